@@ -1,0 +1,203 @@
+"""A spec: every option of a job kind, with its bounds and its help, checked in the shell.
+
+A kind declares a frozen dataclass with `option(...)` fields. `Spec.parse` turns what came from
+the command line, a YAML file or JSON into one, or raises a SpecError that names the field; the
+Click options and the documentation are made from the same fields.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
+
+from .errors import SpecError
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: float | None = None,
+    choices: tuple[str, ...] | None = None,
+) -> Any:
+    """Declare a field of a spec. `minimum` and `maximum` are inclusive, `above` is not."""
+    return field(
+        default=default,
+        metadata={
+            "help": help,
+            "minimum": minimum,
+            "above": above,
+            "maximum": maximum,
+            "choices": choices,
+        },
+    )
+
+
+@dataclass(frozen=True)
+class OptionInfo:
+    """One field of a spec, as the command line and the documentation need it."""
+
+    name: str
+    type: type  # int, float, bool or str: of the value, or of each item when `many`
+    many: bool
+    optional: bool  # whether None is a value
+    default: Any
+    help: str
+    minimum: float | None
+    above: float | None
+    maximum: float | None
+    choices: tuple[str, ...] | None
+
+    @property
+    def takes(self) -> str:
+        """What the option takes, in words: 'an integer of at least 2'."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        words = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+        bounds = []
+        if self.minimum is not None:
+            bounds.append(f"at least {self.minimum:g}")
+        if self.above is not None:
+            bounds.append(f"above {self.above:g}")
+        if self.maximum is not None:
+            bounds.append(f"at most {self.maximum:g}")
+        text = words[self.type] + (f" of {' and '.join(bounds)}" if bounds else "")
+        return f"a list, each {text}" if self.many else text
+
+    def convert(self, value: Any) -> Any:
+        """Turn text, a YAML or a JSON value into the field's type. Raises SpecError."""
+        if value is None or (self.optional and value == "none"):
+            if self.optional:
+                return None
+            raise SpecError(self.name, f"must be {self.takes}, got nothing")
+        if self.many:
+            items = value if isinstance(value, list | tuple) else [value]
+            return tuple(self._convert_one(item) for item in items)
+        return self._convert_one(value)
+
+    def _convert_one(self, value: Any) -> Any:
+        converted = _CONVERTERS[self.type](value)
+        if converted is None or not self._within_bounds(converted):
+            raise SpecError(self.name, f"must be {self.takes}, got {_shown(value)}")
+        return converted
+
+    def _within_bounds(self, value: Any) -> bool:
+        if self.choices is not None and value not in self.choices:
+            return False
+        if self.minimum is not None and value < self.minimum:
+            return False
+        if self.above is not None and value <= self.above:
+            return False
+        return self.maximum is None or value <= self.maximum
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _to_int(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    try:
+        return int(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
+def _to_float(value: Any) -> float | None:
+    # YAML 1.1 reads 1e-5 (no dot) as text: it is a number here.
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _to_bool(value: Any) -> bool | None:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return {"true": True, "yes": True, "false": False, "no": False}.get(value.lower())
+    return None
+
+
+def _to_str(value: Any) -> str | None:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    text = str(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return None
+    return None if "\0" in text else text
+
+
+_CONVERTERS = {int: _to_int, float: _to_float, bool: _to_bool, str: _to_str}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """Base of every kind's spec. Fields are int, float, bool, str, `X | None` or `tuple[X, ...]`."""
+
+    kind: ClassVar[str]
+    queue: ClassVar[str] = "train"
+
+    @classmethod
+    def options(cls) -> dict[str, OptionInfo]:
+        """Return every option by name, in the order of declaration."""
+        hints = get_type_hints(cls)
+        return {f.name: _option_info(f, hints[f.name]) for f in fields(cls)}
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Self:
+        """Build a checked spec from names and raw values. Raises SpecError on the first problem."""
+        known = cls.options()
+        for name in values:
+            if name not in known:
+                raise SpecError(str(name), f"unknown option of {cls.kind}{_hint(name, known)}")
+        spec = cls(**{name: known[name].convert(value) for name, value in values.items()})
+        spec.check()
+        return spec
+
+    def check(self) -> None:
+        """Check what concerns several fields together. Raises SpecError. Touches no file."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return every option by name, as plain JSON values; `parse` reads it back."""
+        values = {name: getattr(self, name) for name in self.options()}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+
+def _option_info(f: Any, hint: Any) -> OptionInfo:
+    optional = many = False
+    if isinstance(hint, UnionType):
+        optional = True
+        (hint,) = (arm for arm in get_args(hint) if arm is not NoneType)
+    if get_origin(hint) is tuple:
+        many = True
+        hint = get_args(hint)[0]
+    if hint not in _CONVERTERS or f.default is MISSING:
+        raise TypeError(f"{f.name}: a spec field needs a default and a plain type, not {hint}")
+    return OptionInfo(
+        name=f.name, type=hint, many=many, optional=optional, default=f.default, **f.metadata
+    )
+
+
+def _hint(name: Any, known: Mapping[str, Any]) -> str:
+    # Imported here: difflib costs 5 ms at every start of the command line.
+    import difflib
+
+    close = difflib.get_close_matches(str(name), known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,3 @@
+"""warmd: a persistent warm-model daemon with a job queue."""
+
+__version__ = "0.1.0"
