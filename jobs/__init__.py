@@ -1,26 +1,57 @@
-"""The job kinds, one file each. Adding one adds its line here."""
+"""The job kinds. Adding one adds its line here."""
 
 from __future__ import annotations
 
 from importlib import import_module
-from types import ModuleType
+from typing import Any, NamedTuple, Protocol, cast
 
-from .errors import NotFound
+from .context import Context
+from .errors import SpecError
 from .spec import Spec
 
+
+class Kind(NamedTuple):
+    """Where a kind's parts are: `module` has its Spec and `run`, `heavy` imports what is slow."""
+
+    module: str
+    spec: str
+    heavy: str
+
+
 KINDS = {
-    "grpo": "GrpoSpec",
+    "grpo": Kind("grpo", "GrpoSpec", "grpo_trainer"),
+    "mlm": Kind("mlm", "MlmSpec", "mlm_trainer"),
 }
 
 
-def kind_module(kind: str) -> ModuleType:
-    """Return the module of a kind: it has the Spec class and `run(spec, ctx)`. Raises NotFound."""
-    if kind not in KINDS:
-        raise NotFound(f"kind: must be one of {', '.join(KINDS)}, got {kind!r}")
-    return import_module(f".{kind}", __name__)
+class Run(Protocol):
+    """The work of a kind."""
+
+    def __call__(self, spec: Any, ctx: Context, /) -> dict[str, Any]:
+        """Do the job; go on from `ctx.checkpoints.latest()` when there is one.
+
+        Returns the result as plain JSON values. Raises Stopped after saving when `ctx.stop` is
+        set, JobFailed when it cannot go on.
+        """
 
 
 def spec_class(kind: str) -> type[Spec]:
-    """Return the Spec class of a kind. Imports no heavy library. Raises NotFound."""
-    spec: type[Spec] = getattr(kind_module(kind), KINDS[kind])
-    return spec
+    """Return the Spec class of a kind. Imports no heavy library. Raises SpecError."""
+    return cast(type[Spec], getattr(_module(kind), KINDS[kind].spec))
+
+
+def run_function(kind: str) -> Run:
+    """Return the `run` of a kind. Raises SpecError."""
+    return cast(Run, _module(kind).run)
+
+
+def import_all(kind: str) -> None:
+    """Import everything that a kind needs to run, for the zygote to do once."""
+    _module(kind)
+    import_module(f".{KINDS[kind].heavy}", __name__)
+
+
+def _module(kind: str) -> Any:
+    if kind not in KINDS:
+        raise SpecError("kind", f"must be one of {', '.join(KINDS)}, got {kind!r}")
+    return import_module(f".{KINDS[kind].module}", __name__)

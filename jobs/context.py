@@ -67,3 +67,8 @@ class Context:
     checkpoints: Checkpoints
     emit: Emit
     stop: StopRequest
+
+    @property
+    def cache_dir(self) -> Path:
+        """What jobs make once for all, such as tokenised data: HOME/cache. May not exist."""
+        return self.run_dir.parent.parent / "cache"

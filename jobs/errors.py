@@ -3,11 +3,11 @@
 WarmdError                 one line for a person; `exit_code` is what the CLI ends with
  ├─ SpecError              a job or a setting is wrong: names the field, what it takes, what it got
  ├─ NotFound               no such job, model or checkpoint
- ├─ Conflict               the thing exists but is in the wrong state (a second daemon, a running job)
+ ├─ Conflict               it exists but its state does not allow this (a second daemon)
  ├─ Unavailable            no daemon or no server answers
  ├─ JobFailed              a job cannot go on, for a reason that needs no traceback (NaN, no memory)
  └─ CheckpointDamaged      a checkpoint is incomplete or altered
-Stopped                    not an error: `run` saved its state and returned early because it was asked to
+Stopped                    not an error: `run` saved its state and ended early, as it was asked to
 """
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
@@ -61,12 +62,14 @@ class OptionInfo:
         words = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
         bounds = []
         if self.minimum is not None:
-            bounds.append(f"at least {self.minimum:g}")
+            bounds.append(f"at least {self.minimum:.10g}")
         if self.above is not None:
-            bounds.append(f"above {self.above:g}")
+            bounds.append(f"above {self.above:.10g}")
         if self.maximum is not None:
-            bounds.append(f"at most {self.maximum:g}")
-        text = words[self.type] + (f" of {' and '.join(bounds)}" if bounds else "")
+            bounds.append(f"at most {self.maximum:.10g}")
+        limits = " and ".join(bounds)
+        of = "of " if limits.startswith("at ") else ""
+        text = f"{words[self.type]} {of}{limits}".rstrip()
         return f"a list, each {text}" if self.many else text
 
     def convert(self, value: Any) -> Any:
@@ -149,7 +152,7 @@ _CONVERTERS = {int: _to_int, float: _to_float, bool: _to_bool, str: _to_str}
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """Base of every kind's spec. Fields are int, float, bool, str, `X | None` or `tuple[X, ...]`."""
+    """Base of every kind's spec. Fields are int, float, bool, str, `X | None`, `tuple[X, ...]`."""
 
     kind: ClassVar[str]
     queue: ClassVar[str] = "train"
@@ -173,6 +176,18 @@ class Spec:
 
     def check(self) -> None:
         """Check what concerns several fields together. Raises SpecError. Touches no file."""
+
+    def check_inputs(self, model_settings: Mapping[str, Any] | None) -> None:
+        """Check the files that the spec names, in the shell; `model_settings` is the model's
+        config.json, None when it is not on this machine yet. Raises SpecError."""
+
+    def located(self, folder: Path) -> Self:
+        """Return the spec with relative paths made absolute: the daemon lives elsewhere."""
+        return self
+
+    def extended(self, steps: int) -> Self:
+        """Return the spec that trains to `steps` in all. Raises SpecError when it has no steps."""
+        raise SpecError("steps", f"a {self.kind} job has none")
 
     def to_json(self) -> dict[str, Any]:
         """Return every option by name, as plain JSON values; `parse` reads it back."""
