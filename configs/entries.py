@@ -1,0 +1,157 @@
+"""The entries of the lists `models` and `workers`, and the one line that spells each.
+
+    NAME=PATH[,dtype=DTYPE][,task=TASK]                     a model; PATH alone names it too
+    NAME=QUEUE[,isolation=ISOLATION][,threads=THREADS]      a worker
+
+The same line serves options, variables and YAML; YAML also takes the keys one by one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .values import ConfigError, choice, folder, integer, name, plain_text, unknown_key, wrong
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+TASKS = ("auto", "causal-lm", "masked-lm", "image-text-to-text", "embedding")
+QUEUES = ("train", "infer")
+ISOLATIONS = ("fork", "resident")
+BUILTIN_MODELS = ("builtin:demo",)
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
+_MOST_THREADS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A model to keep warm."""
+
+    name: str
+    path: str  # an absolute folder, a hub id (`org/name`, `name`) or one of BUILTIN_MODELS
+    dtype: str = "float32"
+    task: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """A worker: it takes jobs from exactly one queue."""
+
+    name: str
+    queue: str
+    isolation: str = "fork"
+    threads: int | None = None  # None: chosen for each job by its model's size
+
+
+def parse_model(text: str, base: Path) -> ModelConfig:
+    """Read `NAME=PATH[,dtype=…][,task=…]`, or PATH alone: its last part is then the name.
+
+    A relative PATH is looked up from `base`; one that is no folder there, and looks like a hub id,
+    is a hub id. Raises ConfigError.
+    """
+    return _read_model("model", text, base)
+
+
+def read_models(field: str, value: object, base: Path) -> tuple[ModelConfig, ...]:
+    """Read a list of models, or their lines with `;` between. Raises ConfigError."""
+    return _read_list(field, value, base, _read_model)
+
+
+def read_workers(field: str, value: object, base: Path) -> tuple[WorkerConfig, ...]:
+    """Read a list of workers, or their lines with `;` between. Raises ConfigError."""
+    workers = _read_list(field, value, base, _read_worker)
+    if not workers:
+        raise ConfigError(field, "must be at least one worker, got none")
+    return workers
+
+
+_Entry = TypeVar("_Entry", ModelConfig, WorkerConfig)
+
+
+def _read_list(
+    field: str, value: object, base: Path, read: Callable[[str, object, Path], _Entry]
+) -> tuple[_Entry, ...]:
+    if isinstance(value, str):
+        value = [line.strip() for line in value.split(";") if line.strip()]
+    if not isinstance(value, list | tuple):
+        raise wrong(field, "a list", value)
+    entries: dict[str, _Entry] = {}
+    for index, item in enumerate(value):
+        entry = read(f"{field}[{index}]", item, base)
+        if entry.name in entries:
+            raise ConfigError(f"{field}[{index}].name", f"must be unique, got {entry.name!r} again")
+        entries[entry.name] = entry
+    return tuple(entries.values())
+
+
+def _read_model(field: str, value: object, base: Path) -> ModelConfig:
+    if isinstance(value, ModelConfig):
+        return value
+    keys = _keys(field, value, ModelConfig, "path")
+    path = _model_path(f"{field}.path", keys.get("path"), base)
+    last_part = re.split("[/:]", path)[-1]
+    return ModelConfig(
+        name=name(f"{field}.name", keys.get("name", last_part)),
+        path=path,
+        dtype=choice(f"{field}.dtype", keys.get("dtype", ModelConfig.dtype), DTYPES),
+        task=choice(f"{field}.task", keys.get("task", ModelConfig.task), TASKS),
+    )
+
+
+def _read_worker(field: str, value: object, base: Path) -> WorkerConfig:
+    if isinstance(value, WorkerConfig):
+        return value
+    keys = _keys(field, value, WorkerConfig, "queue")
+    threads = keys.get("threads")
+    if threads is not None and threads != "auto":
+        threads = integer(f"{field}.threads", threads, minimum=1, maximum=_MOST_THREADS)
+    return WorkerConfig(
+        name=name(f"{field}.name", keys.get("name")),
+        queue=choice(f"{field}.queue", keys.get("queue"), QUEUES),
+        isolation=choice(
+            f"{field}.isolation", keys.get("isolation", WorkerConfig.isolation), ISOLATIONS
+        ),
+        threads=None if threads == "auto" else threads,
+    )
+
+
+def _keys(
+    field: str, value: object, entry: type[ModelConfig | WorkerConfig], main: str
+) -> Mapping[str, Any]:
+    """Return the keys of an entry, from a line or a mapping; `main` is what follows NAME=."""
+    keys = _line_keys(field, value, main) if isinstance(value, str) else value
+    if not isinstance(keys, Mapping):
+        raise wrong(field, f"a line NAME={main.upper()} or keys", value)
+    known = [f.name for f in fields(entry)]
+    for key in keys:
+        if key not in known:
+            raise unknown_key(field, key, known)
+    return keys
+
+
+def _line_keys(field: str, line: str, main: str) -> dict[str, Any]:
+    head, *rest = re.split(r",(?=\w+=)", line)
+    before, equals, after = head.partition("=")
+    # A folder may have = in its name; the name of an entry has no slash.
+    keys = {"name": before, main: after} if equals and "/" not in before else {main: head}
+    for part in rest:
+        key, _, text = part.partition("=")
+        if key in keys:
+            raise ConfigError(f"{field}.{key}", f"must stand once, got {line!r}")
+        keys[key] = text
+    return keys
+
+
+def _model_path(field: str, value: object, base: Path) -> str:
+    takes = "a local folder, a hub id like org/name, or " + ", ".join(BUILTIN_MODELS)
+    text = plain_text(field, value, takes)
+    if text.startswith("builtin:"):
+        return choice(field, text, BUILTIN_MODELS)
+    # A name of one of the user's folders wins over the same name on the hub.
+    if _HUB_ID.fullmatch(text) and not os.path.isdir(base / text):
+        return text
+    return str(folder(field, text, base))

