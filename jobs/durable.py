@@ -1,0 +1,95 @@
+"""Folders that appear on disk whole or not at all, whatever dies while they are written.
+
+A folder is filled under a hidden name beside its place, flushed, and renamed. A lock on the parent
+folder, which the kernel takes from a dead process, tells leftovers from work in progress.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_STAGING = ".staging-"  # being filled; never valid
+_REPLACED = ".replaced-"  # the former folder, put aside while the new one takes its place
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """Give an empty folder to fill; leaving the block makes it `target`, replacing what was there.
+
+    An exception in the block, or while flushing (a full disk), leaves `target` as it was. Two
+    processes that write beside each other take turns.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging = target.with_name(_STAGING + target.name)
+    with _locked(target.parent, fcntl.LOCK_EX):
+        _sweep(target.parent)
+        staging.mkdir()
+        try:
+            yield staging
+            _flush(staging)
+            _put(staging, target)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+
+
+def recover(parent: Path) -> None:
+    """Undo what a dead process left half-done in `parent`; does nothing while one is at work."""
+    try:
+        with _locked(parent, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            _sweep(parent)
+    except (BlockingIOError, FileNotFoundError):
+        return
+
+
+@contextmanager
+def _locked(folder: Path, how: int) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, how)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sweep(parent: Path) -> None:
+    for aside in parent.glob(f"{_REPLACED}*"):
+        target = aside.with_name(aside.name.removeprefix(_REPLACED))
+        if target.exists():
+            shutil.rmtree(aside)
+        else:
+            # The writer died between the two renames of _put: the former folder is still whole.
+            aside.rename(target)
+    for staging in parent.glob(f"{_STAGING}*"):
+        shutil.rmtree(staging)
+
+
+def _put(staging: Path, target: Path) -> None:
+    aside = target.with_name(_REPLACED + target.name)
+    if target.exists():
+        target.rename(aside)
+    staging.rename(target)
+    _fsync(target.parent)
+    if aside.exists():
+        shutil.rmtree(aside)
+
+
+def _flush(folder: Path) -> None:
+    """Make every file of a folder, and their names, survive a power cut."""
+    for root, _, names in os.walk(folder):
+        for name in names:
+            _fsync(Path(root, name))
+        _fsync(Path(root))
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

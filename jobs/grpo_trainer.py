@@ -1,0 +1,244 @@
+"""TRL's GRPOTrainer on warm parts: resumes exactly, reads no model, says what it generated.
+
+GRPO: Shao et al. 2024, arXiv:2402.03300. Imports trl: only `run` of the GRPO kind imports it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from datasets import Dataset
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import RepeatSampler, add_fused_lm_head
+
+from .context import Context
+from .errors import JobFailed, Stopped
+from .prompts import Prompt
+from .rewards import Reward
+from .trainer import JobTrainer
+
+SHOWN_CHARACTERS = 200  # of a prompt or completion in an event
+EVAL_BATCH = 16
+
+
+class EpochSampler(RepeatSampler):
+    """TRL's sampler, with an order that follows from (seed, epoch) alone.
+
+    The original draws one permutation after another from a generator that no checkpoint holds,
+    so a resumed run would begin with the first epoch's order.
+    """
+
+    def set_epoch(self, epoch: int) -> None:
+        """Put the generator where an uninterrupted run has it at the start of `epoch`."""
+        self.generator.manual_seed(self.seed or 0)
+        for _ in range(epoch):
+            torch.randperm(self.num_samples, generator=self.generator)
+
+
+class GroupTrainer(JobTrainer, GRPOTrainer):
+    """A GRPOTrainer inside a job.
+
+    `reference` is the frozen model that beta > 0 measures the distance to. `rewards` are by
+    name; their weights are the config's `reward_weights`, in the same order. `data` identifies
+    the problems, so that a resume on others is refused.
+    """
+
+    model: Any
+    processing_class: Any
+    _buffered_inputs: Any
+    _logs: dict[str, Any]
+
+    def __init__(
+        self,
+        *,
+        job: Context,
+        config: GRPOConfig,
+        model: Any,
+        reference: Any | None,
+        tokenizer: Any,
+        prompts: Sequence[Prompt],
+        rewards: dict[str, Reward],
+        data: str,
+        samples_shown: int,
+    ) -> None:
+        self.config: Any = config
+        self.rewards = rewards
+        self.data = data
+        self.samples_shown = samples_shown
+        self.reward_before: float | None = None
+        self._prompt_ids = {prompt.text: prompt.ids for prompt in prompts}
+        self._generation_s = 0.0
+        self._rollout: dict[str, Any] = {}  # event fields of the completions now trained on
+        # With beta > 0, GRPOTrainer would read the reference model from disk for every job.
+        beta, config.beta = config.beta, 0.0
+        super().__init__(
+            job=job,
+            model=model,
+            args=config,
+            processing_class=tokenizer,
+            train_dataset=Dataset.from_list(
+                [{"prompt": prompt.text, "answer": prompt.answer} for prompt in prompts]
+            ),
+            reward_funcs=[_as_trl_reward(name, reward) for name, reward in rewards.items()],
+        )
+        config.beta = self.beta = beta
+        if reference is not None:
+            add_fused_lm_head(reference, temperature=self.temperature)
+            self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
+
+    def _send_telemetry(self) -> None:
+        """Send nothing to anybody."""
+
+    # Exact resume.
+
+    def _get_train_sampler(self, dataset: Any = None) -> EpochSampler:
+        return EpochSampler(
+            cast(Any, self.train_dataset if dataset is None else dataset),
+            mini_repeat_count=self.config.num_generations,
+            batch_size=self.config.generation_batch_size // self.config.num_generations,
+            repeat_count=self.config.num_iterations * self.config.steps_per_generation,
+            seed=self.config.seed,
+        )
+
+    def job_state(self) -> dict[str, Any]:
+        # With num_iterations > 1, the next step may train on completions that exist already.
+        cycle = self.config.steps_per_generation * self.config.num_iterations
+        is_reused = self._step % cycle != 0
+        return {
+            **super().job_state(),
+            "data": self.data,
+            "reward_before": self.reward_before,
+            "micro_steps": self._step,
+            "completions": self._buffered_inputs if is_reused else None,
+            "rollout": self._rollout,
+        }
+
+    def load_job_state(self, state: dict[str, Any]) -> None:
+        super().load_job_state(state)
+        if state["data"] != self.data:
+            raise JobFailed("dataset: its rows are not those that the checkpoint was trained on")
+        self.reward_before = state["reward_before"]
+        self._step = state["micro_steps"]
+        self._buffered_inputs = self._prepare_input(state["completions"])
+        self._rollout = state["rollout"]
+
+    # Generation.
+
+    def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
+        return [self._prompt_ids[prompt] for prompt in prompts], None, {}
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return cast(Any, super())._generate_single_turn(*args, **kwargs)
+        except RuntimeError as error:
+            if "probability tensor" in str(error):
+                step = self.state.global_step + 1
+                raise JobFailed(
+                    f"step {step}: the model's probabilities are nan or infinite"
+                ) from error
+            raise
+        finally:
+            self._generation_s += time.perf_counter() - started
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        with _no_deprecations():
+            batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        metrics = {name: values[-1] for name, values in self._metrics["train"].items() if values}
+        self._rollout = {
+            "reward": metrics["reward"],
+            "reward_std": metrics["reward_std"],
+            "rewards": {name: metrics[f"rewards/{name}/mean"] for name in self.rewards},
+            "completion_length": metrics["completions/mean_length"],
+            "clipped": metrics["completions/clipped_ratio"],
+            "tokens": int(batch["prompt_mask"].sum() + batch["completion_mask"].sum()),
+            "samples": self._samples(),
+        }
+        return batch
+
+    def _samples(self) -> list[dict[str, Any]]:
+        shown = range(min(self.samples_shown, len(self._logs["prompt"])))
+        return [
+            {
+                "prompt": _shortened(self._logs["prompt"][i]),
+                "completion": _shortened(self._logs["completion"][i]),
+                "rewards": {name: self._logs["rewards"][name][i] for name in self.rewards},
+            }
+            for i in shown
+        ]
+
+    # Events.
+
+    def step_fields(self, logs: dict[str, Any]) -> dict[str, Any]:
+        fields = {
+            **super().step_fields(logs),
+            **self._rollout,
+            "kl": logs.get("kl"),
+            "entropy": logs.get("entropy"),
+            "clip_ratio": logs.get("clip_ratio/region_mean"),
+            "generation_s": self._generation_s,
+            "training_s": self.step_seconds() - self._generation_s,
+        }
+        self._generation_s = 0.0
+        return fields
+
+    # Evaluation.
+
+    def mean_reward(self, prompts: Sequence[Prompt]) -> float:
+        """Return the mean reward of one completion for each prompt, sampled as in training.
+
+        The same seed every time, and none of training's randomness is used up. Raises Stopped
+        between two batches when asked to.
+        """
+        self.model.eval()
+        total = 0.0
+        with torch.random.fork_rng():
+            torch.manual_seed(self.config.seed)
+            for start in range(0, len(prompts), EVAL_BATCH):
+                if self.job.stop.is_set():
+                    raise Stopped(self.state.global_step)
+                total += self._sum_of_rewards(prompts[start : start + EVAL_BATCH])
+        self._generation_s = 0.0
+        return total / len(prompts)
+
+    def _sum_of_rewards(self, prompts: Sequence[Prompt]) -> float:
+        with _no_deprecations():
+            ids, _ = self._generate_single_turn([prompt.ids for prompt in prompts], None, {}, 1)
+        completions = self.processing_class.batch_decode(ids, skip_special_tokens=True)
+        texts = [prompt.text for prompt in prompts]
+        answers = [prompt.answer for prompt in prompts]
+        return math.fsum(
+            weight * math.fsum(reward(texts, completions, answers))
+            for weight, reward in zip(
+                self.config.reward_weights, self.rewards.values(), strict=True
+            )
+        )
+
+
+@contextmanager
+def _no_deprecations() -> Iterator[None]:
+    # TRL 1.16 asks the model by a name that transformers 5.23 warns about, at every generation.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".is_gradient_checkpointing", FutureWarning)
+        yield
+
+
+def _as_trl_reward(name: str, reward: Reward) -> Any:
+    def score(
+        prompts: list[str], completions: list[str], answer: list[str | None], **_: Any
+    ) -> list[float]:
+        return reward(prompts, completions, answer)
+
+    score.__name__ = name
+    return score
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
