@@ -1,0 +1,186 @@
+"""The supervisor's door: answers `warmd status`, `load`, `unload` and `stop` on a unix socket.
+
+Each connection carries one request and has a thread of its own, so that a model that takes long
+to load delays nobody. The threads start no process with a leash: a leash breaks with its thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socketserver
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import redis
+
+from .. import __version__
+from ..configs.config import ModelConfig, redacted_url
+from ..jobs.errors import Unavailable, WarmdError
+from . import fetch, joblist, keys, memory
+from .channel import Channel
+
+if TYPE_CHECKING:
+    from .supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+
+
+class _Server(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+    request_queue_size = 64
+    supervisor: Supervisor
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    server: _Server
+    timeout = 5.0  # for the request to come: whoever is silent must not keep a thread
+
+    def handle(self) -> None:
+        channel = Channel(self.request)
+        try:
+            request = next(iter(channel), None)
+        except TimeoutError:
+            return
+        if request is None:
+            return
+        try:
+            reply = answer(self.server.supervisor, request)
+        except WarmdError as error:
+            reply = {"error": str(error), "exit_code": error.exit_code}
+        except redis.RedisError as error:
+            reply = {"error": f"the server does not answer: {error}", "exit_code": 3}
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            reply = {"error": f"not a request: {error!r}", "exit_code": 2}
+        channel.send_if_heard(reply)
+
+
+class ControlServer:
+    """Listens until closed."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._path = supervisor.home.control_socket
+        self._path.unlink(missing_ok=True)
+        self._server = _Server(str(self._path), _Handler)
+        self._server.supervisor = supervisor
+        self._path.chmod(0o600)
+        threading.Thread(target=self._server.serve_forever, name="control", daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._path.unlink(missing_ok=True)
+
+
+def answer(supervisor: Supervisor, request: dict[str, Any]) -> dict[str, Any]:
+    """Answer one request. Raises WarmdError."""
+    match request["op"]:
+        case "stop":
+            how = "now" if request["now"] else "drain"
+            try:
+                running = _running(supervisor)
+            except redis.RedisError:
+                running = []  # a server that is away keeps nobody from stopping
+            supervisor.stop(how)
+            return {"running": running}
+        case "load":
+            config = ModelConfig(**request["model"])
+            folder = fetch.local_folder(config)
+            model = {"config": config.__dict__, "folder": str(folder)}
+            loaded = ask_zygote(supervisor, {"op": "load", "model": model})
+            supervisor.warm_set.add(config)
+            return loaded
+        case "unload":
+            reply = ask_zygote(supervisor, {"op": "unload", "name": request["name"]})
+            supervisor.warm_set.discard(request["name"])
+            return reply
+        case "models":
+            return {"models": ask_zygote(supervisor, {"op": "status"})["models"]}
+        case "status":
+            return _status(supervisor)
+        case unknown:
+            raise LookupError(unknown)
+
+
+def ask_zygote(supervisor: Supervisor, request: dict[str, Any]) -> dict[str, Any]:
+    """Put a question to the zygote. Raises the zygote's own WarmdError, or Unavailable."""
+    try:
+        channel = Channel.connect(supervisor.home.zygote_socket, timeout_s=600.0)
+        channel.send(request)
+        reply = next(iter(channel), None)
+        channel.close()
+    except OSError as error:
+        raise Unavailable("the zygote is starting: try again in a few seconds") from error
+    if reply is None:
+        raise Unavailable("the zygote died meanwhile: see `warmd logs`")
+    if "error" in reply:
+        failure = WarmdError(reply["error"])
+        failure.exit_code = reply["exit_code"]
+        raise failure
+    return reply
+
+
+def _status(supervisor: Supervisor) -> dict[str, Any]:
+    try:
+        zygote = ask_zygote(supervisor, {"op": "status"})
+    except Unavailable:
+        zygote = {"pid": supervisor.zygote.pid, "state": "starting", "models": [], "horses": []}
+    return {
+        "daemon": {
+            "pid": os.getpid(),
+            "version": __version__,
+            "home": str(supervisor.home.path),
+            "started": supervisor.started,
+            "uptime_s": round(time.time() - supervisor.started, 1),
+            "memory_bytes": memory.resident_bytes(os.getpid()),
+            "stopping": supervisor.stopping,
+        },
+        "server": _server(supervisor),
+        "models": zygote.pop("models"),
+        "workers": _workers(supervisor, zygote.pop("horses")),
+        "zygote": {"state": "ready", **zygote},
+    }
+
+
+def _server(supervisor: Supervisor) -> dict[str, Any]:
+    info: Any = supervisor.connection.info()
+    return {
+        "kind": info.get("server_name", "redis"),
+        "embedded": supervisor.server is not None,
+        "version": info.get("valkey_version", info["redis_version"]),
+        "url": redacted_url(supervisor.url),
+        "pid": info.get("process_id"),
+        "memory_bytes": info.get("used_memory_rss"),
+        "append_only": bool(info.get("aof_enabled")),
+    }
+
+
+def _running(supervisor: Supervisor) -> list[dict[str, str]]:
+    """The started jobs of this daemon's workers."""
+    ours = {worker.redis_name: worker.name for worker in supervisor.workers}
+    return [
+        {"worker": ours[name], "job": job_id}
+        for queue in keys.QUEUES
+        for job_id, name in joblist.started(supervisor.connection, queue)
+        if name in ours
+    ]
+
+
+def _workers(supervisor: Supervisor, horses: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    jobs = {entry["worker"]: entry["job"] for entry in _running(supervisor)}
+    by_job = {horse["job"]: horse for horse in horses}
+    return [
+        {
+            "name": worker.name,
+            "queue": worker.config.queue,
+            "isolation": worker.config.isolation,
+            "threads": worker.config.threads,
+            "pid": worker.pid,
+            "state": "busy" if worker.name in jobs else "idle",
+            "job": jobs.get(worker.name),
+            "horse": by_job.get(jobs.get(worker.name, "")),
+            "uptime_s": round(time.monotonic() - worker.started, 1) if worker.started else None,
+        }
+        for worker in supervisor.workers
+    ]

@@ -1,0 +1,131 @@
+"""The event log of a job: `events.jsonl` is the truth, the Redis stream a copy of it.
+
+Every event has `seq` (1, 2, … without gaps), `execution`, `time` (unix seconds), `type` and `step`.
+One process at a time writes: the horse while it lives, its worker before and after.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+
+# The types that end an execution, and with it what `tail` waits for.
+TERMINAL = ("finished", "failed", "stopped", "canceled")
+
+
+def read(path: Path, *, after: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the whole events with a `seq` above `after`; a torn last line is left out."""
+    if not path.is_file():
+        return
+    with open(path, "rb") as file:
+        for line in file:
+            event = parse(line)
+            if event is not None and event["seq"] > after:
+                yield event
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """Return the event of a line, or None for a torn or a foreign one."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        event = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(event, dict) or not isinstance(event.get("step"), int | None):
+        return None
+    is_event = isinstance(event.get("seq"), int) and isinstance(event.get("type"), str)
+    return event if is_event else None
+
+
+class EventLog:
+    """Appends to `events.jsonl`. Opening one mends what a killed writer left behind."""
+
+    def __init__(
+        self, path: Path, *, execution: int, publish: Callable[[dict[str, Any]], None] | None = None
+    ) -> None:
+        self.execution = execution
+        self.publish = publish
+        self.step: int | None = None
+        self._last_step = 0  # highest step with a `step` event, of all executions
+        self.seq = 0
+        self._path = path
+        whole = 0
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        with open(path, "rb") as written:
+            for line in written:
+                if line.endswith(b"\n"):  # only the last line can be torn
+                    whole += len(line)
+                event = parse(line)
+                if event is None:
+                    continue
+                self.seq = max(self.seq, event["seq"])
+                if event["type"] == "step":
+                    self._last_step = max(self._last_step, event.get("step") or 0)
+        self._file.truncate(whole)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def emit(self, type: str, /, *, step: int | None = None, **fields: Any) -> None:
+        """Append an event and publish it (jobs.context.Emit).
+
+        A `step` event that an earlier execution already logged is left out: after a resume from
+        checkpoint 5 the steps up to the kill are computed again, with the same numbers, and a
+        reader sees each step once.
+        """
+        if step is not None:
+            self.step = step
+            if type == "step":
+                if step <= self._last_step:
+                    return
+                self._last_step = step
+        event = {
+            "seq": self.seq + 1,
+            "execution": self.execution,
+            "time": round(time.time(), 3),
+            "type": type,
+            "step": self.step,
+            **_plain(fields),
+        }
+        line = orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
+        if self._file.write(line) < len(line):
+            raise OSError(errno.ENOSPC, "disk full", str(self._path))
+        self.seq += 1
+        if type in TERMINAL:
+            os.fsync(self._file.fileno())
+        if self.publish is not None:
+            self.publish(event)
+
+
+def _plain(value: Any) -> Any:
+    # orjson writes NaN as null by itself; text may hold lone surrogates from a tokenizer.
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    return value.item() if hasattr(value, "item") else str(value)

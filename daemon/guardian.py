@@ -1,0 +1,112 @@
+"""The guardian: the supervisor's parent, small enough never to fail, that starts it again.
+
+It exists so that a kill -9 of the supervisor is repaired within a second, too. Everything below
+the supervisor ends with it; the next one finds the queue as it was and the jobs go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import logging.handlers
+import mmap
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ..configs.config import DaemonConfig
+from ..jobs.errors import WarmdError
+from .home import Home
+
+_CRASHED = 70  # the supervisor's exit code for a fault of its own (sysexits' EX_SOFTWARE)
+_MOST_RESTARTS = 5
+_RESTARTS_WITHIN_S = 60.0
+
+log = logging.getLogger(__name__)
+
+
+def guard(
+    config: DaemonConfig, *, report: Callable[[dict[str, Any]], None], foreground: bool
+) -> int:
+    """Run a supervisor, and another one whenever it is killed. Returns the last one's exit code.
+
+    One that dies while it stops is not replaced: the end is what was asked for.
+    """
+    life = secrets.token_hex(8)
+    deaths: list[float] = []
+    end_wanted = mmap.mmap(-1, 1)  # shared with the supervisor; not 0 from the first request on
+    signals = (signal.SIGTERM, signal.SIGINT)
+    while True:
+        # Until both have their handlers: a signal between would end one and not the other.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        child = os.fork()
+        if child == 0:
+            os._exit(_supervise(config, life, report, foreground, end_wanted))
+        for sig in signals:
+            signal.signal(sig, partial(_forward, child, end_wanted))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        code = os.waitstatus_to_exitcode(_wait_for(child))
+        deaths = [when for when in deaths if time.monotonic() - when < _RESTARTS_WITHIN_S]
+        deaths.append(time.monotonic())
+        if end_wanted[0] and (code < 0 or code == _CRASHED):
+            return 0
+        if (code >= 0 and code != _CRASHED) or len(deaths) > _MOST_RESTARTS:
+            return code if code >= 0 else 128 - code
+
+
+def _wait_for(child: int) -> int:
+    # As the first process of a container it inherits orphans, and reaps them here.
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            return status
+
+
+def _forward(child: int, end_wanted: mmap.mmap, number: int, _: Any) -> None:
+    end_wanted[0] = 1
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, number)
+
+
+def _supervise(
+    config: DaemonConfig,
+    life: str,
+    report: Callable[[dict[str, Any]], None],
+    foreground: bool,
+    end_wanted: mmap.mmap,
+) -> int:
+    from .supervisor import Supervisor
+
+    supervisor = None
+    try:
+        Home(config.home).create()
+        _log_to(config, foreground)
+        supervisor = Supervisor(config, life, report, end_wanted)
+        return supervisor.run()
+    except WarmdError as error:
+        log.error("%s", error)
+        if foreground:
+            sys.stderr.write(f"Error: {error}\n")
+        report({"error": str(error), "exit_code": error.exit_code})
+        return error.exit_code
+    except BaseException:
+        log.exception("supervisor: crashed")
+        return _CRASHED if supervisor is not None and supervisor.is_warm else 1
+
+
+def _log_to(config: DaemonConfig, foreground: bool) -> None:
+    handlers: list[logging.Handler] = [
+        logging.handlers.RotatingFileHandler(
+            Home(config.home).log, maxBytes=config.log_bytes, backupCount=config.log_files
+        )
+    ]
+    if foreground:
+        handlers.append(logging.StreamHandler())
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(message)s", handlers=handlers, force=True
+    )

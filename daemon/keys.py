@@ -1,0 +1,72 @@
+"""Names of everything warmd keeps in Redis, and how it connects.
+
+RQ owns `rq:*`; warmd's own keys start with `warmd:`. No key literal stands anywhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import redis
+
+QUEUES = ("train", "infer")
+
+# The only function that a worker runs; a job that names another one is refused.
+JOB_FUNCTION = "warmd.daemon.horse.run_job"
+
+# Hash of every worker that may hold a job: its name -> the queue it listens on.
+WORKERS = "warmd:workers"
+
+# Fields that warmd adds to RQ's hash of a job.
+FIELD_EXECUTION = "warmd_execution"  # how many executions have begun
+FIELD_KILLS = "warmd_kills"  # horses killed in a row without a new checkpoint
+FIELD_STOP = "warmd_stop"  # "cancel" or "kill" while somebody asks for it
+
+
+def events(job_id: str) -> str:
+    """Stream of a job's events; entry `SEQ-0` holds event number SEQ."""
+    return f"warmd:events:{job_id}"
+
+
+def taken(worker: str) -> str:
+    """List of the jobs that a worker popped and has not begun."""
+    return f"warmd:taken:{worker}"
+
+
+def lease(worker: str) -> str:
+    """Expires a few seconds after a worker's last sign of life."""
+    return f"warmd:lease:{worker}"
+
+
+def text(raw: Any) -> str:
+    """Return an id or a name that came from Redis as bytes.
+
+    Anybody may write there: bytes that are no text show as escapes, and so name nothing.
+    """
+    return bytes(raw).decode(errors="backslashreplace")
+
+
+class Serializer:
+    """RQ's serializer: JSON, never pickle, so that who writes to Redis cannot run code."""
+
+    @staticmethod
+    def dumps(value: Any) -> bytes:
+        return orjson.dumps(value)
+
+    @staticmethod
+    def loads(data: bytes) -> Any:
+        return orjson.loads(data)
+
+
+def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
+    """Open a connection (lazily). `timeout_s` bounds connecting and every reply.
+
+    Blocking commands need a timeout longer than they block.
+    """
+    return redis.Redis.from_url(
+        url,
+        socket_connect_timeout=timeout_s,
+        socket_timeout=timeout_s,
+        health_check_interval=0,
+    )

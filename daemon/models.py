@@ -1,0 +1,209 @@
+"""The warm set: the models that the zygote holds, and how they get in and out.
+
+Weights stay file mappings wherever the dtype allows: they cost no private memory, and a fork
+shares them. Nothing here computes: one parallel operation in the zygote would hang its children.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import struct
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ..configs.config import ModelConfig
+from ..jobs.context import WarmModel
+from ..jobs.errors import Conflict, JobFailed, NotFound
+from .memory import shown
+
+_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
+_TARGET_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass
+class Loaded:
+    """A warm model and what is known of it."""
+
+    config: ModelConfig
+    warm: WarmModel
+    dtype: str
+    num_parameters: int
+    size_bytes: int
+    seconds: float
+    loaded_at: float
+    used_at: float = field(default_factory=time.time)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.config.name,
+            "path": self.config.path,
+            "dtype": self.dtype,
+            "task": self.config.task,
+            "parameters": self.num_parameters,
+            "bytes": self.size_bytes,
+            "seconds": round(self.seconds, 3),
+            "loaded_at": self.loaded_at,
+        }
+
+
+class WarmModels:
+    """The models in this process, at most `budget_bytes` of them."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self.loaded: dict[str, Loaded] = {}
+
+    def ensure(self, config: ModelConfig, folder: Path, *, in_use: Collection[str]) -> Loaded:
+        """Return the model, loading it from `folder` if it is not warm (or not this one).
+
+        The least recently used go when it does not fit, never one `in_use`. Raises JobFailed with
+        the numbers when it cannot fit, or when the folder holds no model; Conflict when a model of
+        that name is in use with other weights.
+        """
+        found = self.loaded.get(config.name)
+        if found is not None:
+            if found.config == config:
+                found.used_at = time.time()
+                return found
+            if config.name in in_use:
+                raise Conflict(
+                    f"model: {config.name} is in use with other weights: wait, or rename"
+                )
+            self.unload(config.name)
+        begun = time.perf_counter()
+        with _blaming(config, folder):
+            needed = stored_bytes(folder, config.dtype)
+        self._make_room(config, needed, in_use)
+        with _blaming(config, folder):
+            warm = _read(config, folder)
+        tensors = [*warm.model.parameters(), *warm.model.buffers()]
+        loaded = Loaded(
+            config=config,
+            warm=warm,
+            dtype=str(warm.model.dtype).removeprefix("torch."),
+            num_parameters=sum(p.numel() for p in warm.model.parameters()),
+            size_bytes=sum(t.numel() * t.element_size() for t in tensors),
+            seconds=time.perf_counter() - begun,
+            loaded_at=time.time(),
+        )
+        self.loaded[config.name] = loaded
+        # A collection in a child would otherwise write to every page that holds an object.
+        gc.collect()
+        gc.freeze()
+        return loaded
+
+    def unload(self, name: str) -> None:
+        """Forget a model. Horses that run with it keep their own mapping. Raises NotFound."""
+        if self.loaded.pop(name, None) is None:
+            raise NotFound(
+                f"model: {name!r} is not warm; warm are: {', '.join(self.loaded) or '-'}"
+            )
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+
+    def _make_room(self, config: ModelConfig, needed: int, in_use: Collection[str]) -> None:
+        held = sum(model.size_bytes for model in self.loaded.values())
+        idle = sorted(
+            (m for name, m in self.loaded.items() if name not in in_use), key=lambda m: m.used_at
+        )
+        freeable = sum(model.size_bytes for model in idle)
+        if held - freeable + needed > self.budget_bytes:
+            raise JobFailed(
+                f"model: {config.name} needs {shown(needed)}, but of the memory budget of "
+                f"{shown(self.budget_bytes)} only {shown(self.budget_bytes - held + freeable)} can "
+                "be freed: raise memory_budget, unload a model, or choose a smaller dtype"
+            )
+        for model in idle:
+            if held + needed <= self.budget_bytes:
+                return
+            self.unload(model.config.name)
+            held -= model.size_bytes
+
+
+class HorseModels:
+    """The warm models as a job sees them (jobs.context.Models); lives in the horse.
+
+    `private` says whether this process is the job's alone: then changing the weights changes
+    copied pages only. A resident horse serves other jobs later and hands out copies.
+    """
+
+    def __init__(self, warm: WarmModels, names: dict[str, str], *, private: bool) -> None:
+        """`names`: what the job's spec calls a model (perhaps a folder) -> its warm name."""
+        self._warm = warm
+        self._names = names
+        self._private = private
+
+    def take(self, name: str) -> WarmModel:
+        loaded = self._warm.loaded.get(self._names.get(name, name))
+        if loaded is None:
+            raise NotFound(f"model: {name!r} is not warm")
+        return loaded.warm if self._private else copy.deepcopy(loaded.warm)
+
+    def num_parameters(self) -> int | None:
+        """The parameters of the job's warm model, None when it makes one of its own."""
+        sizes = [self._warm.loaded[name].num_parameters for name in self._names.values()]
+        return sum(sizes) if sizes else None
+
+
+def stored_bytes(folder: Path, dtype: str) -> int:
+    """The memory that a model folder's weights take in a dtype, from the files' headers alone."""
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = orjson.loads(file.read(length))
+        for name, tensor in header.items():
+            if name == "__metadata__":
+                continue
+            count = 1
+            for extent in tensor["shape"]:
+                count *= extent
+            total += count * _TARGET_BYTES.get(dtype, _DTYPE_BYTES.get(tensor["dtype"], 4))
+    return total
+
+
+@contextmanager
+def _blaming(config: ModelConfig, folder: Path) -> Iterator[None]:
+    """Turn whatever the reading of a model's files raises into JobFailed."""
+    try:
+        yield
+    except Exception as error:  # spoilt files raise anything, and must not end the zygote
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise JobFailed(f"model: {config.name} cannot be loaded from {folder}: {reason}") from error
+
+
+def _read(config: ModelConfig, folder: Path) -> WarmModel:
+    import torch
+    import transformers
+
+    settings = transformers.AutoConfig.from_pretrained(folder)
+    auto = getattr(transformers, _auto_class(config.task, settings.architectures or []))
+    dtype = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+    model = auto.from_pretrained(folder, config=settings, dtype=dtype)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    return WarmModel(name=config.name, path=folder, model=model.eval(), tokenizer=tokenizer)
+
+
+def _auto_class(task: str, architectures: list[str]) -> str:
+    by_task = {
+        "causal-lm": "AutoModelForCausalLM",
+        "masked-lm": "AutoModelForMaskedLM",
+        "image-text-to-text": "AutoModelForImageTextToText",
+        "embedding": "AutoModel",
+    }
+    if task != "auto":
+        return by_task[task]
+    name = architectures[0] if architectures else ""
+    if name.endswith("ForMaskedLM"):
+        return by_task["masked-lm"]
+    if name.endswith("ForConditionalGeneration"):
+        return by_task["image-text-to-text"]
+    return by_task["causal-lm"]

@@ -1,0 +1,191 @@
+"""The run directory: the truth about what a job is and what it made.
+
+spec.json      what was asked for, with everything that the job needs to be run again
+events.jsonl   what happened
+log.txt        what its libraries printed
+checkpoints/   what it goes on from
+model/         the final weights
+result.json    what came out, for the revision of the spec that it names
+lock           held by the horse that writes here; holds its pid
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import signal
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ..jobs.errors import Conflict, NotFound, SpecError
+from .files import fsync_folder, write_atomic
+
+SCHEMA = 1
+
+_PARTS = {"id": str, "kind": str, "revision": int, "spec": dict}  # of spec.json, and their types
+_ID = re.compile(r"[a-z][a-z0-9]{0,15}-\d{8}-\d{6}-[a-z0-9]{4}")
+_ID_PREFIX = re.compile(r"[a-z0-9-]{1,40}")
+_LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"  # none that look alike, in the order they sort
+_SLOTS = len(_LETTERS) ** 4  # into which a second is divided
+
+
+def is_job_id(text: str) -> bool:
+    """Whether the text is a job id; only then may it become part of a path or a key."""
+    return _ID.fullmatch(text) is not None
+
+
+def is_id_prefix(text: str) -> bool:
+    """Whether some job id could begin with the text."""
+    return _ID_PREFIX.fullmatch(text) is not None
+
+
+def new_id(kind: str, now: datetime) -> str:
+    """Return a readable id that sorts by time, to the microsecond: `grpo-20261121-184200-x7f2`."""
+    slot = now.microsecond * _SLOTS // 1_000_000
+    suffix = ""
+    for _ in range(4):
+        slot, letter = divmod(slot, len(_LETTERS))
+        suffix = _LETTERS[letter] + suffix
+    return f"{kind}-{now:%Y%m%d-%H%M%S}-{suffix}"
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """One run directory."""
+
+    path: Path
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.txt"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @classmethod
+    def create(cls, runs: Path, kind: str, document: dict[str, Any]) -> RunDir:
+        """Make the run directory of a new job, whole, under a fresh id.
+
+        `document` is the content of spec.json but for `schema`, `id`, `kind` and `revision`.
+        """
+        while True:
+            now = datetime.now()
+            job_id = new_id(kind, now)
+            staging = runs / f".new-{job_id}"
+            try:
+                staging.mkdir(mode=0o700)
+                spec = {
+                    "schema": SCHEMA,
+                    "id": job_id,
+                    "kind": kind,
+                    "revision": 1,
+                    "created": now.astimezone().isoformat(timespec="seconds"),
+                    **document,
+                }
+                write_atomic(staging / "spec.json", _pretty(spec))
+                staging.rename(runs / job_id)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                shutil.rmtree(staging, ignore_errors=True)
+                raise SpecError("home", f"cannot write a run directory: {error}") from error
+            fsync_folder(runs)
+            return cls(runs / job_id)
+
+    @classmethod
+    def open(cls, runs: Path, job_id: str) -> RunDir:
+        """Return the run directory of a job. Raises NotFound, also for what is no id."""
+        if not is_job_id(job_id) or not (runs / job_id / "spec.json").is_file():
+            raise NotFound(f"job: no job {job_id[:80]!r} in {runs}")
+        return cls(runs / job_id)
+
+    def remove(self) -> None:
+        """Remove it all; for a job that was never accepted."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def read_spec(self) -> dict[str, Any]:
+        """Return spec.json. Raises Conflict for one of a later schema or that somebody spoilt."""
+        path = self.path / "spec.json"
+        try:
+            document = orjson.loads(path.read_bytes())
+        except (OSError, orjson.JSONDecodeError) as error:
+            raise Conflict(f"{path}: cannot be read: {error}") from error
+        if not isinstance(document, dict) or not isinstance(document.get("schema"), int):
+            raise Conflict(f"{path}: must be a job's spec with its schema")
+        if document["schema"] > SCHEMA:
+            raise Conflict(
+                f"{self.path}: written by a later warmd (schema {document['schema']}, this one "
+                f"reads up to {SCHEMA}): upgrade warmd"
+            )
+        for name, type in _PARTS.items():
+            if not isinstance(document.get(name), type):
+                raise Conflict(f"{path}: {name} must be {type.__name__}")
+        return document
+
+    def revise_spec(self, options: dict[str, Any]) -> int:
+        """Change options of the spec and return its new revision; older results no longer count."""
+        document = self.read_spec()
+        document["spec"] = {**document["spec"], **options}
+        document["revision"] += 1
+        write_atomic(self.path / "spec.json", _pretty(document))
+        revision: int = document["revision"]
+        return revision
+
+    def read_result(self) -> dict[str, Any] | None:
+        """Return the result of the spec as it stands, or None when there is none (yet).
+
+        One that cannot be read is none: the job makes it again, from its last checkpoint.
+        """
+        try:
+            document = orjson.loads((self.path / "result.json").read_bytes())
+        except (OSError, orjson.JSONDecodeError):
+            return None
+        is_result = isinstance(document, dict) and isinstance(document.get("result"), dict)
+        if not is_result or document.get("revision") != self.read_spec()["revision"]:
+            return None
+        result: dict[str, Any] = document["result"]
+        return result
+
+    def write_result(self, result: dict[str, Any], *, revision: int) -> None:
+        document = {"schema": SCHEMA, "revision": revision, "result": result}
+        write_atomic(self.path / "result.json", _pretty(document))
+
+    def lock(self, *, patience_s: float = 5.0) -> int:
+        """Take the directory for this process; return the lock's descriptor.
+
+        A horse whose worker died ends by itself. One that still holds the lock after `patience_s`
+        is stuck, and is killed: two executions must never write here together.
+        """
+        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(fd, 20, 0)
+                if time.monotonic() > deadline and holder.isdigit():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(holder), signal.SIGKILL)
+                time.sleep(0.02)
+            else:
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, str(os.getpid()).encode(), 0)
+                return fd
+
+
+def _pretty(document: dict[str, Any]) -> bytes:
+    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
+    return orjson.dumps(document, option=options)

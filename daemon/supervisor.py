@@ -1,0 +1,419 @@
+"""The supervisor: starts the server, the zygote and the workers, and replaces what dies.
+
+It imports no torch and runs no job, so that it survives what kills the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import orjson
+import redis
+
+from .. import __version__
+from ..configs.config import DaemonConfig, ModelConfig, WorkerConfig, redacted_url
+from ..configs.values import memory_bytes
+from ..jobs.errors import Unavailable, WarmdError
+from . import fetch, keys
+from .control_server import ControlServer
+from .home import Home
+from .jobstore import JobStore
+from .server import EmbeddedServer, find_binary, url_of
+from .warmset import WarmSet
+
+log = logging.getLogger(__name__)
+
+Report = Callable[[dict[str, Any]], None]
+
+_TURN_S = 1.0  # at most; a child that dies or a signal ends it sooner
+_QUICK_DEATH_S = 5.0
+_MOST_QUICK_FAILURES = 3  # in a row, before the daemon gives up
+_MOST_QUICK_KILLS = 10  # the same for deaths by a signal, which say less about the next try
+_DEFAULT_BUDGET = 0.7  # of the machine's memory
+
+
+class Child:
+    """One process of ours, and how often it died young."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.process: subprocess.Popen[bytes] | None = None
+        self.started = 0.0
+        self.quick_deaths = 0  # in a row
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid if self.process is not None else None
+
+    def has_died(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
+
+    def cannot_stay_up(self) -> bool:
+        """Count a death; return whether starting it once more makes no sense."""
+        assert self.process is not None
+        lived = time.monotonic() - self.started
+        self.quick_deaths = self.quick_deaths + 1 if lived < _QUICK_DEATH_S else 0
+        killed = self.process.returncode < 0
+        return self.quick_deaths >= (_MOST_QUICK_KILLS if killed else _MOST_QUICK_FAILURES)
+
+
+class WorkerChild(Child):
+    """A worker process; each incarnation has a name of its own in Redis."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        super().__init__(config.name)
+        self.config = config
+        self.redis_name = ""
+        self.is_ready = False
+
+
+class Supervisor:
+    """One daemon."""
+
+    def __init__(
+        self, config: DaemonConfig, life: str, report: Report, end_wanted: mmap.mmap
+    ) -> None:
+        """`end_wanted` is how the guardian learns that this one need not be replaced."""
+        self.config = config
+        self.report = report
+        self.home = Home(config.home)
+        self.started = time.time()
+        self.stopping: str | None = None  # "drain" or "now"
+        self._end_wanted = end_wanted
+        self.failure: str | None = None
+        self.server: EmbeddedServer | None = None
+        self._failed_revivals = 0  # of the server, in a row
+        self.url = config.redis_url or url_of(self.home)
+        self.connection = keys.connect(self.url)
+        self.store = JobStore(self.connection)
+        self.zygote = Child("zygote")
+        self.workers = [WorkerChild(worker) for worker in config.workers]
+        self.warm_set = WarmSet(self.home, config.models, life)
+        self._selector = selectors.DefaultSelector()
+        self.is_warm = False
+
+    # --- life -------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Live until told to stop; return the exit code. Raises WarmdError when it cannot boot."""
+        self.home.create()
+        lock = self.home.lock()
+        try:
+            self._wake_on_signals()
+            self._start_server()
+            self._write_state()
+            self.warm_set.write()
+            control = ControlServer(self)
+            try:
+                self._bury_predecessors()
+                self._spawn_zygote()
+                while self.stopping is None:
+                    self._turn()
+                self._shut_down()
+            finally:
+                control.close()
+        finally:
+            if self.server is not None:
+                self.server.stop()
+            os.close(lock)
+        if self.failure is not None:
+            raise Unavailable(self.failure)
+        return 0
+
+    def stop(self, how: str) -> None:
+        """Ask for the end: "drain" lets jobs save and go back to their queue, "now" does not."""
+        self._end_wanted[0] = 1
+        if self.stopping != "now":
+            self.stopping = how
+        os.write(self._waker.fileno(), b"x")
+
+    def _wake_on_signals(self) -> None:
+        wake, self._waker = socket.socketpair()
+        wake.setblocking(False)
+        self._waker.setblocking(False)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(sig, self._on_stop_signal)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self._selector.register(wake, selectors.EVENT_READ, lambda: wake.recv(4096))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
+
+    def _on_stop_signal(self, *_: Any) -> None:
+        self._end_wanted[0] = 1
+        self.stopping = self.stopping or "drain"
+
+    def _turn(self) -> None:
+        """One turn of the loop: heed what the children say, replace the dead, move what is due."""
+        self._listen(_TURN_S)
+        if self.stopping is not None:
+            return
+        try:
+            self._replace_the_dead()
+            if self.is_warm:
+                self._bury_foreign()
+                self.store.enqueue_due()
+        except redis.RedisError as error:
+            log.warning("supervisor: no server: %s", error)
+        except WarmdError as error:
+            self._fail(str(error))
+        except Exception:  # a fault in one turn must not end the daemon and every job with it
+            log.exception("supervisor: turn failed")
+
+    def _listen(self, timeout_s: float) -> None:
+        for key, _ in self._selector.select(timeout_s):
+            key.data()
+
+    def _fail(self, reason: str) -> None:
+        log.error("supervisor: %s", reason)
+        self.failure = reason
+        self.stopping = "drain"
+
+    # --- starting ---------------------------------------------------------------------------
+
+    def _start_server(self) -> None:
+        begun = time.perf_counter()
+        if self.config.redis_url is None:
+            self.server = EmbeddedServer(self.home, find_binary(self.config.server_binary))
+            self.server.start()
+        check_server(self.connection, self.config.redis_url)
+        info: Any = self.connection.info("memory")
+        self.report(
+            {
+                "stage": "server",
+                "name": "embedded" if self.server else "external",
+                "seconds": time.perf_counter() - begun,
+                "memory_bytes": info.get("used_memory_rss"),
+                "done": True,
+            }
+        )
+
+    def _spawn_zygote(self) -> None:
+        models = []
+        for model in self.warm_set.models():
+            try:
+                models.append(_placed(model))
+            except WarmdError as error:
+                if not self.is_warm:
+                    raise
+                log.error("zygote: %s", error)
+        budget = self.config.memory_budget_bytes or int(memory_bytes() * _DEFAULT_BUDGET)
+        self._spawn(
+            self.zygote,
+            "warmd.daemon.zygote",
+            {"budget_bytes": budget, "models": models},
+            tells=self._on_zygote,
+        )
+
+    def _on_zygote(self, message: dict[str, Any]) -> None:
+        if "error" in message:
+            self._fail(message["error"])
+            return
+        if message["stage"] != "ready":
+            self.report(message)
+            return
+        log.info("zygote: ready, pid %s", self.zygote.pid)
+        for worker in self.workers:
+            if worker.process is None:
+                self._spawn_worker(worker)
+
+    def _on_worker(self, worker: WorkerChild) -> None:
+        worker.is_ready = True
+        if not self.is_warm and all(worker.is_ready for worker in self.workers):
+            self.is_warm = True
+            self.report({"stage": "ready", "pid": os.getpid(), "done": True})
+
+    def _spawn_worker(self, worker: WorkerChild) -> None:
+        worker.is_ready = False
+        worker.redis_name = f"{worker.name}:{self.home.key}:{secrets.token_hex(3)}"
+        self._spawn(
+            worker,
+            "warmd.daemon.worker",
+            {"config": worker.config.__dict__, "url": self.url, "name": worker.redis_name},
+            tells=lambda _: self._on_worker(worker),
+        )
+
+    def _spawn(
+        self,
+        child: Child,
+        module: str,
+        settings: dict[str, Any],
+        *,
+        tells: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        """Start a Python process of ours; what it says on stderr goes to the log, line by line."""
+        child.process = subprocess.Popen(
+            [sys.executable, "-m", module, str(self.home.path), str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE if tells else subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        child.started = time.monotonic()
+        assert child.process.stdin is not None
+        child.process.stdin.write(orjson.dumps(settings))
+        child.process.stdin.close()
+        if tells is not None:
+            self._read_lines(child.process.stdout, partial(_heed, child.name, tells))
+        self._read_lines(
+            child.process.stderr, lambda line: log.info("%s", line.decode("utf-8", "replace"))
+        )
+
+    def _read_lines(self, stream: Any, take: Callable[[bytes], None]) -> None:
+        os.set_blocking(stream.fileno(), False)
+        partial = b""
+
+        def read() -> None:
+            nonlocal partial
+            data = os.read(stream.fileno(), 1 << 16)
+            if not data:
+                self._selector.unregister(stream)
+                stream.close()
+                return
+            *lines, partial = (partial + data).split(b"\n")
+            for line in lines:
+                take(line)
+
+        self._selector.register(stream, selectors.EVENT_READ, read)
+
+    # --- watching ---------------------------------------------------------------------------
+
+    def _revive_server(self) -> None:
+        if self.server is not None and self.server.process is not None:
+            code = self.server.process.poll()
+            if code is not None:
+                log.error("server: ended (%s), starting it again", code)
+                try:
+                    self.server.start()
+                except Unavailable:
+                    self._failed_revivals += 1
+                    if self._failed_revivals >= _MOST_QUICK_KILLS:
+                        raise
+                else:
+                    self._failed_revivals = 0
+
+    def _replace_the_dead(self) -> None:
+        self._revive_server()
+        if self.zygote.has_died():
+            self._check_death(self.zygote)
+            self._spawn_zygote()
+        for worker in self.workers:
+            if worker.has_died():
+                # First what may fail for a server that is away: a death counts once.
+                self.bury(worker.redis_name, worker.config.queue)
+                self._check_death(worker)
+                self._spawn_worker(worker)
+
+    def _check_death(self, child: Child) -> None:
+        assert child.process is not None
+        while self._selector.select(0):  # its last words
+            self._listen(0)
+        log.error("%s: ended (%s)", child.name, child.process.returncode)
+        if child.cannot_stay_up() or (child is self.zygote and not self.is_warm):
+            raise Unavailable(
+                f"{child.name} does not stay up (last ended with {child.process.returncode}): "
+                f"see {self.home.log}"
+            )
+
+    def bury(self, name: str, queue: str) -> None:
+        """Return what a dead worker held to its queue."""
+        for job_id in self.store.bury(name, queue):
+            log.warning("%s: queued again, worker %s is dead", job_id, name)
+
+    def _bury_predecessors(self) -> None:
+        # Whatever was here before us is dead: one daemon a home, and its processes end with it.
+        for name, queue in self.store.workers().items():
+            if name.split(":")[1] == self.home.key:
+                self.bury(name, queue)
+
+    def _bury_foreign(self) -> None:
+        for name, queue in self.store.workers().items():
+            if name.split(":")[1] != self.home.key and not self.store.has_lease(name):
+                self.bury(name, queue)
+
+    # --- stopping ---------------------------------------------------------------------------
+
+    def _shut_down(self) -> None:
+        log.info("supervisor: stopping (%s)", self.stopping)
+        living = [w for w in self.workers if w.process is not None and w.process.poll() is None]
+        if self.stopping == "drain":
+            for worker in living:
+                assert worker.process is not None
+                worker.process.terminate()
+            deadline = time.monotonic() + self.config.stop_grace_s
+            while any(not w.has_died() for w in living) and time.monotonic() < deadline:
+                if self.stopping == "now":
+                    break
+                self._listen(0.1)
+                try:
+                    self._revive_server()  # the workers cannot give their jobs back without one
+                except (WarmdError, OSError) as error:
+                    log.error("server: %s", error)
+        for worker in living:
+            assert worker.process is not None
+            if worker.process.poll() is None:
+                worker.process.kill()
+                worker.process.wait()
+        if self.zygote.process is not None:
+            self.zygote.process.kill()
+            self.zygote.process.wait()
+        try:
+            for worker in self.workers:
+                if worker.redis_name:
+                    self.bury(worker.redis_name, worker.config.queue)
+        except redis.RedisError as error:
+            log.warning("supervisor: what the workers held returns at the next start: %s", error)
+
+    # --- what the control socket asks -------------------------------------------------------
+
+    def _write_state(self) -> None:
+        self.home.write_state(
+            {
+                "pid": os.getpid(),
+                "version": __version__,
+                "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+                "url": self.url,
+                "control": str(self.home.control_socket),
+            }
+        )
+
+
+def _heed(name: str, tells: Callable[[dict[str, Any]], None], line: bytes) -> None:
+    """Take a line of a child's stdout; what a library printed there goes to the log."""
+    try:
+        message = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        message = None
+    if isinstance(message, dict) and ("stage" in message or "error" in message):
+        tells(message)
+    else:
+        log.info("%s: %s", name, line.decode("utf-8", "replace"))
+
+
+def _placed(model: ModelConfig) -> dict[str, Any]:
+    return {"config": model.__dict__, "folder": str(fetch.local_folder(model))}
+
+
+def check_server(connection: redis.Redis, url: str | None) -> None:
+    """Raise Unavailable unless the server answers and is new enough."""
+    where = redacted_url(url) if url else "the embedded server"
+    try:
+        info: Any = connection.info("server")
+    except redis.RedisError as error:
+        raise Unavailable(f"no server at {where}: {error}") from error
+    version = tuple(int(part) for part in info["redis_version"].split(".")[:2])
+    if version < (6, 2):
+        raise Unavailable(f"{where} is version {info['redis_version']}: warmd needs 6.2 or later")

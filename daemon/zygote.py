@@ -1,0 +1,286 @@
+"""The zygote: holds every library and every warm model, and forks the work horses.
+
+It has one thread, never computes and never touches CUDA, so that a child may do all three. Each
+connection to its socket carries one request: a status, a model in or out, or a job. A job's
+connection passes to the horse that is forked for it; the zygote keeps an end too and reports on it
+how the horse died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+
+from ..configs.config import ModelConfig
+from ..jobs import KINDS, import_all
+from ..jobs.errors import WarmdError
+from . import horse, memory
+from .channel import Channel, listen
+from .home import Home
+from .leash import end_with_parent
+from .models import Loaded, WarmModels
+
+log = logging.getLogger(__name__)
+
+# Read by the libraries when they are imported.
+ENVIRONMENT = {
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # ask NVML for GPUs: a context here would break the forks
+    "TOKENIZERS_PARALLELISM": "false",  # its thread pool would hang in a child
+    "OPENBLAS_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",  # weights are fetched before they come here
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+}
+
+
+class Zygote:
+    """The process' state: models, and the horses that live."""
+
+    def __init__(self, home: Home, budget_bytes: int) -> None:
+        self.home = home
+        self.models = WarmModels(budget_bytes)
+        self.horses: dict[int, Horse] = {}
+        self.imports_s = 0.0
+        self.started = time.time()
+        self._selector = selectors.DefaultSelector()
+        self._callers: set[Channel] = set()  # connected, with their request still to come
+
+    def boot(self, configs: list[tuple[ModelConfig, Path]]) -> None:
+        """Import the libraries and load the configured models, telling the supervisor on stdout."""
+        begun = time.perf_counter()
+        import_libraries()
+        self.imports_s = time.perf_counter() - begun
+        _tell(stage="imports", seconds=self.imports_s, memory_bytes=_resident(), done=True)
+        for config, folder in configs:
+            _tell(stage="model", name=config.name, done=False)
+            loaded = self.models.ensure(config, folder, in_use=())
+            _tell(
+                stage="model",
+                name=config.name,
+                seconds=loaded.seconds,
+                memory_bytes=loaded.size_bytes,
+                done=True,
+            )
+        gc.collect()
+        gc.freeze()
+
+    def serve(self) -> None:
+        """Answer requests until the supervisor says to stop (SIGTERM) and no horse is left."""
+        listener = listen(self.home.zygote_socket)
+        wake, waker = socket.socketpair()
+        wake.setblocking(False)
+        waker.setblocking(False)
+        signal.set_wakeup_fd(waker.fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(wake, selectors.EVENT_READ)
+        self._own_sockets = [listener, wake, waker]
+        _tell(stage="ready", memory_bytes=_resident())
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is wake:
+                    with contextlib.suppress(BlockingIOError):
+                        wake.recv(4096)
+                    self._reap()
+                elif key.fileobj is listener:
+                    connection, _ = listener.accept()
+                    caller = Channel(connection)
+                    self._callers.add(caller)
+                    self._selector.register(caller, selectors.EVENT_READ)
+                else:
+                    self._hear(cast(Channel, key.fileobj))
+
+    def _hear(self, caller: Channel) -> None:
+        """Read what a caller has sent; one that is slow to send its request delays nobody."""
+        requests = caller.receive()
+        if not requests and not caller.closed_by_peer:
+            return
+        self._callers.remove(caller)
+        self._selector.unregister(caller)
+        if requests:
+            self._answer(caller, requests[0])
+        else:
+            caller.close()
+
+    def _answer(self, channel: Channel, request: dict[str, Any]) -> None:
+        channel.sock.settimeout(5.0)
+        try:
+            if request["op"] == "run":
+                self._fork(channel, request)
+                return
+            channel.send(self._reply(request))
+        except WarmdError as error:
+            channel.send_if_heard({"error": str(error), "exit_code": error.exit_code})
+        except OSError as error:
+            log.warning("zygote: request %s: %s", request.get("op"), error)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            log.warning("zygote: no request: %r", error)
+            channel.send_if_heard({"error": f"not a request: {error!r}", "exit_code": 2})
+        channel.close()
+
+    def _reply(self, request: dict[str, Any]) -> dict[str, Any]:
+        match request["op"]:
+            case "load":
+                return self._ensure(request["model"]).to_json()
+            case "unload":
+                self.models.unload(request["name"])
+                return {"unloaded": request["name"]}
+            case _:
+                return {
+                    "pid": os.getpid(),
+                    "started": self.started,
+                    "imports_s": round(self.imports_s, 3),
+                    "memory_bytes": _resident(),
+                    "budget_bytes": self.models.budget_bytes,
+                    "horses": [h.to_json(pid) for pid, h in self.horses.items()],
+                    "models": [m.to_json() for m in self.models.loaded.values()],
+                }
+
+    def _ensure(self, model: dict[str, Any]) -> Loaded:
+        config = ModelConfig(**model["config"])
+        in_use = {horse.model for horse in self.horses.values() if horse.model is not None}
+        return self.models.ensure(config, Path(model["folder"]), in_use=in_use)
+
+    def _fork(self, channel: Channel, request: dict[str, Any]) -> None:
+        """Fork a horse for a job; the connection is its line to the worker."""
+        if request.get("model") is not None:
+            self._ensure(request["model"])
+        pause_openmp()
+        pid = os.fork()
+        if pid == 0:
+            self._become_horse(channel, request)
+        name = request["model"]["config"]["name"] if request.get("model") else None
+        self.horses[pid] = Horse(channel, request["job_id"], name)
+
+    def _become_horse(self, channel: Channel, request: dict[str, Any]) -> None:
+        status = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for sock in self._own_sockets:
+                sock.close()
+            for other in (*self._callers, *(horse.channel for horse in self.horses.values())):
+                other.close()
+            self._selector.close()
+            channel.sock.settimeout(None)
+            horse.run_jobs(channel, request, self.models)
+            status = 0
+        except BaseException:
+            log.exception("horse: %s", request.get("job_id"))
+        finally:
+            os._exit(status)  # never unwind into the zygote's own stack
+
+    def _reap(self) -> None:
+        """Report every horse that ended, with what it took, to the worker that waits for it."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            ended = self.horses.pop(pid, None)
+            if ended is None:
+                continue
+            scale = 1 if sys.platform == "darwin" else 1024
+            ended.channel.send_if_heard(
+                {
+                    "exit": os.waitstatus_to_exitcode(status),
+                    "peak_bytes": usage.ru_maxrss * scale,
+                }
+            )
+            ended.channel.close()
+
+
+class Horse:
+    """A living horse, as the zygote knows it."""
+
+    def __init__(self, channel: Channel, job_id: str, model: str | None) -> None:
+        self.channel = channel
+        self.job_id = job_id
+        self.model = model
+
+    def to_json(self, pid: int) -> dict[str, Any]:
+        return {"pid": pid, "job": self.job_id, "memory_bytes": memory.resident_bytes(pid)}
+
+
+def import_libraries() -> None:
+    """Import all that a job needs, so that no horse has to. Leaves one thread behind."""
+    import torch
+
+    torch.set_num_threads(1)  # before the first operation: see pause_openmp
+    import tqdm
+    import transformers
+
+    tqdm.tqdm.monitor_interval = 0  # or a thread starts with the first progress bar
+    transformers.utils.logging.disable_progress_bar()
+    for name in (
+        "AutoConfig",
+        "AutoModelForCausalLM",
+        "AutoTokenizer",
+        "Trainer",
+        "LlamaForCausalLM",
+    ):
+        getattr(transformers, name)
+    for kind in KINDS:
+        import_all(kind)
+    torch.cuda.is_available()  # by NVML, see ENVIRONMENT; the first time costs, here not there
+
+
+def pause_openmp() -> None:
+    """Make libgomp forget its threads, which a child would wait for, for ever.
+
+    A no-op as long as nothing was computed here; it is the second lock on that door.
+    """
+    global _gomp
+    if sys.platform != "linux":
+        return  # no libgomp there
+    if _gomp is None:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        paths = {line.split()[-1] for line in maps if "libgomp" in line}
+        _gomp = [ctypes.CDLL(path) for path in paths]
+    for library in _gomp:
+        library.omp_pause_resource_all(1)
+
+
+_gomp: list[ctypes.CDLL] | None = None
+
+
+def _resident() -> int:
+    return memory.resident_bytes(os.getpid()) or 0
+
+
+def _tell(**message: Any) -> None:
+    os.write(1, orjson.dumps(message) + b"\n")
+
+
+def main() -> None:
+    """Run as `python -m warmd.daemon.zygote HOME PARENT`, with the models on stdin as JSON."""
+    end_with_parent(int(sys.argv[2]))
+    os.environ.update(ENVIRONMENT)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    request = orjson.loads(sys.stdin.buffer.read())
+    zygote = Zygote(Home(Path(sys.argv[1])), request["budget_bytes"])
+    try:
+        zygote.boot([(ModelConfig(**m["config"]), Path(m["folder"])) for m in request["models"]])
+    except WarmdError as error:
+        _tell(error=str(error))
+        sys.exit(1)
+    zygote.serve()
+
+
+if __name__ == "__main__":
+    main()

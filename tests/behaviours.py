@@ -1,0 +1,54 @@
+"""Reward functions that make a real job behave as a test wants: wait, break, die.
+
+Named as `behaviours:NAME`. Every row's answer names the test's own folder; files in it steer them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+
+def steps_seen(folder: Path) -> int:
+    """How many times a reward was asked for, by all executions together."""
+    path = folder / "calls"
+    return len(path.read_bytes()) if path.exists() else 0
+
+
+def _note(answers: list[str | None]) -> Path:
+    folder = Path(answers[0] or "")
+    with open(folder / "calls", "ab") as file:
+        file.write(b".")
+    return folder
+
+
+def length(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
+    """Longer is better; takes no time."""
+    _note(answers)
+    return [len(text) / 10 for text in completions]
+
+
+def gated(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
+    """The same, but from the third call on it waits while the file `gate` exists."""
+    folder = _note(answers)
+    while steps_seen(folder) >= 3 and (folder / "gate").exists():
+        time.sleep(0.01)
+    return [len(text) / 10 for text in completions]
+
+
+def dies(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
+    """Kills its own process at every third call."""
+    folder = _note(answers)
+    if steps_seen(folder) % 3 == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [len(text) / 10 for text in completions]
+
+
+def raises(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
+    """Raises an error while the file `broken` exists."""
+    folder = _note(answers)
+    if (folder / "broken").exists():
+        raise RuntimeError("the reward is broken")
+    return [len(text) / 10 for text in completions]

@@ -1,0 +1,124 @@
+"""A real daemon for a test: its own home, its own processes, a tiny model."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psutil
+from waiting import wait_until
+
+from warmd.configs.config import DaemonConfig, ModelConfig, WorkerConfig
+from warmd.daemon import control
+from warmd.daemon.client import Client
+from warmd.daemon.home import Home
+from warmd.jobs import spec_class
+from warmd.jobs.errors import WarmdError
+
+
+class Daemon:
+    """Starts, asks and kills one daemon."""
+
+    def __init__(self, home: Path, model: Path, **settings: Any) -> None:
+        settings.setdefault("workers", (WorkerConfig(name="train-0", queue="train", threads=1),))
+        self.config = DaemonConfig(
+            home=home, models=(ModelConfig(name="tiny", path=str(model)),), **settings
+        )
+        self.home = Home(home)
+        self.client = Client(self.config)
+        self.folder = home.parent  # where the tests' reward functions leave their files
+
+    def start(self) -> list[dict[str, Any]]:
+        return list(control.start(self.config))
+
+    def stop(self, *, now: bool = False) -> None:
+        for _ in control.stop(self.config, now=now):
+            pass
+
+    def status(self) -> dict[str, Any]:
+        return control.status(self.config)
+
+    def pid(self, name: str) -> int:
+        """The process id of supervisor, server, zygote, worker or horse."""
+        if name == "supervisor":
+            state = self.home.read_state()
+            assert state is not None
+            return int(state["pid"])
+        status = self.status()
+        if name == "worker":
+            return int(status["workers"][0]["pid"])
+        if name == "horse":
+            return int(status["workers"][0]["horse"]["pid"])
+        return int(status[name]["pid"])
+
+    def kill(self, name: str) -> None:
+        os.kill(self.pid(name), signal.SIGKILL)
+
+    def processes(self) -> list[psutil.Process]:
+        """The guardian (while it lives) and everything below it."""
+        supervisor = psutil.Process(self.pid("supervisor"))
+        guardian = supervisor.parent()
+        # Without one the supervisor belongs to somebody else's process, which must be left alone.
+        is_ours = guardian is not None and guardian.cmdline()[-2:] == ["-m", "warmd.daemon"]
+        own = [guardian] if guardian is not None and is_ours else []
+        return [*own, supervisor, *supervisor.children(recursive=True)]
+
+    def kill_everything(self) -> None:
+        """What a power cut does, as far as processes go."""
+        doomed = self.processes()
+        for process in doomed:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+        psutil.wait_procs(doomed, timeout=10)
+
+    def submit(self, reward: str = "behaviours:length", **options: Any) -> str:
+        """Submit a GRPO job on the tiny model with rows of its own."""
+        submitting = ("front", "after", "at", "retries", "timeout_s")
+        how = {name: options.pop(name) for name in submitting if name in options}
+        data = self.folder / "rows.jsonl"
+        if not data.exists():
+            rows = [{"prompt": f"{n} and {n}", "answer": str(self.folder)} for n in range(40)]
+            data.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+        values = {
+            "model": "tiny",
+            "dataset": str(data),
+            "samples": 6,
+            "num_generations": 2,
+            "max_completion_length": 4,
+            "save_every": 2,
+            "reward": [reward],
+            **options,
+        }
+        with contextlib.chdir(Path(__file__).parent):  # where the daemon finds `behaviours`
+            return self.client.submit(spec_class("grpo").parse(values), **how)
+
+    def wait(self, job_id: str, *statuses: str, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Wait until the job has one of the statuses (or has ended)."""
+        wanted = statuses or ("finished", "failed", "stopped", "canceled")
+
+        def reached() -> dict[str, Any] | None:
+            with contextlib.suppress(WarmdError):  # the server may be away for a moment
+                job = self.client.job(job_id)
+                return job if job["status"] in wanted else None
+            return None
+
+        job: dict[str, Any] = wait_until(reached, timeout_s=timeout_s)
+        return job
+
+    def events(self, job_id: str, type: str | None = None) -> list[dict[str, Any]]:
+        """The job's events so far, from its run directory."""
+        from warmd.daemon import events
+
+        found = events.read(self.client.rundir(job_id).events)
+        return [event for event in found if type is None or event["type"] == type]
+
+    def close(self) -> None:
+        """End it, whatever state it is in."""
+        self.client.close()
+        if self.home.is_locked():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self.kill_everything()

@@ -1,0 +1,253 @@
+"""A daemon's life: it starts once, keeps its queue, drains, and replaces what dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from daemons import Daemon
+from waiting import wait_until
+
+from warmd.configs.config import ModelConfig, WorkerConfig
+from warmd.daemon.jobstore import JobStore
+from warmd.daemon.rundir import RunDir
+from warmd.jobs.errors import Conflict, Unavailable, WarmdError
+
+MakeDaemon = Callable[..., Daemon]
+
+# No time limit anywhere: what is lost is noticed by other means.
+NOTICED_S = 10.0
+
+
+def test_start_reports_every_part_and_returns_when_workers_are_warm(make_daemon: MakeDaemon):
+    daemon = make_daemon()
+    reports = daemon.start()
+    assert [report["stage"] for report in reports if report.get("done", True)] == [
+        "server",
+        "imports",
+        "model",
+        "ready",
+    ]
+    assert all(report["seconds"] > 0 for report in reports if "seconds" in report)
+    status = daemon.status()
+    assert status["zygote"]["state"] == "ready"
+    assert [model["name"] for model in status["models"]] == ["tiny"]
+    assert not Path(status["server"]["url"].removeprefix("unix://")).parent.stat().st_mode & 0o077
+
+
+def test_second_daemon_in_a_home_is_told_where_the_first_runs(daemon: Daemon):
+    with pytest.raises(Conflict, match=f"pid {daemon.pid('supervisor')}"):
+        daemon.start()
+
+
+def test_dead_daemon_does_not_hold_its_home(daemon: Daemon):
+    daemon.kill_everything()
+    daemon.start()
+    assert daemon.status()["zygote"]["state"] == "ready"
+
+
+def test_stop_leaves_no_process_and_no_daemon_to_ask(daemon: Daemon):
+    processes = daemon.processes()
+    daemon.stop()
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert alive == []
+    with pytest.raises(Unavailable, match="warmd start"):
+        daemon.status()
+
+
+def test_queue_outlives_the_daemon(daemon: Daemon):
+    (daemon.folder / "gate").touch()
+    running = daemon.submit("behaviours:gated")
+    wait_until(lambda: len(daemon.events(running, "step")) == 2)
+    waiting = daemon.submit()
+    daemon.kill_everything()
+    (daemon.folder / "gate").unlink()
+    daemon.start()
+    assert daemon.wait(running)["status"] == "finished"
+    assert daemon.wait(waiting)["status"] == "finished"
+
+
+def test_stop_gives_the_running_job_back_and_start_finishes_it(daemon: Daemon):
+    (daemon.folder / "gate").touch()
+    job_id = daemon.submit("behaviours:gated", save_every=100)
+    wait_until(lambda: len(daemon.events(job_id, "step")) == 2)
+    stopping = subprocess.Popen(
+        [sys.executable, "-m", "warmd.cli", "--home", str(daemon.home.path), "stop"]
+    )
+    wait_until(lambda: daemon.status()["daemon"]["stopping"])
+    (daemon.folder / "gate").unlink()
+    assert stopping.wait(30) == 0
+    # Stopped at a step's end, with nothing lost although no checkpoint was due.
+    step = daemon.events(job_id, "requeued")[0]["step"]
+    assert step >= 3
+    daemon.start()
+    job = daemon.wait(job_id)
+    assert (job["status"], job["execution"], job["step"]) == ("finished", 2, 6)
+    assert [event["step"] for event in daemon.events(job_id, "step")] == [1, 2, 3, 4, 5, 6]
+    assert daemon.events(job_id, "begin")[1]["resumed_from"] == step
+
+
+def test_stop_now_does_not_wait_for_the_step(daemon: Daemon):
+    (daemon.folder / "gate").touch()
+    job_id = daemon.submit("behaviours:gated")
+    wait_until(lambda: len(daemon.events(job_id, "step")) == 2)
+    daemon.stop(now=True)
+    (daemon.folder / "gate").unlink()
+    daemon.start()
+    assert daemon.wait(job_id)["status"] == "finished"
+
+
+@pytest.fixture(scope="module")
+def sturdy(daemons: MakeDaemon) -> Daemon:
+    """One daemon for all that is done to it below: each time it must come back."""
+    started = daemons()
+    started.start()
+    return started
+
+
+@pytest.fixture(scope="module")
+def untroubled(sturdy: Daemon) -> bytes:
+    """The final weights of a job that nothing happened to."""
+    job_id = sturdy.submit()
+    assert sturdy.wait(job_id)["status"] == "finished"
+    return weights(sturdy, job_id)
+
+
+@pytest.mark.parametrize(
+    "victim", ["horse", "worker", "zygote", "server", "supervisor", "everything"]
+)
+def test_whatever_is_killed_the_job_goes_on_and_ends_the_same(
+    sturdy: Daemon, untroubled: bytes, victim: str
+):
+    daemon = sturdy
+    (daemon.folder / "calls").unlink(missing_ok=True)
+    (daemon.folder / "gate").touch()
+    job_id = daemon.submit("behaviours:gated")
+    wait_until(lambda: daemon.events(job_id, "checkpoint"))
+    if victim == "everything":
+        daemon.kill_everything()
+        daemon.start()
+    else:
+        process = psutil.Process(daemon.pid(victim))
+        process.kill()
+        if victim == "horse":
+            wait_until(lambda: daemon.events(job_id, "requeued"), timeout_s=NOTICED_S)
+        wait_until(lambda: not process.is_running(), timeout_s=NOTICED_S)
+    (daemon.folder / "gate").unlink()
+    job = daemon.wait(job_id)
+    assert job["status"] == "finished", job["error"]
+    assert [event["step"] for event in daemon.events(job_id, "step")] == [1, 2, 3, 4, 5, 6]
+    assert weights(daemon, job_id) == untroubled
+    status = wait_until(lambda: settled(daemon), timeout_s=60)
+    assert all(worker["state"] == "idle" for worker in status["workers"])
+
+
+def weights(daemon: Daemon, job_id: str) -> bytes:
+    """The final model of a job, to the bit."""
+    return (daemon.home.runs / job_id / "model" / "model.safetensors").read_bytes()
+
+
+def settled(daemon: Daemon) -> dict[str, object] | None:
+    """The status of a daemon that has everything up again."""
+    with contextlib.suppress(WarmdError):
+        status = daemon.status()
+        if status["zygote"]["state"] == "ready" and all(w["pid"] for w in status["workers"]):
+            return status
+    return None
+
+
+def test_job_that_a_dead_worker_popped_is_run(daemon: Daemon):
+    # A worker of this home that popped the job and died before it began.
+    worker = f"train-0:{daemon.home.key}:dead00"
+    connection = daemon.client.connection
+    os.kill(daemon.pid("worker"), signal.SIGSTOP)
+    wait_until(lambda: connection.info("clients")["blocked_clients"] == 0)  # it waits no more
+    job_id = daemon.submit()
+    store = JobStore(connection)
+    store.register(worker, "train")
+    taken = store.take("train", worker, timeout_s=5.0)
+    assert taken is not None
+    assert taken.id == job_id
+    daemon.kill_everything()
+    daemon.start()
+    job = daemon.wait(job_id)
+    assert (job["status"], job["execution"]) == ("finished", 1)
+
+
+def test_job_that_was_done_but_not_yet_said_so_is_not_done_again(daemon: Daemon):
+    job_id = daemon.submit()
+    wait_until(lambda: daemon.events(job_id, "started"))
+    worker = daemon.pid("worker")
+    os.kill(worker, signal.SIGSTOP)
+    rundir = RunDir(daemon.home.runs / job_id)
+    wait_until(rundir.read_result)
+    os.kill(worker, signal.SIGKILL)
+    job = daemon.wait(job_id)
+    assert job["status"] == "finished"
+    assert job["result"]["steps"] == 6
+    assert len(daemon.events(job_id, "started")) == 1
+
+
+def test_job_that_kills_its_horse_three_times_in_a_row_fails_and_says_why(daemon: Daemon):
+    job_id = daemon.submit("behaviours:dies", save_every=100)
+    job = daemon.wait(job_id)
+    assert (job["status"], job["execution"]) == ("failed", 3)
+    assert "killed by SIGKILL, perhaps out of memory: peak" in job["error"]
+    assert "3 times in a row" in job["error"]
+
+
+def test_job_that_makes_progress_between_kills_is_not_given_up(daemon: Daemon):
+    job_id = daemon.submit("behaviours:dies", save_every=1, samples=10)
+    job = daemon.wait(job_id)
+    assert job["status"] == "finished"
+    assert job["execution"] > 3
+    assert [event["step"] for event in daemon.events(job_id, "step")] == list(range(1, 11))
+
+
+@pytest.mark.parametrize("part", ["worker", "zygote"])
+def test_part_that_cannot_boot_stops_the_daemon_with_a_message(
+    make_daemon: MakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+):
+    # Python runs this in every process of ours, and one of them does not survive it.
+    code = f"import sys\nif 'warmd.daemon.{part}' in sys.orig_argv: sys.exit('no such luck')\n"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    daemon = make_daemon()
+    name = "train-0" if part == "worker" else "zygote"
+    with contextlib.suppress(WarmdError):
+        daemon.start()  # the daemon may have reported itself warm before its worker died
+    wait_until(lambda: not daemon.home.is_locked())
+    log = daemon.home.log.read_text()
+    assert f"{name} does not stay up (last ended with 1)" in log
+    assert "no such luck" in log
+
+
+def test_unknown_model_does_not_start_a_daemon(make_daemon: MakeDaemon, tmp_path: Path):
+    daemon = make_daemon()
+    daemon.config.__dict__["models"] = (ModelConfig(name="none", path=str(tmp_path)),)
+    with pytest.raises(WarmdError, match="none there"):
+        daemon.start()
+    wait_until(lambda: not daemon.home.is_locked())
+
+
+def test_resident_horse_runs_one_job_after_another_on_fresh_weights(make_daemon: MakeDaemon):
+    worker = WorkerConfig(name="train-0", queue="train", isolation="resident", threads=1)
+    daemon = make_daemon(workers=(worker,))
+    daemon.start()
+    first, second = daemon.submit(), daemon.submit()
+    for job_id in (first, second):
+        assert daemon.wait(job_id)["status"] == "finished"
+    assert weights(daemon, first) == weights(daemon, second)
+    horses = {daemon.events(job_id, "started")[0]["pid"] for job_id in (first, second)}
+    assert len(horses) == 1
+    os.kill(horses.pop(), signal.SIGKILL)
+    third = daemon.submit()
+    assert daemon.wait(third)["status"] == "finished"
+    assert weights(daemon, third) == weights(daemon, first)

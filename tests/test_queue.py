@@ -1,0 +1,261 @@
+"""What a user asks of the queue: order, waiting, time, tries, limits, and ways to stop a job."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemons import Daemon
+from rq import Queue
+from rq.job import Job
+from waiting import wait_until
+
+from warmd.daemon import keys
+from warmd.jobs import spec_class
+from warmd.jobs.errors import Conflict, NotFound, SpecError, Unavailable
+
+
+@pytest.fixture(scope="module")
+def shared(shared_daemon: Daemon) -> Daemon:
+    """One daemon for all of these: none of them harms it."""
+    return shared_daemon
+
+
+@pytest.fixture
+def daemon(shared: Daemon) -> Iterator[Daemon]:
+    """The shared daemon with a clean folder for the reward functions' files."""
+    (shared.folder / "calls").unlink(missing_ok=True)
+    yield shared
+    for name in ("gate", "broken"):
+        (shared.folder / name).unlink(missing_ok=True)
+    wait_until(lambda: not shared.client.jobs(statuses=("queued", "started")), timeout_s=60)
+
+
+def hold(daemon: Daemon, **options: Any) -> str:
+    """Have a job run and wait at its third step until `gate` is removed."""
+    (daemon.folder / "gate").touch()
+    job_id = daemon.submit("behaviours:gated", **options)
+    wait_until(lambda: len(daemon.events(job_id, "step")) == 2)
+    return job_id
+
+
+def started_at(daemon: Daemon, job_id: str) -> float:
+    time: float = daemon.wait(job_id)["started_at"]
+    return time
+
+
+def test_jobs_run_in_order_and_front_jumps_the_queue(daemon: Daemon):
+    running = hold(daemon)
+    first, second = daemon.submit(), daemon.submit()
+    urgent = daemon.submit(front=True)
+    places = {job["id"]: job["position"] for job in daemon.client.jobs(statuses=("queued",))}
+    assert places == {urgent: 1, first: 2, second: 3}
+    (daemon.folder / "gate").unlink()
+    starts = [started_at(daemon, job_id) for job_id in (running, urgent, first, second)]
+    assert starts == sorted(starts)
+
+
+def test_job_after_another_waits_for_it_to_finish(daemon: Daemon):
+    running = hold(daemon)
+    waiting = daemon.submit(after=running)
+    job = daemon.client.job(waiting)
+    assert (job["status"], job["after"]) == ("deferred", [running])
+    (daemon.folder / "gate").unlink()
+    assert daemon.wait(waiting)["status"] == "finished"
+
+
+def test_job_behind_a_failed_one_waits_for_it_to_be_resumed(daemon: Daemon):
+    (daemon.folder / "broken").touch()
+    broken = daemon.submit("behaviours:raises")
+    waiting = daemon.submit(after=broken)
+    assert daemon.wait(broken)["status"] == "failed"
+    assert daemon.client.job(waiting)["status"] == "deferred"
+    (daemon.folder / "broken").unlink()
+    daemon.client.resume(broken)
+    assert daemon.wait(waiting)["status"] == "finished"
+
+
+def test_scheduled_job_starts_when_its_time_has_come(daemon: Daemon):
+    due = datetime.now().astimezone() + timedelta(seconds=2)
+    job_id = daemon.submit(at=due)
+    assert daemon.client.job(job_id)["status"] == "scheduled"
+    assert started_at(daemon, job_id) >= int(due.timestamp())
+
+
+def test_failing_job_is_tried_again_as_often_as_asked(daemon: Daemon):
+    (daemon.folder / "broken").touch()
+    job = daemon.wait(daemon.submit("behaviours:raises", retries=2))
+    assert (job["status"], job["execution"]) == ("failed", 3)
+    assert job["error"] == "RuntimeError: the reward is broken"
+
+
+def test_time_limit_saves_stops_and_fails_the_job_with_the_reason(daemon: Daemon):
+    (daemon.folder / "gate").touch()
+    job_id = daemon.submit("behaviours:gated", timeout_s=1, save_every=100)
+    wait_until(lambda: len(daemon.events(job_id, "step")) == 2)
+    started = daemon.events(job_id, "started")[0]["time"]
+    wait_until(lambda: datetime.now().timestamp() > started + 1.5)
+    (daemon.folder / "gate").unlink()
+    job = daemon.wait(job_id)
+    assert (job["status"], job["error"]) == ("failed", "took longer than its time limit of 1 s")
+    assert daemon.events(job_id, "checkpoint")
+
+
+def test_canceling_a_running_job_saves_and_resume_continues_it(daemon: Daemon):
+    job_id = hold(daemon, samples=40, save_every=100)
+    assert daemon.client.cancel(job_id) == "stopping"
+    (daemon.folder / "gate").unlink()
+    job = daemon.wait(job_id)
+    assert job["status"] == "stopped"
+    assert 3 <= job["step"] < 40
+    assert daemon.client.resume(job_id) == "queued"
+    job = daemon.wait(job_id)
+    assert (job["status"], job["step"]) == ("finished", 40)
+    assert [event["step"] for event in daemon.events(job_id, "step")] == list(range(1, 41))
+
+
+def test_canceling_a_waiting_job_takes_it_out(daemon: Daemon):
+    running = hold(daemon)
+    waiting = daemon.submit()
+    assert daemon.client.cancel(waiting) == "canceled"
+    (daemon.folder / "gate").unlink()
+    assert daemon.wait(running)["status"] == "finished"
+    assert daemon.wait(waiting)["status"] == "canceled"
+    assert daemon.events(waiting) == []
+    assert daemon.client.resume(waiting) == "queued"
+    assert daemon.wait(waiting)["status"] == "finished"
+
+
+def test_killing_a_job_ends_it_at_once_and_it_can_be_resumed(daemon: Daemon):
+    job_id = hold(daemon)
+    assert daemon.client.kill(job_id) == "killing"
+    job = daemon.wait(job_id, timeout_s=10)
+    assert (job["status"], job["error"]) == ("stopped", "killed on request")
+    (daemon.folder / "gate").unlink()
+    daemon.client.resume(job_id)
+    assert daemon.wait(job_id)["status"] == "finished"
+
+
+def test_ended_job_cannot_be_canceled_again(daemon: Daemon):
+    job_id = daemon.submit()
+    daemon.wait(job_id)
+    with pytest.raises(Conflict, match="finished already"):
+        daemon.client.cancel(job_id)
+
+
+def test_finished_job_is_extended_to_more_steps(daemon: Daemon):
+    job_id = daemon.submit()
+    assert daemon.wait(job_id)["result"]["steps"] == 6
+    assert daemon.client.resume(job_id) == "finished"
+    assert daemon.client.resume(job_id, steps=9) == "queued"
+    job = daemon.wait(job_id)
+    assert (job["status"], job["result"]["steps"]) == ("finished", 9)
+    assert [event["step"] for event in daemon.events(job_id, "step")] == list(range(1, 10))
+
+
+def test_follow_shows_every_event_from_the_first_to_the_end(daemon: Daemon):
+    job_id = daemon.submit()
+    seen = [event for event in daemon.client.follow(job_id) if event is not None]
+    assert [event["seq"] for event in seen] == list(range(1, len(seen) + 1))
+    assert seen[0]["type"] == "started"
+    assert seen[-1]["type"] == "finished"
+    assert seen == daemon.events(job_id)
+
+
+def test_follow_rebuilds_what_the_stream_has_lost(daemon: Daemon):
+    job_id = daemon.submit()
+    daemon.wait(job_id)
+    daemon.client.connection.xtrim(keys.events(job_id), maxlen=2, approximate=False)
+    seen = [event for event in daemon.client.follow(job_id) if event is not None]
+    assert seen == daemon.events(job_id)
+    daemon.client.connection.delete(keys.events(job_id))
+    assert [event for event in daemon.client.follow(job_id) if event is not None] == seen
+
+
+def test_follow_goes_on_when_the_server_is_killed(daemon: Daemon):
+    job_id = hold(daemon, samples=40)
+    events = daemon.client.follow(job_id)
+    seen = [event for _, event in zip(range(4), events, strict=False)]
+    daemon.kill("server")
+    (daemon.folder / "gate").unlink()
+    seen += events
+    numbers = [event["seq"] for event in seen if event is not None]
+    assert numbers == list(range(1, len(daemon.events(job_id)) + 1))
+
+
+class Bomb:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return Path.touch, (self.path,)
+
+
+def test_pickle_in_redis_runs_no_code(daemon: Daemon, tmp_path: Path):
+    fuse = tmp_path / "exploded"
+    job_id = "grpo-20260101-000000-aaaa"
+    job = Job.create("os.system", args=("true",), id=job_id, connection=daemon.client.connection)
+    job.data = pickle.dumps(("os.system", None, (Bomb(fuse),), {}))
+    Queue("train", connection=daemon.client.connection).enqueue_job(job)
+    wait_until(lambda: daemon.client.store.fetch(job_id).get_status() == "failed")  # type: ignore[union-attr]
+    assert not fuse.exists()
+    assert daemon.wait(daemon.submit())["status"] == "finished"
+
+
+def test_foreign_function_in_redis_is_refused(daemon: Daemon, tmp_path: Path):
+    fuse = tmp_path / "exploded"
+    job_id = "grpo-20260101-000000-bbbb"
+    queue = daemon.client.store.queue("train")
+    queue.enqueue("os.mkdir", str(fuse), job_id=job_id)
+    wait_until(lambda: daemon.client.store.fetch(job_id).get_status() == "failed")  # type: ignore[union-attr]
+    assert not fuse.exists()
+
+
+@pytest.mark.parametrize("text", ["../../x", "grpo-2026/..", "a" * 500, "", "grpo\n", "GRPO*"])
+def test_hostile_id_is_refused(daemon: Daemon, text: str):
+    with pytest.raises((SpecError, NotFound)):
+        daemon.client.find(text)
+
+
+def test_id_is_found_by_its_beginning(daemon: Daemon):
+    job_id = daemon.submit()
+    daemon.wait(job_id)
+    assert daemon.client.find(job_id[:-1]) == job_id
+    assert daemon.client.find(None) == job_id
+    assert daemon.client.find("-") == job_id
+    with pytest.raises(NotFound):
+        daemon.client.find("grpo-19990101")
+
+
+def test_bad_spec_queues_nothing_and_leaves_no_files(daemon: Daemon):
+    runs = sorted(daemon.home.runs.iterdir())
+    wrong: list[dict[str, Any]] = [
+        {"samples": 10_000},
+        {"model": "nosuchmodel"},
+        {"dataset": "/nonexistent.jsonl"},
+        {"reward": "nosuch:function"},
+    ]
+    for options in wrong:
+        with pytest.raises((SpecError, NotFound)):
+            daemon.submit(**options)
+    assert sorted(daemon.home.runs.iterdir()) == runs
+    assert daemon.client.jobs(statuses=("queued", "started")) == []
+
+
+def test_without_a_server_submit_says_how_to_start_one(make_daemon: Any):
+    daemon = make_daemon()
+    daemon.home.create()
+    with pytest.raises(Unavailable, match="warmd start"):
+        daemon.submit()
+    assert list(daemon.home.runs.iterdir()) == []
+
+
+def test_unknown_kind_is_named():
+    with pytest.raises(SpecError, match="one of grpo"):
+        spec_class("nosuch")

@@ -1,0 +1,173 @@
+"""Servers: our own on a socket, and somebody else's with a password or over TLS."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from daemons import Daemon
+from waiting import wait_until
+
+from warmd.daemon import keys
+from warmd.daemon.home import Home
+from warmd.daemon.server import EmbeddedServer, find_binary
+from warmd.jobs.errors import SpecError, Unavailable, WarmdError
+
+MakeDaemon = Callable[..., Daemon]
+PASSWORD = "correct horse"
+
+
+def debian_redis() -> str:
+    """The second real server. A laptop without one skips these tests, CI does not."""
+    binary = shutil.which("redis-server")
+    if binary is None and not os.environ.get("CI"):
+        pytest.skip("needs redis-server")
+    assert binary is not None
+    return binary
+
+
+@pytest.fixture
+def home(make_daemon: MakeDaemon) -> Home:
+    home = make_daemon().home
+    home.create()
+    return home
+
+
+@pytest.mark.parametrize("kind", ["valkey", "redis"])
+def test_embedded_server_listens_on_a_private_socket_alone(home: Home, kind: str):
+    binary = find_binary(None if kind == "valkey" else debian_redis())
+    server = EmbeddedServer(home, binary)
+    server.start()
+    try:
+        with keys.connect(server.url) as connection:
+            assert connection.config_get("port") == {"port": "0"}
+            assert connection.config_get("appendfsync") == {"appendfsync": "always"}
+        assert home.sockets.stat().st_mode & 0o077 == 0
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("kind", ["valkey", "redis"])
+def test_embedded_server_keeps_every_acknowledged_write_through_kill_9(home: Home, kind: str):
+    server = EmbeddedServer(home, find_binary(None if kind == "valkey" else debian_redis()))
+    server.start()
+    with keys.connect(server.url) as connection:
+        for number in range(200):
+            connection.rpush("numbers", number)
+    assert server.process is not None
+    server.process.kill()
+    server.process.wait()
+    server.start()
+    try:
+        with keys.connect(server.url) as connection:
+            found = connection.lrange("numbers", 0, -1)
+        assert found == [str(number).encode() for number in range(200)]
+    finally:
+        server.stop()
+
+
+def test_two_servers_never_share_a_folder(home: Home):
+    first, second = (EmbeddedServer(home, find_binary(None)) for _ in range(2))
+    first.start()
+    assert first.process is not None
+    second.start()  # tells the first to end, as after a daemon that was killed
+    try:
+        assert first.process.poll() == 0
+        assert second.answers()
+    finally:
+        second.stop()
+
+
+def test_server_that_does_not_start_says_why(home: Home):
+    server = EmbeddedServer(home, shutil.which("false") or "")
+    with pytest.raises(Unavailable, match="ended at once"):
+        server.start()
+
+
+def test_configured_binary_that_is_none_is_refused():
+    with pytest.raises(SpecError, match="must be a program"):
+        find_binary("/nonexistent/server")
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def external(folder: Path, *options: str) -> Iterator[int]:
+    """A Redis of somebody else's on a loopback port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [
+            *(debian_redis(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)),
+            *("--requirepass", PASSWORD, "--save", "", *options),
+        ],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: answers(port))
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def test_jobs_run_through_an_external_redis_with_a_password(
+    make_daemon: MakeDaemon, tmp_path: Path
+):
+    with external(tmp_path) as port:
+        daemon = make_daemon(redis_url=f"redis://:correct%20horse@127.0.0.1:{port}/0")
+        daemon.start()
+        status = daemon.status()
+        assert status["server"]["embedded"] is False
+        assert "correct" not in status["server"]["url"]
+        assert daemon.wait(daemon.submit())["status"] == "finished"
+        daemon.stop()
+        assert "correct" not in daemon.home.log.read_text()
+
+
+def test_wrong_password_is_said_without_showing_it(make_daemon: MakeDaemon, tmp_path: Path):
+    with external(tmp_path) as port:
+        daemon = make_daemon(redis_url=f"redis://:secret123@127.0.0.1:{port}/0")
+        with pytest.raises(WarmdError, match="no server at redis://") as caught:
+            daemon.start()
+        assert "secret123" not in str(caught.value)
+
+
+def test_server_that_is_not_there_is_said(make_daemon: MakeDaemon):
+    daemon = make_daemon(redis_url="redis://127.0.0.1:1/0")
+    with pytest.raises(WarmdError, match=r"no server at redis://127.0.0.1:1/0"):
+        daemon.start()
+
+
+@pytest.mark.slow
+def test_jobs_run_through_redis_over_tls(make_daemon: MakeDaemon, tmp_path: Path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        tls_port = probe.getsockname()[1]
+    options = ["--tls-port", str(tls_port), "--tls-cert-file", str(certificate)]
+    options += ["--tls-key-file", str(key), "--tls-auth-clients", "no"]
+    with external(tmp_path, *options):
+        url = f"rediss://:correct%20horse@127.0.0.1:{tls_port}/0?ssl_ca_certs={certificate}"
+        daemon = make_daemon(redis_url=url)
+        daemon.start()
+        assert daemon.wait(daemon.submit())["status"] == "finished"

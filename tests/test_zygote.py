@@ -1,0 +1,157 @@
+"""The zygote: one thread, no computation, weights that no job can change; models in and out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import tiny
+from daemons import Daemon
+
+from warmd.configs.config import ModelConfig
+from warmd.daemon import control
+from warmd.jobs.errors import WarmdError
+
+MakeDaemon = Callable[..., Daemon]
+
+# Loads a model, forks a child that trains on it, and prints the weights' hash before and after.
+FORKING = """
+import hashlib, os, sys, pathlib
+from warmd.daemon import zygote
+os.environ.update(zygote.ENVIRONMENT)
+zygote.import_libraries()
+import torch
+from warmd.configs.config import ModelConfig
+from warmd.daemon.models import HorseModels, WarmModels
+
+def digest(model):
+    sums = [hashlib.sha256(p.numpy().tobytes()).hexdigest() for p in model.state_dict().values()]
+    return hashlib.sha256("".join(sums).encode()).hexdigest()
+
+models = WarmModels(10**9)
+folder = pathlib.Path(sys.argv[1])
+loaded = models.ensure(ModelConfig(name="tiny", path=str(folder)), folder, in_use=())
+before = digest(loaded.warm.model)
+zygote.pause_openmp()
+pid = os.fork()
+if pid == 0:
+    torch.set_num_threads(2)
+    model = HorseModels(models, {}, private=True).take("tiny").model.train().requires_grad_(True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(3):
+        ids = torch.randint(3, 20, (64, 32))
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+    os._exit(0 if digest(model) != before else 3)
+status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+print(status, digest(loaded.warm.model) == before, len(os.listdir("/proc/self/task")))
+"""
+
+
+def test_training_in_a_child_leaves_the_weights_of_the_zygote_alone(tiny_model: Path):
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, str(tiny_model)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    status, unchanged, _ = done.stdout.split()
+    assert (status, unchanged) == ("0", "True"), done.stderr
+
+
+def test_zygote_never_starts_a_team_of_threads(shared_daemon: Daemon):
+    shared_daemon.wait(shared_daemon.submit())
+    threads = Path("/proc", str(shared_daemon.pid("zygote")), "task").iterdir()
+    names = {(thread / "comm").read_text().strip() for thread in threads}
+    # pyarrow's allocator keeps a thread that sleeps; it hung no forked child in any trial.
+    assert names <= {"python", "python3", "jemalloc_bg_thd"}
+
+
+def test_base_model_answers_the_same_after_a_job_trained_on_it(shared_daemon: Daemon):
+    first = shared_daemon.submit()
+    second = shared_daemon.submit()
+    for job_id in (first, second):
+        assert shared_daemon.wait(job_id)["status"] == "finished"
+    models = [shared_daemon.home.runs / job_id / "model" for job_id in (first, second)]
+    digests = {
+        hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest() for model in models
+    }
+    assert len(digests) == 1  # the second began where the first did
+
+
+def save_model(folder: Path, seed: int) -> Path:
+    tiny.model(seed).save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_models_come_and_go_without_disturbing_a_running_job(shared_daemon: Daemon, tmp_path: Path):
+    daemon = shared_daemon
+    other = ModelConfig(name="other", path=str(save_model(tmp_path / "other", 1)))
+    job_id = daemon.submit(samples=30)
+    loaded = control.load_model(daemon.config, other)
+    assert loaded["parameters"] > 0
+    assert {model["name"] for model in control.models(daemon.config)} >= {"tiny", "other"}
+    control.unload_model(daemon.config, "other")
+    assert "other" not in {model["name"] for model in control.models(daemon.config)}
+    job = daemon.wait(job_id)
+    assert (job["status"], job["execution"]) == ("finished", 1)
+    with pytest.raises(WarmdError, match="not warm"):
+        control.unload_model(daemon.config, "other")
+
+
+def test_job_that_names_a_cold_model_has_it_loaded_and_kept(shared_daemon: Daemon, tmp_path: Path):
+    daemon = shared_daemon
+    folder = save_model(tmp_path / "cold", 2)
+    job = daemon.wait(daemon.submit(model=str(folder)))
+    assert job["status"] == "finished", job["error"]
+    assert "cold" in {model["name"] for model in control.models(daemon.config)}
+
+
+def test_folder_that_is_no_model_is_refused_by_load(shared_daemon: Daemon, tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(WarmdError, match="cannot be loaded"):
+        control.load_model(shared_daemon.config, ModelConfig(name="bad", path=str(tmp_path)))
+    with pytest.raises(WarmdError, match="no such folder"):
+        control.load_model(shared_daemon.config, ModelConfig(name="bad", path="/nonexistent"))
+
+
+def test_model_that_does_not_fit_is_refused_with_the_numbers(
+    make_daemon: MakeDaemon, tmp_path: Path, tiny_model: Path
+):
+    size = sum(path.stat().st_size for path in tiny_model.glob("*.safetensors"))
+    daemon = make_daemon(memory_budget_bytes=int(size * 2.5))
+    daemon.start()
+    load: Any = lambda name, seed: control.load_model(  # noqa: E731
+        daemon.config, ModelConfig(name=name, path=str(save_model(tmp_path / name, seed)))
+    )
+    load("second", 1)
+    load("third", 2)
+    # The least recently used made room.
+    assert [model["name"] for model in control.models(daemon.config)] == ["second", "third"]
+    big = tiny.model(0, positions=64)
+    big.resize_token_embeddings(20_000)
+    big.save_pretrained(tmp_path / "big")
+    tiny.tokenizer().save_pretrained(tmp_path / "big")
+    with pytest.raises(WarmdError, match=r"big needs .* of the memory budget of"):
+        control.load_model(daemon.config, ModelConfig(name="big", path=str(tmp_path / "big")))
+
+
+def test_killed_zygote_brings_the_same_models_back(make_daemon: MakeDaemon, tmp_path: Path):
+    daemon = make_daemon()
+    daemon.start()
+    other = ModelConfig(name="other", path=str(save_model(tmp_path / "other", 1)))
+    control.load_model(daemon.config, other)
+    old = psutil.Process(daemon.pid("zygote"))
+    os.kill(old.pid, 9)
+    old.wait(10)
+    assert daemon.wait(daemon.submit())["status"] == "finished"
+    assert [model["name"] for model in control.models(daemon.config)] == ["tiny", "other"]
