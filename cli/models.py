@@ -1,0 +1,88 @@
+"""The warm models: `load`, `unload` and `models`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import render
+from .app import App, common_options
+
+
+@click.command()
+@click.argument("model", metavar="NAME=PATH")
+@common_options
+@click.pass_obj
+def load(app: App, model: str) -> None:
+    """Make a model warm without disturbing the running jobs.
+
+    NAME=PATH[,dtype=…][,task=…], as for `warmd start --model`.
+    """
+    from ..configs.config import parse_model
+    from ..daemon import control
+
+    loaded = control.load_model(app.config(), parse_model(model, Path.cwd()))
+    if app.as_json:
+        render.json_line(loaded)
+    else:
+        print_models([loaded])
+
+
+@click.command()
+@click.argument("name")
+@common_options
+@click.pass_obj
+def unload(app: App, name: str) -> None:
+    """Forget a warm model.
+
+    Jobs that run with it keep it to their end.
+    """
+    from ..daemon import control
+
+    unloaded = control.unload_model(app.config(), name)
+    if app.as_json:
+        render.json_line(unloaded)
+    else:
+        click.echo(f"{name} unloaded")
+
+
+@click.command()
+@common_options
+@click.pass_obj
+def models(app: App) -> None:
+    """List the warm models."""
+    from ..daemon import control
+
+    found = control.models(app.config())
+    if app.as_json:
+        for model in found:
+            render.json_line(model)
+    else:
+        print_models(found)
+
+
+def print_models(found: list[dict[str, Any]]) -> None:
+    """Print a table of warm models."""
+    rows = [
+        [
+            model["name"],
+            model["dtype"],
+            _count(model["parameters"]),
+            render.size(model["bytes"]),
+            render.duration(model["seconds"]),
+            render.clock(model["loaded_at"]),
+            model["path"],
+        ]
+        for model in found
+    ]
+    headers = ["MODEL", "DTYPE", ">PARAMS", ">SIZE", ">LOAD", "SINCE", "PATH"]
+    render.print_table(headers, rows)
+
+
+def _count(parameters: int) -> str:
+    for unit, power in (("B", 9), ("M", 6), ("K", 3)):
+        if parameters >= 10**power:
+            return f"{parameters / 10**power:.3g}{unit}"
+    return str(parameters)

@@ -1,0 +1,117 @@
+"""`warmd tail`: follow a job from its first event to its end; also what `submit --wait` does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+import click
+
+from . import render
+from .app import EXIT_INTERRUPTED, App, common_options, note
+from .completion import job_argument
+from .progress import Progress, describe
+
+if TYPE_CHECKING:
+    from ..daemon.client import Client
+
+EXIT_CODES = {"finished": 0, "failed": 1, "stopped": 4, "canceled": 4}
+
+
+@click.command()
+@job_argument
+@common_options
+@click.pass_obj
+def tail(app: App, job: str | None) -> int:
+    """Show what JOB did and does, until it ends.
+
+    Ctrl-C leaves the job running. Exits by the job's end: 0 finished, 1 failed, 4 stopped.
+    """
+    client = app.client()
+    return follow(app, client, client.find(job), sys.stdout)
+
+
+def follow(app: App, client: Client, job_id: str, stream: TextIO) -> int:
+    """Show the events of a job on `stream` until it ends; return the exit code of its end.
+
+    With --json every event is a line on stdout. On a terminal a live line on stderr stands for
+    the steps.
+    """
+    live = _LiveLine(enabled=not app.as_json and _is_terminal(stream))
+    try:
+        with live:
+            _show_events(app, client, job_id, stream, live)
+    except KeyboardInterrupt:
+        if not live.enabled:
+            note("")  # the terminal's ^C has no line of its own
+        note(f"{job_id} goes on. Come back with: {app.command(f'tail {job_id}')}")
+        return EXIT_INTERRUPTED
+    return EXIT_CODES.get(client.job(job_id)["status"], 0)
+
+
+def _show_events(app: App, client: Client, job_id: str, stream: TextIO, live: _LiveLine) -> None:
+    progress = Progress()
+    for event in client.follow(job_id):
+        if event is None:
+            if live.enabled and progress.phase == "waiting":
+                live.draw(_waiting(client.job(job_id)))
+                continue
+        elif app.as_json:
+            render.json_line(event)
+            continue
+        else:
+            progress.update(event)
+            if event["type"] != "step" or not live.enabled:
+                live.clear()
+                click.echo(_in_colour(event), file=stream)
+        live.draw(progress.line(time.time(), shutil.get_terminal_size().columns))
+
+
+def _waiting(job: dict[str, Any]) -> str:
+    line = f"{job['status']} for {render.duration(time.time() - job['created_at'])}"
+    if job["position"] is not None:
+        line += f", position {job['position']} in {job['queue']}"
+    if job["after"]:
+        line += f", after {', '.join(job['after'])}"
+    return line
+
+
+def _in_colour(event: dict[str, Any]) -> str:
+    colour = render.STATUS_COLOURS.get(event["type"])
+    return click.style(describe(event), fg=colour) if colour else describe(event)
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    return stream.isatty() and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class _LiveLine:
+    """One line on stderr that is drawn over and over, and leaves nothing behind."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self.enabled = enabled
+
+    def draw(self, text: str) -> None:
+        if self.enabled:
+            # A line that wraps could not be drawn over.
+            text = text[: shutil.get_terminal_size().columns - 1]
+            sys.stderr.write(f"\r{text}\x1b[K")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        self.draw("")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.clear()

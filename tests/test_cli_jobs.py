@@ -1,0 +1,307 @@
+"""The commands that show, follow and steer jobs, on a real server.
+
+The part of the worker is played by the test, through the daemon's own job store and event log:
+these tests are about what the command line makes of it.
+"""
+
+import contextlib
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from rq.job import Job
+from shell import CLEAN_ENVIRON, Done, warmd
+
+from warmd.configs.config import load
+from warmd.daemon.client import Client
+from warmd.daemon.events import EventLog
+from warmd.daemon.home import Home
+from warmd.daemon.server import EmbeddedServer, find_binary
+from warmd.daemon.stream import Publisher
+
+COMMAND = [sys.executable, "-m", "warmd.cli"]
+
+
+class Desk:
+    """A home with a server, a shell in front of it and a worker that does as it is told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = Home(folder / "home")
+        self.client = Client(load(home=self.home.path, environ={}))
+        self.environ = {**CLEAN_ENVIRON, "WARMD_HOME": str(self.home.path)}
+        self.logs = contextlib.ExitStack()
+        model = folder / "model"
+        model.mkdir()
+        (model / "config.json").write_text('{"max_position_embeddings": 256}')
+        self.grpo = ("submit", "grpo", "--model", str(model), "--samples", "4")
+
+    def warmd(self, *arguments: str) -> Done:
+        return warmd(*arguments, home=self.home.path)
+
+    def submit(self, *arguments: str) -> str:
+        done = self.warmd(*self.grpo, *arguments)
+        assert done.code == 0, done.err
+        job_id: str = done.out.rstrip("\n")
+        return job_id
+
+    def rows(self, *arguments: str) -> list[dict[str, Any]]:
+        done = self.warmd(*arguments, "--json")
+        assert done.code == 0, done.err
+        objects: list[dict[str, Any]] = done.objects
+        return objects
+
+    def begin(self) -> "Run":
+        """Take the next job and begin its execution."""
+        job = self.client.store.take("train", "w", timeout_s=5)
+        assert job is not None
+        return Run(self, job)
+
+
+class Run:
+    """One execution of a job, step by step."""
+
+    def __init__(self, desk: Desk, job: Job) -> None:
+        self.id = job.id
+        self.job = job
+        self.store = desk.client.store
+        execution = self.store.begin(job, "w")
+        assert execution is not None
+        self.execution = execution
+        path = desk.client.rundir(job.id).events
+        publisher = Publisher(desk.client.connection, job.id, path)
+        log = EventLog(path, execution=1, publish=publisher.publish)
+        self.log = desk.logs.enter_context(log)
+        self.log.emit("started")
+        self.log.emit("begin", steps_total=4)
+
+    def step(self, number: int) -> None:
+        self.log.emit("step", step=number, steps_total=4, loss=1 / number, reward=0.5)
+
+    def finish(self, result: dict[str, Any]) -> None:
+        self.log.emit("finished", result=result)
+        self.store.finish(self.job, self.execution, result)
+
+    def fail(self, error: str) -> None:
+        self.log.emit("failed", error=error, traceback="Traceback …")
+        self.store.fail(self.job, self.execution, error)
+
+    def stop(self) -> None:
+        self.log.emit("stopped", reason="asked to cancel")
+        self.store.stop(self.job, self.execution, "stopped on request")
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
+    desk.home.create()
+    server = EmbeddedServer(desk.home, find_binary(None))
+    server.start()
+    yield desk
+    desk.logs.close()
+    desk.client.connection.close()
+    server.stop()
+
+
+def test_submit_prints_the_job_id_alone_and_the_queue_shows_its_turn(desk):
+    first, second = desk.submit(), desk.submit()
+    front = desk.submit("--front")
+    later = desk.submit("--in", "1h")
+    behind = desk.submit("--after", first)
+    queue = desk.rows("queue")
+    assert [job["id"] for job in queue] == [front, first, second, later, behind]
+    assert [job["position"] for job in queue] == [1, 2, 3, None, None]
+    assert queue[4]["after"] == [first]
+    text = desk.warmd("queue").out.splitlines()
+    assert text[0].split()[:3] == ["POS", "JOB", "QUEUE"]
+    assert [line.split()[1] for line in text[1:]] == [job["id"] for job in queue]
+    assert text[5].endswith(first)
+
+
+def test_jobs_are_listed_newest_first_and_can_be_narrowed(desk):
+    first, second = desk.submit(), desk.submit()
+    run = desk.begin()
+    run.fail("loss is nan\nat step 3")
+    assert [job["id"] for job in desk.rows("jobs")] == [second, first]
+    assert [job["id"] for job in desk.rows("jobs", "--limit", "1")] == [second]
+    assert [job["id"] for job in desk.rows("jobs", "--status", "failed")] == [first]
+    lines = desk.warmd("jobs").out.splitlines()
+    assert lines[2].endswith("loss is nan at step 3")
+
+
+def test_show_takes_an_id_a_prefix_or_nothing_for_the_latest(desk):
+    first, latest = sorted([desk.submit(), desk.submit()])
+    for arguments in ([latest], [], ["-"], [latest[:-2]]):
+        [shown] = desk.rows("show", *arguments)
+        assert shown["id"] == latest
+    assert {"kind", "status", "step", "steps_total", "execution", "run_dir", "error", "result"} <= (
+        shown.keys()
+    )
+    assert f"run_dir       {desk.home.runs / first}\n" in desk.warmd("show", first).out
+
+
+@pytest.mark.parametrize("command", ["show", "tail", "result", "cancel", "kill", "resume", "logs"])
+def test_an_id_of_no_job_or_of_several_is_one_line_and_exits_with_2(desk, command):
+    for name in ("grpo-20261121-184200-aaaa", "grpo-20261121-184200-bbbb"):
+        (desk.home.runs / name).mkdir()
+    for job in ("../../x", "grpo-20200101-000000-aaaa", "grpo", "\n", "x" * 999):
+        done = desk.warmd(command, job)
+        assert done.is_refusal(2)
+        assert done.err.startswith("Error: job: ")
+
+
+def test_tail_shows_a_job_from_its_first_event_to_its_end_and_exits_with_0(desk):
+    desk.submit()
+    run = desk.begin()
+    run.step(1)
+    with subprocess.Popen(
+        [*COMMAND, "tail", "--json"], env=desk.environ, stdout=subprocess.PIPE
+    ) as tail:
+        assert tail.stdout is not None
+        events = [orjson.loads(tail.stdout.readline()) for _ in range(3)]
+        run.step(2)
+        events.append(orjson.loads(tail.stdout.readline()))
+        run.finish({"steps": 2})
+        events += map(orjson.loads, tail.stdout)
+        assert tail.wait(timeout=10) == 0
+    assert [event["type"] for event in events] == ["started", "begin", "step", "step", "finished"]
+    assert [event["seq"] for event in events] == [1, 2, 3, 4, 5]
+    assert all({"execution", "time", "step"} <= event.keys() for event in events)
+    lines = desk.warmd("tail", run.id).out.splitlines()
+    assert "step 1/4  loss 1  reward 0.5" in lines[2]
+    assert lines[4].endswith("finished at step 2  steps 2")
+
+
+def test_tail_exits_with_1_for_a_failed_job_and_4_for_a_stopped_or_canceled_one(desk):
+    for _ in range(3):
+        desk.submit()
+    failed, stopped = desk.begin(), desk.begin()
+    failed.fail("loss is nan")
+    stopped.stop()
+    done = desk.warmd("tail", failed.id)
+    assert done.code == 1
+    assert done.out.splitlines()[-1].endswith("failed  error loss is nan")
+    assert desk.warmd("tail", stopped.id).code == 4
+    canceled = desk.rows("jobs", "--status", "queued")[0]["id"]
+    desk.warmd("cancel", canceled)
+    assert desk.warmd("tail", canceled).code == 4
+
+
+def test_submit_wait_prints_the_id_follows_on_stderr_and_exits_by_the_jobs_end(desk):
+    command = [*COMMAND, *desk.grpo, "--wait"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=desk.environ, **pipes) as waiting:
+        run = desk.begin()
+        run.step(1)
+        run.fail("no memory")
+        out, err = waiting.communicate(timeout=20)
+    assert (waiting.returncode, out) == (1, run.id + "\n")
+    assert "step 1/4" in err
+    assert "no memory" in err
+
+
+def test_on_a_terminal_steps_are_one_live_line_and_ctrl_c_leaves_the_job_running(desk):
+    desk.submit()
+    run = desk.begin()
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [*COMMAND, "tail"], desk.environ)
+    seen = ""
+
+    def see(text: str) -> None:
+        nonlocal seen
+        while text not in seen:
+            seen += os.read(terminal, 4096).decode()
+
+    run.step(1)
+    see("1/4")
+    run.step(2)
+    see("2/4")
+    see("ETA")
+    assert "step 1/4" not in seen
+    os.write(terminal, b"\x03")
+    see(f"warmd tail {run.id}")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    os.close(terminal)
+    assert desk.client.job(run.id)["status"] == "started"
+
+
+def test_ctrl_c_on_a_pipe_says_how_to_come_back_too(desk):
+    job_id = desk.submit()
+    desk.begin()
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*COMMAND, "tail"], env=desk.environ, **pipes) as tail:
+        assert tail.stdout is not None
+        tail.stdout.readline()
+        tail.send_signal(signal.SIGINT)
+        _, err = tail.communicate(timeout=10)
+    assert tail.returncode == 130
+    assert err.strip() == f"{job_id} goes on. Come back with: warmd tail {job_id}"
+
+
+def test_a_result_is_printed_once_there_is_one(desk):
+    job_id = desk.submit()
+    done = desk.warmd("result")
+    assert (done.code, done.out) == (2, "")
+    assert f"warmd tail {job_id}" in done.err
+    desk.begin().finish({"steps": 4, "metrics": {"loss": 0.12345}})
+    assert desk.rows("result") == [{"steps": 4, "metrics": {"loss": 0.12345}}]
+    assert desk.warmd("result").out == "steps         4\nmetrics.loss  0.1235\n"
+
+
+def test_the_result_of_a_failed_job_exits_with_1_and_of_a_stopped_one_with_4(desk):
+    failed = desk.submit()
+    desk.begin().fail("no memory")
+    done = desk.warmd("result", failed)
+    assert (done.code, "no memory" in done.err) == (1, True)
+    job_id = desk.submit()
+    desk.begin().stop()
+    done = desk.warmd("result", job_id)
+    assert done.code == 4
+    assert f"warmd resume {job_id}" in done.err
+
+
+def test_a_waiting_job_is_canceled_at_once_and_can_be_resumed(desk):
+    job_id = desk.submit()
+    assert desk.rows("cancel") == [{"id": job_id, "outcome": "canceled"}]
+    assert desk.rows("queue") == []
+    again = desk.warmd("cancel")
+    assert again.code == 2
+    assert again.err.count("\n") == 1
+    assert desk.warmd("resume", "--steps", "9").out == f"{job_id} queued\n"
+    assert [job["id"] for job in desk.rows("queue")] == [job_id]
+
+
+def test_a_running_job_is_asked_to_stop_or_killed(desk):
+    desk.submit()
+    desk.begin()
+    assert desk.rows("cancel")[0]["outcome"] == "stopping"
+    assert desk.rows("kill")[0]["outcome"] == "killing"
+
+
+def test_colours_are_for_terminals_and_no_color_turns_them_off(desk):
+    desk.submit()
+    assert "\x1b" not in desk.warmd("jobs").out
+
+    def on_a_terminal(**environ: str) -> bytes:
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execve(sys.executable, [*COMMAND, "jobs"], desk.environ | environ)
+        seen = b""
+        try:
+            while chunk := os.read(terminal, 4096):
+                seen += chunk
+        except OSError:  # how Linux says that the other end is closed
+            pass
+        os.waitpid(pid, 0)
+        os.close(terminal)
+        return seen
+
+    assert b"\x1b[1m" in on_a_terminal()
+    assert b"\x1b" not in on_a_terminal(NO_COLOR="1")

@@ -1,0 +1,177 @@
+"""`warmd submit`: where options come from, which wins, and what a wrong one says."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+from hypothesis import given, settings, strategies as st
+from shell import Done, warmd
+
+from warmd.jobs import spec_class
+
+ROWS = [{"question": f"{n} + 1?", "answer": f"#### {n + 1}"} for n in range(100)]
+
+
+class Shell:
+    """A folder with a model and data, in which `warmd` is typed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home = folder / "home"
+        (folder / "model").mkdir()
+        (folder / "model" / "config.json").write_text('{"max_position_embeddings": 256}')
+        (folder / "rows.jsonl").write_bytes(b"\n".join(map(orjson.dumps, ROWS)))
+
+    def warmd(self, *arguments: str) -> Done:
+        return warmd(*arguments, home=self.home, folder=self.folder)
+
+    def dry_run(self, *arguments: str) -> dict[str, Any]:
+        """Return the spec that these options make."""
+        files = ("--model", "model", "--dataset", "rows.jsonl")
+        done = self.warmd("submit", "grpo", *files, *arguments, "--dry-run", "--json")
+        assert (done.code, done.err) == (0, "")
+        spec: dict[str, Any] = done.objects[0]["spec"]
+        return spec
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    for name in [name for name in os.environ if name.startswith("WARMD_")]:
+        monkeypatch.delenv(name)
+    return Shell(tmp_path)
+
+
+def test_a_dry_run_queues_nothing_and_prints_a_spec_that_config_reads_back(shell):
+    arguments = ["submit", "grpo", "--model", "model", "--dataset", "rows.jsonl"]
+    done = shell.warmd(*arguments, "--samples", "7", "--beta", "1e-3", "--dry-run")
+    assert (done.code, done.err) == (0, "")
+    printed = yaml.safe_load(done.out)
+    assert (printed["samples"], printed["beta"]) == (7, 0.001)
+    assert printed["dataset"] == str(shell.folder / "rows.jsonl")
+    assert not shell.home.exists()
+
+    (shell.folder / "again.yaml").write_text(done.out)
+    assert shell.warmd("submit", "grpo", "--config", "again.yaml", "--dry-run") == done
+
+
+def test_options_win_over_set_over_the_file_over_the_defaults_of_the_home(shell):
+    shell.home.mkdir()
+    (shell.home / "config.yaml").write_text(
+        "defaults: {grpo: {seed: 1, samples: 1, epochs: 1, num_generations: 3, temperature: 0.5}}"
+    )
+    (shell.folder / "run.yaml").write_text("seed: 2\nsamples: 2\nepochs: 2\nnum-generations: 4\n")
+    sets = ("--set", "seed=3", "--set", "samples=3")
+    spec = shell.dry_run("--config", "run.yaml", *sets, "--seed", "4")
+    assert [spec[name] for name in ("seed", "samples", "epochs", "num_generations")] == [4, 3, 2, 4]
+    assert spec["temperature"] == 0.5
+    assert spec["top_p"] == spec_class("grpo").options()["top_p"].default
+
+
+def test_a_list_is_given_by_repeating_it_and_replaces_the_one_below(shell):
+    (shell.folder / "run.yaml").write_text("reward: [math, general, reasoning]\n")
+    from_file = ("--config", "run.yaml")
+    assert shell.dry_run(*from_file)["reward"] == ["math", "general", "reasoning"]
+    twice = ("--reward", "math=0.5", "--reward", "correctness")
+    assert shell.dry_run(*from_file, *twice)["reward"] == ["math=0.5", "correctness"]
+    sets = ("--set", "reward=math", "--set", "reward=general")
+    assert shell.dry_run(*from_file, *sets)["reward"] == ["math", "general"]
+
+
+def test_yes_and_no_are_options_of_their_own(shell):
+    assert shell.dry_run()["chat_template"] is False
+    assert shell.dry_run("--chat-template")["chat_template"] is True
+    on = ("--set", "chat-template=true")
+    assert shell.dry_run(*on)["chat_template"] is True
+    assert shell.dry_run(*on, "--no-chat-template")["chat_template"] is False
+
+
+def test_none_takes_an_optional_value_back(shell):
+    (shell.folder / "run.yaml").write_text("learning_rate: 1e-5\n")
+    assert shell.dry_run("--config", "run.yaml")["learning_rate"] == 1e-5
+    again = ("--config", "run.yaml", "--learning-rate", "none")
+    assert shell.dry_run(*again)["learning_rate"] is None
+
+
+def test_a_reward_of_ones_own_is_found_in_the_current_folder(shell):
+    (shell.folder / "my_cli_rewards.py").write_text(
+        "def brief(prompts, completions, answers):\n    return [-len(c) for c in completions]\n"
+    )
+    assert shell.dry_run("--reward", "my_cli_rewards:brief")["reward"] == ["my_cli_rewards:brief"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--samples", "x"], "samples: must be an integer of at least 1, got 'x'"),
+        (["--set", "samples=x"], "samples: must be an integer of at least 1, got 'x'"),
+        (["--samples", "101"], "samples: must be at most 100"),
+        (["--set", "smaples=3"], "smaples: unknown option of grpo; did you mean samples?"),
+        (["--set", "samples"], "set: must be KEY=VALUE, got 'samples'"),
+        (["--set", "seed=1", "--set", "seed=2"], "seed: must be set once"),
+        (["--smaples", "3"], "No such option '--smaples'"),
+        (["--config", "missing.yaml"], "missing.yaml: "),
+        (["--config", "broken.yaml"], "broken.yaml:2: "),
+        (["--config", "list.yaml"], "list.yaml: "),
+        (["--config", "."], "."),
+        (["--dataset", "missing.jsonl"], "dataset: must be"),
+        (["--dataset", "broken.yaml"], "broken.yaml"),
+        (["--model", "missing"], "model: must be a warm model"),
+        (["--model", "."], "config.json"),
+        (["--reward", "nope"], "reward: must be one of"),
+        (["--reward", "no_such_module:f"], "reward: "),
+        (["--at", "yesterday"], "at: must be a time to come"),
+        (["--at", "18:00", "--in", "1h"], "at: must not be given together with --in"),
+        (["--in", "soon"], "in: must be a duration"),
+        (["--timeout", "0s"], "timeout: must be above 0"),
+        (["--retries", "-1"], "--retries"),
+    ],
+)
+def test_a_wrong_option_is_one_line_exits_with_2_and_leaves_nothing(shell, arguments, line):
+    (shell.folder / "broken.yaml").write_text("seed: 1\nsamples: ]\n")
+    (shell.folder / "list.yaml").write_text("- seed\n")
+    files = ("--model", "model", "--dataset", "rows.jsonl")
+    done = shell.warmd("submit", "grpo", *files, *arguments)
+    assert done.is_refusal(2)
+    assert line in done.err
+    assert not shell.home.exists()
+
+
+def test_without_a_server_a_right_job_is_refused_with_3_and_leaves_nothing(shell):
+    files = ("--model", "model", "--dataset", "rows.jsonl")
+    done = shell.warmd("submit", "grpo", *files)
+    assert done.is_refusal(3)
+    assert "warmd start" in done.err
+    assert not shell.home.exists()
+
+
+NAMES = list(spec_class("grpo").options())
+VALUES = st.one_of(
+    st.integers().map(str),
+    st.floats().map(str),
+    st.sampled_from(["", "none", "true", "math", "rows.jsonl", "../../x", "1e-5", "{question}"]),
+    st.text(max_size=20),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([*NAMES, "nonsense"]), VALUES), max_size=6), st.data())
+def test_whatever_is_set_ends_in_a_checked_spec_or_one_line(pairs, data):
+    with tempfile.TemporaryDirectory() as folder:
+        shell = Shell(Path(folder))
+        arguments = ["--set", "model=model", "--set", "samples=3"]
+        arguments += [part for name, value in pairs for part in ("--set", f"{name}={value}")]
+        if data.draw(st.booleans()):
+            content = data.draw(st.binary(max_size=60))
+            (shell.folder / "any.yaml").write_bytes(content)
+            arguments += ["--config", "any.yaml"]
+        done = shell.warmd("submit", "grpo", *arguments, "--dry-run", "--json")
+        if done.code == 0:
+            spec = done.objects[0]["spec"]
+            assert spec_class("grpo").parse(spec).to_json() == spec
+        else:
+            assert done.is_refusal(2)
+        assert not shell.home.exists()

@@ -1,0 +1,180 @@
+"""How the command line reads times and writes durations, tables, events and progress."""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import click
+import pytest
+from hypothesis import given, strategies as st
+
+from warmd.cli import render
+from warmd.cli.progress import Progress, describe
+from warmd.cli.times import parse_duration, parse_time
+from warmd.configs.values import ConfigError
+from warmd.jobs.errors import SpecError
+
+NOW = datetime(2026, 11, 21, 18, 0).astimezone()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("15m", 900), ("1h30m", 5400), ("2d", 172800), ("1.5h", 5400)],
+)
+def test_durations_are_read_with_their_units(text, seconds):
+    assert parse_duration("in", text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "soon", "-5m", "0s", "5 parsecs", "nan", "1e999", "99999999d"]
+)
+def test_what_is_no_duration_is_refused_by_name(text):
+    with pytest.raises((SpecError, ConfigError), match=r"^in: must be .*, got"):
+        parse_duration("in", text)
+
+
+def test_a_time_of_day_is_the_next_one():
+    assert parse_time("at", "18:30", now=NOW) == NOW + timedelta(minutes=30)
+    assert parse_time("at", "7:05", now=NOW) == datetime(2026, 11, 22, 7, 5).astimezone()
+    assert parse_time("at", "18:00", now=NOW) == datetime(2026, 11, 22, 18, 0).astimezone()
+
+
+def test_a_date_and_time_is_local_unless_it_names_an_offset():
+    assert parse_time("at", "2026-11-23 08:00", now=NOW) == datetime(2026, 11, 23, 8).astimezone()
+    with_offset = parse_time("at", "2026-11-23T08:00+05:00", now=NOW)
+    assert with_offset.utcoffset() is not None
+    assert with_offset == datetime.fromisoformat("2026-11-23T03:00+00:00")
+
+
+@pytest.mark.parametrize("text", ["25:00", "2020-01-01 10:00", "9999-12-31", "noon", "", "1:2:3:4"])
+def test_what_is_no_time_to_come_is_refused_by_name(text):
+    with pytest.raises(SpecError, match=r"^at: must be a time to come"):
+        parse_time("at", text, now=NOW)
+
+
+@given(st.text())
+def test_any_text_is_a_time_a_duration_or_one_line_that_names_the_field(text):
+    readers: list[Callable[[], float]] = [
+        lambda: parse_duration("in", text),
+        lambda: parse_time("at", text, now=NOW).timestamp(),
+    ]
+    for read in readers:
+        try:
+            value = read()
+        except (SpecError, ConfigError) as error:
+            message = str(error)
+            assert message.startswith(("in: ", "at: "))
+            assert len(message.splitlines()) == 1
+        else:
+            assert value > 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (0.421, "0.42 s"),
+        (3.21, "3.2 s"),
+        (59.4, "59 s"),
+        (59.6, "1m 00s"),
+        (200, "3m 20s"),
+        (3599.7, "1h 00m"),
+        (7500, "2h 05m"),
+        (273600, "3d 4h"),
+    ],
+)
+def test_durations_are_shown_in_two_units_at_most(seconds, text):
+    assert render.duration(seconds) == text
+
+
+def test_sizes_are_shown_in_powers_of_ten():
+    assert [render.size(n) for n in (None, 512, 1_980_000_000, 747e6)] == [
+        "-",
+        "512 B",
+        "1.98 GB",
+        "747 MB",
+    ]
+
+
+def test_a_moment_of_another_day_shows_its_day():
+    assert render.clock(NOW.timestamp() + 60, now=NOW.timestamp()) == "18:01"
+    assert render.clock(NOW.timestamp() + 86400, now=NOW.timestamp()) == "Sun 18:00"
+    assert render.clock(NOW.timestamp() - 30 * 86400, now=NOW.timestamp()).startswith("2026-10-22")
+
+
+def test_a_table_is_aligned_and_its_last_column_gives_way():
+    rows = [["a", "12", "x" * 90], ["longer", "3", click.style("red", fg="red")]]
+    lines = [click.unstyle(line) for line in render.table(["NAME", ">N", "TEXT"], rows, width=40)]
+    assert lines == [
+        "NAME     N  TEXT",
+        "a       12  " + "x" * 27 + "…",
+        "longer   3  red",
+    ]
+
+
+@given(st.text())
+def test_text_of_others_cannot_steer_the_terminal(text):
+    assert render.one_line(text).isprintable()
+
+
+def step(number: int, at: float, *, execution: int = 1, **fields: Any) -> dict[str, Any]:
+    event = {"seq": number, "execution": execution, "time": at, "type": "step", "step": number}
+    return {**event, "steps_total": 80, **fields}
+
+
+def test_a_step_is_one_line_with_what_matters():
+    event = step(12, NOW.timestamp(), loss=0.12345678, reward=0.5, kl=None, tokens=[1, 2])
+    assert describe(event) == "18:00:00  step 12/80  loss 0.1235  reward 0.5"
+
+
+def test_events_of_any_kind_are_one_printable_line():
+    event = {"seq": 1, "execution": 2, "time": NOW.timestamp(), "step": 7, "type": "failed"}
+    event |= {"error": "loss is nan\n\x1b[2J", "traceback": "long\nlines", "peak_bytes": 21.3e9}
+    assert describe(event) == "18:00:00  failed at step 7  error loss is nan [2J  21.3 GB"
+
+
+def test_the_eta_is_the_median_of_recent_steps_so_that_one_slow_step_changes_little():
+    progress = Progress()
+    at = 0.0
+    for number, seconds in enumerate([9, 2, 2, 60, 2], start=1):
+        at += seconds
+        progress.update(step(number, at))
+    assert progress.seconds_per_step == 2
+    assert progress.eta_s(now=at) == 75 * 2
+    assert progress.eta_s(now=at + 10) == 75 * 2 - 10
+
+
+def test_nobody_knows_the_eta_before_the_second_step_nor_right_after_a_resume():
+    progress = Progress()
+    progress.update(step(1, 100.0))
+    assert progress.eta_s(now=100.0) is None
+    progress.update(step(2, 103.0))
+    progress.update({"seq": 3, "execution": 2, "time": 5000.0, "type": "started", "step": None})
+    assert progress.eta_s(now=5000.0) is None
+    progress.update(step(3, 5009.0, execution=2))
+    assert progress.seconds_per_step == 3  # the pause and the start are no step
+
+
+def test_the_live_line_holds_bar_pace_and_the_time_of_day_it_will_be_done():
+    progress = Progress()
+    for number in (39, 40):
+        progress.update(step(number, NOW.timestamp() + number, loss=0.5, reward=0.25))
+    line = progress.line(NOW.timestamp() + 40, width=120)
+    bar = "█" * 10 + "░" * 10
+    assert line == f"{bar}  40/80  ETA 40 s  done at 18:01  loss 0.5  reward 0.25  1.0 s/step"
+
+
+@given(st.integers(2, 200))
+def test_the_live_line_always_fits(width):
+    progress = Progress()
+    for number in (1, 2):
+        progress.update(step(number, NOW.timestamp() + number, loss=-0.123456, reward=1e-9))
+    assert len(progress.line(NOW.timestamp(), width)) < width
+
+
+def test_before_the_first_step_the_live_line_says_what_the_job_does():
+    progress = Progress()
+    assert progress.line(0.0, 80) == "waiting"
+    begin = {"seq": 2, "execution": 1, "time": 0.0, "type": "begin", "step": None}
+    progress.update({**begin, "steps_total": 80})
+    assert progress.line(1.0, 80).endswith("0/80  starting")
