@@ -1,0 +1,548 @@
+"""The MLM kind: a model learns to fill masks, in text or in the code graph of Python sources.
+
+Here are its options and its course; `corpus.py` makes the examples, `mlm_trainer.py` holds the
+trainer, which needs torch.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import orjson
+
+from .context import Context, WarmModel
+from .errors import JobFailed, SpecError, Stopped
+from .spec import Spec, option
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+    from .corpus import Corpus
+    from .mlm_objectives import Objective
+    from .mlm_trainer import MaskedTrainer
+
+SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
+CODE_GRAPH = "code-graph"
+STDLIB = "stdlib"
+TEXT, GRAPH = "mlm", "mlm+mnm"
+CODE_GRAPH_SIZES = {  # of the encoder's configuration, which needs torch
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 4096,
+}
+MIN_GRAPH = 64  # tokens in which code and graph have room
+WARMUP_STEPS = 500  # at most, unless the options say otherwise
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlmSpec(Spec):
+    """Every option of an MLM job."""
+
+    kind: ClassVar[str] = "mlm"
+
+    model: str | None = option(
+        None, "name of the warm model to train; none: a new one, by architecture"
+    )
+    architecture: str = option(
+        CODE_GRAPH, f"what a new model is made by: {CODE_GRAPH}, or a model folder or config.json"
+    )
+    hidden_size: int | None = option(None, "of a new model; by default its own", minimum=1)
+    layers: int | None = option(None, "of a new model; by default its own", minimum=1)
+    heads: int | None = option(None, "of a new model; by default its own", minimum=1)
+    ffn_size: int | None = option(None, "of a new model; by default its own", minimum=1)
+    dropout: float | None = option(
+        None, "everywhere in the model; by default its own", minimum=0, maximum=0.9
+    )
+
+    objective: str = option(
+        GRAPH,
+        f"{TEXT}: masked tokens of text; {GRAPH}: of code and of its graph, by {CODE_GRAPH}",
+        choices=(TEXT, GRAPH),
+    )
+    data: str = option(
+        STDLIB,
+        "text file (paragraphs), JSONL file of text rows or folder; for mlm+mnm a folder of Python "
+        f"sources; {STDLIB}: that of this machine's Python",
+    )
+    tokenizer: str | None = option(
+        None,
+        "own, train (byte-level BPE, on the data) or a folder; by default the model's own, and "
+        "train where it has none",
+    )
+    vocab_size: int = option(8000, "tokens of a trained tokenizer", minimum=300)
+    seq_len: int = option(128, "most tokens of an example", minimum=8)
+    validation: float = option(0.05, "share of the documents held out", minimum=0, maximum=0.9)
+    validation_examples: int = option(
+        200, "examples to measure on, of those held out; 0: all", minimum=0
+    )
+
+    steps: int = option(1000, "optimizer steps in all", minimum=1)
+    batch_size: int = option(8, "examples per micro-step", minimum=1)
+    gradient_accumulation: int = option(1, "micro-steps per step", minimum=1)
+
+    mlm_rate: float = option(0.15, "share of the tokens to mask", above=0, maximum=1)
+    mnm_rate: float = option(0.20, "share of the graph's tokens to mask", above=0, maximum=1)
+    masks: str = option(
+        "dynamic",
+        "dynamic: new in every pass; static: always the same",
+        choices=("dynamic", "static"),
+    )
+    mask_80_10_10: bool = option(
+        False, "of the masks 10 % another token and 10 % none; otherwise all are [MASK]"
+    )
+    mlm_weight: float = option(1.0, "of the loss on tokens", minimum=0)
+    mnm_weight: float = option(1.0, "of the loss on the graph's tokens", minimum=0)
+    mnm_ramp_steps: int = option(0, "steps in which mnm_weight rises from 0", minimum=0)
+    constraint_weight: float = option(1.0, "of the constraint on relations", minimum=0)
+
+    learning_rate: float = option(2.5e-4, "of AdamW", above=0)
+    lr_scheduler: str = option("linear", "course of the learning rate", choices=SCHEDULES)
+    warmup_steps: int | None = option(
+        None,
+        "steps in which the learning rate rises; by default a tenth of all, at most "
+        f"{WARMUP_STEPS}",
+        minimum=0,
+    )
+    weight_decay: float = option(0.01, "of AdamW", minimum=0)
+    max_grad_norm: float = option(1.0, "gradients are clipped to it; 0: never", minimum=0)
+
+    eval_every: int = option(100, "steps between evaluations; 0: none at all", minimum=0)
+    eval_first: bool = option(False, "evaluate before the first step, too")
+    seed: int = option(42, "of new weights, order, masks and dropout", minimum=0, maximum=2**32 - 1)
+    save_every: int = option(100, "steps between checkpoints", minimum=1)
+    keep: int = option(3, "checkpoints that are kept", minimum=1)
+    report_to: tuple[str, ...] = option(
+        (), "experiment trackers", choices=("none", "tensorboard", "wandb", "trackio")
+    )
+
+    @property
+    def steps_total(self) -> int:
+        """The optimizer steps of the whole job."""
+        return self.steps
+
+    @property
+    def warmup(self) -> int:
+        """The steps in which the learning rate rises."""
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        return 0 if self.lr_scheduler == "constant" else min(self.steps // 10, WARMUP_STEPS)
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The sizes of a new model that are asked for, by the names of transformers."""
+        asked = {
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "intermediate_size": self.ffn_size,
+        }
+        return {name: value for name, value in asked.items() if value is not None}
+
+    @property
+    def data_path(self) -> Path:
+        """The file or folder with the data."""
+        return Path(sysconfig.get_path("stdlib") if self.data == STDLIB else self.data)
+
+    def check(self) -> None:
+        if self.warmup_steps and self.lr_scheduler == "constant":
+            raise SpecError(
+                "lr_scheduler",
+                f"must be constant_with_warmup or another for {self.warmup_steps} warmup_steps, "
+                "got constant",
+            )
+        if self.eval_first and not self.eval_every:
+            raise SpecError("eval_first", "must go with eval_every, got it alone")
+        if self.model is None:
+            self._check_new_model()
+        else:
+            self._check_warm_model()
+        if self.objective == TEXT:
+            self._must_be_default(
+                ("mnm_rate", "mnm_weight", "mnm_ramp_steps", "constraint_weight"),
+                f"objective {TEXT}",
+            )
+
+    def _check_new_model(self) -> None:
+        if self.objective == GRAPH and self.seq_len < MIN_GRAPH:
+            raise SpecError(
+                "seq_len", f"must be at least {MIN_GRAPH} for {GRAPH}, got {self.seq_len}"
+            )
+        if self.architecture == CODE_GRAPH and self.objective == TEXT:
+            raise SpecError(
+                "architecture",
+                f"must be a model folder or config.json for {TEXT}, got {CODE_GRAPH}",
+            )
+        if self.tokenizer == "own" and self.architecture == CODE_GRAPH:
+            raise SpecError("tokenizer", f"must be train or a folder for {CODE_GRAPH}, got 'own'")
+
+    def _check_warm_model(self) -> None:
+        self._must_be_default(
+            ("architecture", "hidden_size", "layers", "heads", "ffn_size"), "a model that exists"
+        )
+        if self.tokenizer == "train":
+            raise SpecError(
+                "tokenizer", "must be own or a folder for a model that exists, got 'train'"
+            )
+
+    def _must_be_default(self, names: tuple[str, ...], beside: str) -> None:
+        for name in names:
+            if getattr(self, name) != self.options()[name].default:
+                raise SpecError(
+                    name, f"must not be given for {beside}, got {getattr(self, name)!r}"
+                )
+
+    def located(self, folder: Path) -> Self:
+        """Return the same spec with its paths seen from `folder` made absolute."""
+        paths = {"data": STDLIB, "architecture": CODE_GRAPH}
+        changes: dict[str, Any] = {
+            name: str(folder / Path(getattr(self, name)).expanduser())
+            for name, word in paths.items()
+            if getattr(self, name) != word
+        }
+        if self.tokenizer not in (None, "own", "train"):
+            changes["tokenizer"] = str(folder / Path(str(self.tokenizer)).expanduser())
+        return replace(self, **changes)
+
+    def extended(self, steps: int) -> Self:
+        """Return the same spec with another number of steps in all. Raises SpecError."""
+        return replace(self, steps=self.options()["steps"].convert(steps))
+
+    def check_inputs(self, model_config: Mapping[str, Any] | None) -> None:
+        """Check what needs files: data, architecture, tokenizer, lengths. Raises SpecError.
+
+        `model_config` is the content of the model's config.json, None when it is not at hand.
+        """
+        from .corpus import check_sources, check_texts
+
+        if self.objective == TEXT:
+            check_texts(self.data_path)
+        else:
+            check_sources(self.data_path)
+        for tracker in self.report_to:
+            if tracker != "none" and find_spec(tracker) is None:
+                raise SpecError("report_to", f"must be installed, got {tracker}, which is not")
+        if self.model is not None:
+            config = dict(model_config or {})
+        elif self.architecture == CODE_GRAPH:
+            config = CODE_GRAPH_SIZES | self.sizes
+        else:
+            config = read_architecture(self.architecture) | self.sizes
+        limit = config.get("max_position_embeddings")
+        if limit is not None and self.seq_len > limit:
+            raise SpecError(
+                "seq_len",
+                f"must be at most {limit} (the positions of the model), got {self.seq_len}",
+            )
+        hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+        if hidden and heads and hidden % heads:
+            raise SpecError("heads", f"must divide the hidden size of {hidden}, got {heads}")
+
+
+def read_architecture(path: str) -> dict[str, Any]:
+    """Read a config.json, given itself or by its folder. Raises SpecError."""
+    file = Path(path)
+    file = file / "config.json" if file.is_dir() else file
+    try:
+        config = orjson.loads(file.read_bytes())
+    except (OSError, ValueError):
+        config = None
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise SpecError(
+            "architecture", f"must be {CODE_GRAPH}, a model folder or a config.json, got {path!r}"
+        )
+    return config
+
+
+def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
+    """Train until done or `ctx.stop`; go on from the latest checkpoint when there is one.
+
+    Returns steps, the last evaluation (None without any), the folder of the model and the last
+    step's metrics. Raises Stopped and JobFailed.
+    """
+    checkpoint = ctx.checkpoints.latest()
+    begun = time.perf_counter()
+    warm = None if spec.model is None else ctx.models.take(spec.model)
+    given = _given_tokenizer(spec, warm)
+    corpus = _corpus(spec, ctx, given, checkpoint)
+    tokenizer = given or _read_tokenizer(corpus.folder / "tokenizer")
+    data_done = time.perf_counter()
+    model = _model(spec, warm, tokenizer, is_trained=given is None)
+    trainer = _trainer(spec, ctx, model, tokenizer, corpus)
+    seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
+    _announce(spec, ctx, trainer, checkpoint, seconds)
+
+    if checkpoint is None and spec.eval_first and len(trainer.held_out):
+        trainer.check_weights()
+        trainer.evaluate_before()
+    trainer.train_to_end(checkpoint)
+    trainer.save_final_model(ctx.run_dir / "model")
+    return {
+        "steps": trainer.state.global_step,
+        "eval": trainer.last_eval,
+        "model": "model",
+        "metrics": trainer.last_metrics,
+    }
+
+
+# Data.
+
+
+def _given_tokenizer(spec: MlmSpec, warm: WarmModel | None) -> Any | None:
+    """Return the tokenizer that the spec names, or None where one is to be trained."""
+    if spec.tokenizer == "train":
+        return None
+    if spec.tokenizer not in (None, "own"):
+        return _read_tokenizer(Path(str(spec.tokenizer)))
+    if warm is not None:
+        return warm.tokenizer
+    if spec.architecture == CODE_GRAPH:
+        return None
+    folder = _folder(spec.architecture)
+    has_own = any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json"))
+    return _read_tokenizer(folder) if has_own or spec.tokenizer == "own" else None
+
+
+def _read_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise JobFailed(f"tokenizer: cannot be read from {folder}: {reason}") from error
+
+
+def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path | None) -> Corpus:
+    from . import corpus as made
+    from .trainer import step_of
+
+    def heed() -> None:
+        if ctx.stop.is_set():
+            raise Stopped(0 if checkpoint is None else step_of(checkpoint))
+
+    is_graph = spec.objective == GRAPH
+    recipe = made.Recipe(
+        data=spec.data_path,
+        tokenizer=tokenizer,
+        vocab_size=spec.vocab_size,
+        seq_len=spec.seq_len,
+        share=spec.validation,
+        heed=heed,
+    )
+    begun = time.perf_counter()
+    build = made.graph_corpus if is_graph else made.text_corpus
+    corpus = build(ctx.cache_dir / "corpora", recipe)
+    ctx.emit(
+        "data",
+        built=corpus.is_new,
+        corpus=corpus.name,
+        **corpus.facts,
+        examples=len(corpus.train),
+        examples_held_out=len(corpus.validation),
+        tokens=int(corpus.offsets[-1]),
+        seconds=time.perf_counter() - begun,
+    )
+    per_step = spec.batch_size * spec.gradient_accumulation
+    if len(corpus.train) < per_step:
+        raise JobFailed(
+            f"data: must have at least {per_step} examples to train on, for a step (batch_size x "
+            f"gradient_accumulation), got {len(corpus.train)}"
+        )
+    return corpus
+
+
+# The model.
+
+
+def _model(spec: MlmSpec, warm: WarmModel | None, tokenizer: Any, *, is_trained: bool) -> Any:
+    """Return the model to train, in float32. Raises JobFailed when it does not fit the rest.
+
+    `is_trained` says that the tokenizer is a new one, which a new model is to be made for.
+    """
+    from .encoder import CodeGraphEncoder
+
+    model = _new_model(spec, tokenizer, is_trained=is_trained) if warm is None else warm.model
+    model = model.float()
+    if isinstance(model, CodeGraphEncoder) is not (spec.objective == GRAPH):
+        raise JobFailed(f"objective: {spec.objective} is not for a {type(model).__name__}")
+    if tokenizer.mask_token_id is None:
+        raise JobFailed("tokenizer: it has no mask token")
+    if len(tokenizer) > model.config.vocab_size:
+        raise JobFailed(
+            f"tokenizer: it has {len(tokenizer)} tokens, the model {model.config.vocab_size}"
+        )
+    limit = _positions(model)
+    if limit is not None and spec.seq_len > limit:
+        raise JobFailed(f"seq_len: must be at most {limit} for this model, got {spec.seq_len}")
+    if spec.dropout is not None:
+        _set_dropout(model, spec.dropout)
+    return model.requires_grad_(True)
+
+
+def _new_model(spec: MlmSpec, tokenizer: Any, *, is_trained: bool) -> Any:
+    """Make a model with weights that follow from the seed."""
+    import torch
+    from transformers import AutoConfig, AutoModelForMaskedLM
+
+    from .encoder import CodeGraphConfig, CodeGraphEncoder
+
+    with torch.random.fork_rng():
+        torch.manual_seed(spec.seed)
+        if spec.architecture == CODE_GRAPH:
+            return CodeGraphEncoder(CodeGraphConfig(vocab_size=len(tokenizer), **spec.sizes))
+        settings = read_architecture(spec.architecture) | spec.sizes
+        if is_trained:
+            # What the tokens of the old vocabulary were does not count any more.
+            settings |= {
+                "vocab_size": len(tokenizer),
+                "pad_token_id": tokenizer.pad_token_id,
+                "bos_token_id": tokenizer.cls_token_id,
+                "eos_token_id": tokenizer.sep_token_id,
+            }
+        model_type = settings.pop("model_type")
+        if model_type == CodeGraphConfig.model_type:
+            return CodeGraphEncoder(CodeGraphConfig.from_dict(settings))
+        config = AutoConfig.for_model(model_type, **settings)
+        return AutoModelForMaskedLM.from_config(config, dtype=torch.float32)
+
+
+def _positions(model: Any) -> int | None:
+    """Return how many tokens the model's positions are for, or None where it has no limit."""
+    from torch import nn
+
+    limit: int | None = getattr(model.config, "max_position_embeddings", None)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and module.num_embeddings == limit:
+            # RoBERTa's positions begin after that of the padding.
+            return limit if module.padding_idx is None else limit - module.padding_idx - 1
+    return limit
+
+
+def _set_dropout(model: Any, probability: float) -> None:
+    """Set every probability of dropout, wherever the model keeps it."""
+    from torch import nn
+
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = probability
+        for name in ("dropout", "attention_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, probability)
+    for name, value in model.config.to_dict().items():
+        if "dropout" in name and isinstance(value, float):
+            setattr(model.config, name, probability)
+
+
+def _folder(architecture: str) -> Path:
+    path = Path(architecture)
+    return path if path.is_dir() else path.parent
+
+
+# The trainer.
+
+
+def _trainer(
+    spec: MlmSpec, ctx: Context, model: Any, tokenizer: Any, corpus: Corpus
+) -> MaskedTrainer:
+    from .masks import Masker
+    from .mlm_objectives import GraphObjective, TextObjective
+    from .mlm_trainer import MaskedTrainer, Weights
+
+    masker = Masker(
+        seed=spec.seed,
+        mask_id=tokenizer.mask_token_id,
+        mlm_rate=spec.mlm_rate,
+        mnm_rate=spec.mnm_rate,
+        is_static=spec.masks == "static",
+        random_ids=range(len(tokenizer)) if spec.mask_80_10_10 else None,
+    )
+    objective: Objective = (
+        GraphObjective(masker, has_constraint=spec.constraint_weight > 0)
+        if spec.objective == GRAPH
+        else TextObjective(model, tokenizer, masker)
+    )
+    return MaskedTrainer(
+        job=ctx,
+        args=_arguments(spec, ctx),
+        model=model,
+        tokenizer=tokenizer,
+        corpus=corpus,
+        held_out=_measured(corpus, spec.validation_examples),
+        objective=objective,
+        weights=Weights(
+            mlm=spec.mlm_weight,
+            mnm=spec.mnm_weight,
+            mnm_ramp_steps=spec.mnm_ramp_steps,
+            constraint=spec.constraint_weight,
+        ),
+        eval_every=spec.eval_every,
+    )
+
+
+def _measured(corpus: Corpus, most: int) -> Any:
+    """Return the examples to measure on: all that are held out, or so many, evenly spread."""
+    held_out = corpus.validation
+    if most == 0 or most >= len(held_out):
+        return held_out
+    return held_out[[i * len(held_out) // most for i in range(most)]]
+
+
+def _arguments(spec: MlmSpec, ctx: Context) -> TrainingArguments:
+    from transformers import TrainingArguments
+
+    return TrainingArguments(
+        output_dir=str(ctx.run_dir),
+        run_name=ctx.job_id,
+        max_steps=spec.steps,
+        per_device_train_batch_size=spec.batch_size,
+        gradient_accumulation_steps=spec.gradient_accumulation,
+        learning_rate=spec.learning_rate,
+        lr_scheduler_type=spec.lr_scheduler,
+        warmup_steps=spec.warmup,
+        weight_decay=spec.weight_decay,
+        max_grad_norm=spec.max_grad_norm,
+        optim="adamw_torch_fused",
+        seed=spec.seed,
+        save_steps=spec.save_every,
+        report_to=[tracker for tracker in spec.report_to if tracker != "none"],
+        use_cpu=ctx.device == "cpu",
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        disable_tqdm=True,
+    )
+
+
+def _announce(
+    spec: MlmSpec,
+    ctx: Context,
+    trainer: MaskedTrainer,
+    checkpoint: Path | None,
+    seconds: dict[str, Any],
+) -> None:
+    import torch
+
+    from .trainer import step_of
+
+    ctx.emit(
+        "begin",
+        steps_total=spec.steps,
+        micro_steps_total=spec.steps * spec.gradient_accumulation,
+        resumed_from=None if checkpoint is None else step_of(checkpoint),
+        model=spec.model or spec.architecture,
+        objective=spec.objective,
+        parameters=trainer.model.num_parameters(),
+        device=str(trainer.args.device),
+        threads=torch.get_num_threads(),
+        batch_size=spec.batch_size,
+        gradient_accumulation=spec.gradient_accumulation,
+        seq_len=spec.seq_len,
+        learning_rate=spec.learning_rate,
+        warmup_steps=spec.warmup,
+        **seconds,
+    )
