@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""From the queue to the first line of `run()`: warmd beside a stock RQ worker, in one run.
+
+    python tests/benchmarks/latency.py MODEL [--jobs 100] [--stock-jobs 5] [--json]
+
+MODEL is a folder, say one with a 0.5B model. A warmd job is timed from `enqueued_at`, which the
+client sets before it pushes the job, to the `started` event, which the horse writes right before
+it calls `run()`; it is killed there. A stock job imports what a GRPO job needs and loads the model;
+its time ends where training could begin. Both use the same server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import cast
+
+import orjson
+from rq import Queue
+
+from warmd.configs.config import DaemonConfig, ModelConfig, WorkerConfig
+from warmd.daemon import control
+from warmd.daemon.client import Client
+from warmd.jobs import spec_class
+
+HERE = Path(__file__).resolve().parent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("model", type=Path, help="model folder to keep warm")
+    parser.add_argument("--jobs", type=int, default=100, help="warmd jobs to time")
+    parser.add_argument("--stock-jobs", type=int, default=5, help="stock RQ jobs to time")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
+        config = DaemonConfig(
+            home=Path(folder, "home"),
+            models=(ModelConfig(name="model", path=str(args.model.resolve())),),
+            workers=(WorkerConfig(name="train-0", queue="train"),),
+        )
+        for _ in control.start(config):
+            pass
+        try:
+            client = Client(config)
+            figures = {
+                "warmd": summary(time_warmd(client, args.jobs)),
+                "stock_rq": summary(time_stock(client, args.model.resolve(), args.stock_jobs)),
+            }
+        finally:
+            for _ in control.stop(config, now=True):
+                pass
+    if args.json:
+        sys.stdout.write(orjson.dumps(figures).decode() + "\n")
+        return
+    sys.stdout.write(f"{'':10} {'jobs':>5} {'median':>10} {'p95':>10} {'max':>10}\n")
+    for name, row in figures.items():
+        cells = "".join(f" {row[key]:>7.1f} ms" for key in ("median_ms", "p95_ms", "max_ms"))
+        sys.stdout.write(f"{name:10} {row['jobs']:>5}{cells}\n")
+
+
+def time_warmd(client: Client, jobs: int) -> list[float]:
+    """Seconds from enqueueing to `run()`, a job at a time."""
+    seconds = []
+    for _ in range(jobs):
+        job_id = client.submit(spec_class("grpo").parse({"model": "model"}))
+        for event in client.follow(job_id):
+            if event is not None and event["type"] == "started":
+                seconds.append(event["queued_s"])
+                break
+        client.kill(job_id)
+        while client.job(job_id)["status"] != "stopped":
+            time.sleep(0.01)
+    return seconds
+
+
+def time_stock(client: Client, model: Path, jobs: int) -> list[float]:
+    """The same through RQ's own worker, which forks before anything is imported."""
+    connection = client.connection
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "rq.cli", "worker", "--quiet", "--url", client.url, "stock"],
+        cwd=HERE,
+    )
+    seconds = []
+    try:
+        for _ in range(jobs):
+            begun = time.time()
+            job = Queue("stock", connection=connection).enqueue("stock_job.prepare", str(model))
+            while not job.is_finished:
+                if job.is_failed:
+                    raise RuntimeError(f"the stock job failed: {job.latest_result()}")
+                time.sleep(0.01)
+            ready: float = cast(float, job.return_value())
+            seconds.append(ready - begun)
+    finally:
+        worker.terminate()
+        worker.wait()
+    return seconds
+
+
+def summary(seconds: list[float]) -> dict[str, float]:
+    ordered = sorted(seconds)
+    return {
+        "jobs": len(ordered),
+        "median_ms": statistics.median(ordered) * 1e3,
+        "p95_ms": ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))] * 1e3,
+        "max_ms": ordered[-1] * 1e3,
+    }
+
+
+if __name__ == "__main__":
+    main()
