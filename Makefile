@@ -1,0 +1,45 @@
+# Everything from a bare checkout with Python 3.11 or newer. `make` alone lists the targets.
+
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+VENV := .venv
+READY := $(VENV)/.ready
+IN_VENV := $(VENV)/bin/python -m
+
+.PHONY: help venv demo test test-slow test-all lint check clean
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1 \t/p' $(MAKEFILE_LIST) | expand -t 20
+
+venv: $(READY) ## set up .venv with the pinned versions (again only when they change)
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "warmd needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "Setting up $(VENV) with $(PYTHON); torch is large, the first time takes minutes ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(IN_VENV) pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+	@echo "$(VENV) is ready."
+
+demo: venv ## start a daemon, train the demo model with GRPO, show what it learnt
+	@tests/demo.sh $(CURDIR)/$(VENV)/bin
+
+test: venv ## the default tests, in about a minute
+	@$(IN_VENV) pytest -m "not slow and not gpu"
+
+test-slow: venv ## the tests that take longer
+	@$(IN_VENV) pytest -m "slow and not gpu"
+
+test-all: venv ## every test that needs no GPU
+	@$(IN_VENV) pytest -m "not gpu"
+
+lint: venv ## format, lint and types
+	@$(IN_VENV) ruff format --check
+	@$(IN_VENV) ruff check
+	@$(IN_VENV) mypy
+
+check: lint test ## what must pass before a commit
+
+clean: ## remove .venv and everything else that was made
+	@rm -rf $(VENV) build dist .demo .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,204 @@
+"""What the documents say is so: their tables come from the code, their commands and links exist.
+
+`python tests/test_docs.py` writes the tables of the README again.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from warmd.cli.app import App
+from warmd.cli.main import COMMANDS, warmd
+from warmd.configs.config import SETTINGS
+from warmd.jobs import KINDS, spec_class
+from warmd.jobs.rewards import parse, resolve
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+DOCUMENTS = [
+    README,
+    *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md")),
+]
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+# --- The tables ---------------------------------------------------------------------------------
+
+
+def commands() -> list[str]:
+    rows = []
+    for name, (_, about) in COMMANDS.items():
+        command = command_of(name)
+        usage = [name, *(p.make_metavar(click.Context(command)) for p in arguments(command))]
+        if isinstance(command, click.Group):
+            usage.append("KIND")
+        rows.append([code(" ".join(["warmd", *usage])), about, own_options(command)])
+    return table(["Command", "What it does", "Options of its own"], rows)
+
+
+def submit() -> list[str]:
+    kind = next(iter(KINDS))
+    known = {*spec_class(kind).options(), *common_names()}
+    options = [option for option in options_of(kind_command(kind)) if option.name not in known]
+    return table(["Option", "What it does"], [[spelt(o), plain(o.help)] for o in options])
+
+
+def settings() -> list[str]:
+    rows = [
+        [code(s.name), code(s.variable) if s.variable else "", code(s.default), s.help]
+        for s in SETTINGS
+    ]
+    return table(["Key", "Variable", "Default", "What it is"], rows)
+
+
+def kind_options(kind: str) -> list[str]:
+    options = {option.name: option for option in options_of(kind_command(kind))}
+    rows = []
+    for name in spec_class(kind).options():
+        about, default = plain(options[name].help).rstrip("]").rsplit("default: ", 1)
+        what, _, takes = about.rstrip("; [").partition("  [")
+        rows.append([spelt(options[name]), what + (f" ({takes})" if takes else ""), code(default)])
+    return table(["Option", "What it is", "Default"], rows)
+
+
+TABLES: dict[str, Callable[[], list[str]]] = {
+    "settings": settings,
+    "commands": commands,
+    "submit": submit,
+    **{kind: partial(kind_options, kind) for kind in KINDS},
+}
+
+
+def table(headers: list[str], rows: Iterable[list[str]]) -> list[str]:
+    lines = [headers, ["---"] * len(headers), *rows]
+    return ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines]
+
+
+def filled(text: str, name: str) -> str:
+    """Return a document with one table written again."""
+    begin, end = f"<!-- begin: {name} -->\n", f"<!-- end: {name} -->\n"
+    before, _, rest = text.partition(begin)
+    _, found, after = rest.partition(end)
+    assert found, f"{begin.strip()} … {end.strip()} must stand in the document"
+    return before + begin + "\n".join([*TABLES[name](), ""]) + end + after
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_table_of_the_readme_is_what_the_code_says(name):
+    assert filled(read(README), name) == read(README), "write it: python tests/test_docs.py"
+
+
+# --- Commands and options, as click has them ----------------------------------------------------
+
+
+def command_of(name: str) -> click.Command:
+    command = warmd.get_command(click.Context(warmd), name)
+    assert command is not None
+    return command
+
+
+def kind_command(kind: str) -> click.Command:
+    group = command_of("submit")
+    assert isinstance(group, click.Group)
+    command = group.get_command(click.Context(group), kind)
+    assert command is not None
+    return command
+
+
+def options_of(command: click.Command) -> list[click.Option]:
+    return [p for p in command.params if isinstance(p, click.Option)]
+
+
+def arguments(command: click.Command) -> list[click.Argument]:
+    return [p for p in command.params if isinstance(p, click.Argument)]
+
+
+def common_names() -> set[str]:
+    return {option.name or "" for option in options_of(warmd)} - {"version"}
+
+
+def own_options(command: click.Command) -> str:
+    options = [o for o in options_of(command) if o.name not in common_names()]
+    return ", ".join(code(option.opts[-1]) for option in options)
+
+
+def spelt(option: click.Option) -> str:
+    """An option as it is typed: `--samples N`, `--chat-template`."""
+    flag = option.opts[-1] + (f" {option.metavar}" if option.metavar else "")
+    return code("/".join([flag, *option.secondary_opts]))
+
+
+def code(text: str) -> str:
+    return f"`{text}`"
+
+
+def plain(text: str | None) -> str:
+    assert text is not None
+    # In a document, what goes by a name of the code is set as code.
+    return re.sub(r"(?<![`\w])(\w+_\w+)(?![`\w])", r"`\1`", text)
+
+
+# --- What else a reader may try -----------------------------------------------------------------
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced blocks of a language in a document."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def command_lines() -> Iterator[Any]:
+    for path in DOCUMENTS:
+        for block in blocks(read(path), "(?:sh)?"):
+            for line in block.replace("\\\n", " ").splitlines():
+                # Also in $(…) and behind `podman exec NAME`, up to a pipe or a comment.
+                typed = re.search(r"(?:^|\$\(|exec \w+ )(warmd [a-z][^|)#]*)", line)
+                if typed:
+                    yield pytest.param(typed[1], id=f"{path.relative_to(ROOT)}: {typed[1].strip()}")
+
+
+@pytest.mark.parametrize("line", list(command_lines()))
+def test_every_command_in_the_documents_can_be_typed(line):
+    _, name, *rest = shlex.split(line)
+    command = command_of(name)
+    if name == "submit":
+        kind, *rest = rest
+        command = kind_command(kind)
+    # Parses as the shell's words would be; a wrong option or value raises.
+    given = command.make_context(name, rest, obj=App()).params
+    if name == "submit":
+        options = spec_class(kind).options()
+        values = {k: v for k, v in given.items() if k in options and v not in (None, ())}
+        spec_class(kind).parse(values)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_in_the_documents_leads_somewhere(path):
+    links = re.findall(r"\]\((?!https?://)([^)#]+)", read(path))
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_the_reward_of_the_readme_scores(tmp_path, monkeypatch):
+    (example,) = (block for block in blocks(read(README), "python") if "def nearness" in block)
+    (tmp_path / "mine_in_the_readme.py").write_text(example, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    nearness = resolve(parse("mine_in_the_readme:nearness"))
+    scores = nearness(["1+1="] * 4, ["2", " 4", "99", "two"], ["2"] * 4)
+    assert scores == pytest.approx([1.0, 0.8, 0.0, 0.0])
+
+
+if __name__ == "__main__":
+    written = read(README)
+    for table_name in TABLES:
+        written = filled(written, table_name)
+    README.write_text(written, encoding="utf-8")
