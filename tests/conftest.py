@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import tiny
 from daemons import Daemon
+
+# A runner in the background of a shell ignores Ctrl-C, and so would every command under test.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
