@@ -61,6 +61,8 @@ class Daemon:
     def processes(self) -> list[psutil.Process]:
         """The guardian (while it lives) and everything below it."""
         supervisor = psutil.Process(self.pid("supervisor"))
+        if not any("warmd." in word for word in supervisor.cmdline()):
+            return []  # a stale pid, and by now somebody else's
         guardian = supervisor.parent()
         # Without one the supervisor belongs to somebody else's process, which must be left alone.
         is_ours = guardian is not None and guardian.cmdline()[-2:] == ["-m", "warmd.daemon"]

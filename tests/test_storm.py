@@ -513,6 +513,7 @@ def test_stop_ends_soon_and_loses_nothing_whatever_happens_meanwhile(sturdy: Dae
     job_id = hold(sturdy)
     guardian = psutil.Process(sturdy.pid("supervisor")).parent()
     assert guardian is not None
+    assert guardian.cmdline()[-2:] == ["-m", "warmd.daemon"]  # never anybody else's process
     is_victim = trouble not in ("stop --now", "SIGTERM")
     doomed = [psutil.Process(sturdy.pid(trouble))] if is_victim else []
     stopping = warmd(sturdy, "stop")
