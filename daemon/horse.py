@@ -145,6 +145,7 @@ def _execute(
             checkpoints=Checkpoints(
                 rundir.checkpoints,
                 keep=getattr(spec, "keep", 3),
+                best=getattr(spec, "best", None),
                 on_skip=lambda message: events.emit("warning", message=message),
             ),
             emit=events.emit,

@@ -6,10 +6,12 @@ warm models and the run directory.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+MANIFEST = "manifest.json"  # of a checkpoint: the one file in it that is not its job's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +31,60 @@ class Models(Protocol):
         """Return the warm model of that name, the caller's own to change. Raises NotFound."""
 
 
+class Saved(Protocol):
+    """How a save ended."""
+
+    @property
+    def path(self) -> Path:
+        """The folder of the checkpoint."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, most of it beside the training."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What the checkpoint takes on disk."""
+
+    @property
+    def error(self) -> str | None:
+        """Why there is no new checkpoint; None when there is one."""
+
+
+class Save(Protocol):
+    """A save in flight."""
+
+    @property
+    def step(self) -> int:
+        """The step whose checkpoint it is."""
+
+    def outcome(self, *, patience_s: float | None = 0) -> Saved | None:
+        """Return how the save ended, or None when it has not so soon; with None, wait for it."""
+
+
 class Checkpoints(Protocol):
     """The checkpoints of one job: committed whole or not at all."""
 
     def latest(self) -> Path | None:
         """Return the newest whole checkpoint (a folder `checkpoint-N`), or None."""
 
-    def commit(self, step: int) -> AbstractContextManager[Path]:
-        """Give an empty folder to write into; leaving the block makes it `checkpoint-{step}`.
+    def save(
+        self,
+        step: int,
+        write: Callable[[Path], None],
+        *,
+        about: Mapping[str, Any],
+        changing_bytes: int,
+    ) -> Save:
+        """Commit a checkpoint that `write` fills, beside what the caller goes on to do.
 
-        An exception inside the block leaves no trace. Old ones are pruned after the commit.
+        `write` runs in a copy of this process, on one thread, and sees all memory (not a GPU's) as
+        it is now. `about` is kept with the checkpoint: plain JSON values, among them `metrics`.
+        The caller will soon overwrite `changing_bytes`, which take memory twice for that long.
         """
+
+    def about(self, checkpoint: Path) -> dict[str, Any]:
+        """Return what was given with a checkpoint when it was committed."""
 
 
 class Emit(Protocol):
@@ -49,11 +94,18 @@ class Emit(Protocol):
         """`type` is one word; `fields` are plain JSON values (NaN becomes null)."""
 
 
-class StopRequest(Protocol):
-    """The one thing that flows towards a running job (a threading.Event will do)."""
+class Request(Protocol):
+    """What flows towards a running job (a threading.Event will do)."""
 
     def is_set(self) -> bool:
-        """Whether the job should save its state and raise Stopped at the next step's end."""
+        """Whether it is asked for now."""
+
+
+class Never:
+    """A request that nobody makes."""
+
+    def is_set(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +118,10 @@ class Context:
     models: Models
     checkpoints: Checkpoints
     emit: Emit
-    stop: StopRequest
+    stop: Request  # to save the state and raise Stopped at the next step's end
+    pause: Request = field(
+        default_factory=Never
+    )  # to wait at the next step's end, keeping everything in memory
 
     @property
     def cache_dir(self) -> Path:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -16,7 +15,8 @@ from . import problems, rewards
 from .context import Context, WarmModel
 from .errors import JobFailed, SpecError
 from .prompts import Prompt, completion_room, encode
-from .spec import Spec, option
+from .spec import option
+from .training import TrainingSpec
 
 if TYPE_CHECKING:
     from trl.trainer.grpo_config import GRPOConfig
@@ -24,13 +24,12 @@ if TYPE_CHECKING:
     from .grpo_trainer import GroupTrainer
 
 LOSSES = ("dapo", "bnpo", "grpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
-SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
 MICRO_BATCH = 8  # completions, unless the options say otherwise
 COMPLETION_LENGTH = 64  # tokens, unless the options or the model's generation config say otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrpoSpec(Spec):
+class GrpoSpec(TrainingSpec):
     """Every option of a GRPO job."""
 
     kind: ClassVar[str] = "grpo"
@@ -99,22 +98,15 @@ class GrpoSpec(Spec):
         "else 1e-6",
         above=0,
     )
-    lr_scheduler: str = option("linear", "course of the learning rate", choices=SCHEDULES)
     warmup_steps: int = option(0, "steps in which the learning rate rises", minimum=0)
     weight_decay: float = option(0.0, "of AdamW", minimum=0)
-    max_grad_norm: float = option(1.0, "gradients are clipped to it; 0: never", minimum=0)
     beta: float = option(0.0, "weight of the KL term against the starting weights", minimum=0)
     epsilon: float = option(0.2, "clipping of the probability ratio", above=0)
     epsilon_high: float | None = option(None, "the same upwards; by default epsilon", above=0)
     loss_type: str = option("dapo", "formula of the loss, by TRL's name", choices=LOSSES)
 
     seed: int = option(42, "of sampling and of the prompts' order", minimum=0, maximum=2**32 - 1)
-    save_every: int = option(25, "steps between checkpoints", minimum=1)
-    keep: int = option(3, "checkpoints that are kept", minimum=1)
     log_completions: int = option(2, "completions shown in each step's event", minimum=0)
-    report_to: tuple[str, ...] = option(
-        (), "experiment trackers", choices=("none", "tensorboard", "wandb", "trackio")
-    )
 
     @property
     def steps_total(self) -> int:
@@ -139,18 +131,13 @@ class GrpoSpec(Spec):
         return batch_size, self.gradient_accumulation or completions // batch_size
 
     def check(self) -> None:
+        super().check()
         if self.prompts_per_step > self.samples:
             raise SpecError(
                 "prompts_per_step",
                 f"must be at most {self.samples} (samples), got {self.prompts_per_step}",
             )
         self._check_geometry()
-        if self.warmup_steps and self.lr_scheduler == "constant":
-            raise SpecError(
-                "lr_scheduler",
-                f"must be constant_with_warmup or another for {self.warmup_steps} warmup_steps, "
-                "got constant",
-            )
         if self.system is not None and not self.chat_template:
             raise SpecError("system", "must go with chat_template, got it alone")
         names = [spec.name for spec in self.reward_specs]
@@ -230,12 +217,10 @@ class GrpoSpec(Spec):
 
         `model_config` is the content of the model's config.json, None when it is not at hand.
         """
+        super().check_inputs(model_config)
         self.training_problems()
         self.held_out_problems()
         self.reward_functions()
-        for tracker in self.report_to:
-            if tracker != "none" and find_spec(tracker) is None:
-                raise SpecError("report_to", f"must be installed, got {tracker}, which is not")
         config = model_config or {}
         limit = config.get("text_config", config).get("max_position_embeddings")
         wanted = (self.max_prompt_length or 1) + (self.max_completion_length or 1)
@@ -331,7 +316,7 @@ def _config(spec: GrpoSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Pro
         epsilon_high=spec.epsilon_high,
         loss_type=spec.loss_type,
         seed=spec.seed,
-        save_steps=spec.save_every,
+        save_strategy="no",  # JobTrainer saves, by spec.save_every
         report_to=[tracker for tracker in spec.report_to if tracker != "none"],
         use_cpu=ctx.device == "cpu",
         # TRL's defaults, bf16 and recomputed activations, are three times slower on a CPU.
@@ -368,6 +353,7 @@ def _trainer(
         reference, model = model.requires_grad_(False).eval(), copy.deepcopy(model)
     return GroupTrainer(
         job=ctx,
+        spec=spec,
         config=config,
         model=model.requires_grad_(True),
         reference=reference,

@@ -23,6 +23,7 @@ from .errors import JobFailed, Stopped
 from .prompts import Prompt
 from .rewards import Reward
 from .trainer import JobTrainer
+from .training import TrainingSpec
 
 SHOWN_CHARACTERS = 200  # of a prompt or completion in an event
 EVAL_BATCH = 16
@@ -59,6 +60,7 @@ class GroupTrainer(JobTrainer, GRPOTrainer):
         self,
         *,
         job: Context,
+        spec: TrainingSpec,
         config: GRPOConfig,
         model: Any,
         reference: Any | None,
@@ -80,6 +82,7 @@ class GroupTrainer(JobTrainer, GRPOTrainer):
         beta, config.beta = config.beta, 0.0
         super().__init__(
             job=job,
+            spec=spec,
             model=model,
             args=config,
             processing_class=tokenizer,

@@ -10,7 +10,6 @@ import sysconfig
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -18,7 +17,8 @@ import orjson
 
 from .context import Context, WarmModel
 from .errors import JobFailed, SpecError, Stopped
-from .spec import Spec, option
+from .spec import option
+from .training import TrainingSpec
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from .mlm_objectives import Objective
     from .mlm_trainer import MaskedTrainer
 
-SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
 CODE_GRAPH = "code-graph"
 STDLIB = "stdlib"
 TEXT, GRAPH = "mlm", "mlm+mnm"
@@ -41,7 +40,7 @@ WARMUP_STEPS = 500  # at most, unless the options say otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
-class MlmSpec(Spec):
+class MlmSpec(TrainingSpec):
     """Every option of an MLM job."""
 
     kind: ClassVar[str] = "mlm"
@@ -102,7 +101,6 @@ class MlmSpec(Spec):
     constraint_weight: float = option(1.0, "of the constraint on relations", minimum=0)
 
     learning_rate: float = option(2.5e-4, "of AdamW", above=0)
-    lr_scheduler: str = option("linear", "course of the learning rate", choices=SCHEDULES)
     warmup_steps: int | None = option(
         None,
         "steps in which the learning rate rises; by default a tenth of all, at most "
@@ -110,16 +108,11 @@ class MlmSpec(Spec):
         minimum=0,
     )
     weight_decay: float = option(0.01, "of AdamW", minimum=0)
-    max_grad_norm: float = option(1.0, "gradients are clipped to it; 0: never", minimum=0)
 
     eval_every: int = option(100, "steps between evaluations; 0: none at all", minimum=0)
     eval_first: bool = option(False, "evaluate before the first step, too")
     seed: int = option(42, "of new weights, order, masks and dropout", minimum=0, maximum=2**32 - 1)
-    save_every: int = option(100, "steps between checkpoints", minimum=1)
-    keep: int = option(3, "checkpoints that are kept", minimum=1)
-    report_to: tuple[str, ...] = option(
-        (), "experiment trackers", choices=("none", "tensorboard", "wandb", "trackio")
-    )
+    save_every: str = option("100", "steps (100) or minutes (10m) between checkpoints")
 
     @property
     def steps_total(self) -> int:
@@ -150,12 +143,7 @@ class MlmSpec(Spec):
         return Path(sysconfig.get_path("stdlib") if self.data == STDLIB else self.data)
 
     def check(self) -> None:
-        if self.warmup_steps and self.lr_scheduler == "constant":
-            raise SpecError(
-                "lr_scheduler",
-                f"must be constant_with_warmup or another for {self.warmup_steps} warmup_steps, "
-                "got constant",
-            )
+        super().check()
         if self.eval_first and not self.eval_every:
             raise SpecError("eval_first", "must go with eval_every, got it alone")
         if self.model is None:
@@ -220,13 +208,11 @@ class MlmSpec(Spec):
         """
         from .corpus import check_sources, check_texts
 
+        super().check_inputs(model_config)
         if self.objective == TEXT:
             check_texts(self.data_path)
         else:
             check_sources(self.data_path)
-        for tracker in self.report_to:
-            if tracker != "none" and find_spec(tracker) is None:
-                raise SpecError("report_to", f"must be installed, got {tracker}, which is not")
         if self.model is not None:
             config = dict(model_config or {})
         elif self.architecture == CODE_GRAPH:
@@ -469,6 +455,7 @@ def _trainer(
     )
     return MaskedTrainer(
         job=ctx,
+        spec=spec,
         args=_arguments(spec, ctx),
         model=model,
         tokenizer=tokenizer,
@@ -509,7 +496,7 @@ def _arguments(spec: MlmSpec, ctx: Context) -> TrainingArguments:
         max_grad_norm=spec.max_grad_norm,
         optim="adamw_torch_fused",
         seed=spec.seed,
-        save_steps=spec.save_every,
+        save_strategy="no",  # JobTrainer saves, by spec.save_every
         report_to=[tracker for tracker in spec.report_to if tracker != "none"],
         use_cpu=ctx.device == "cpu",
         logging_steps=1,

@@ -28,6 +28,7 @@ from .errors import JobFailed, Stopped
 from .masks import IGNORED
 from .mlm_objectives import Batch, GraphObjective, Objective, Row, sum_of_losses, targets
 from .trainer import JobTrainer
+from .training import TrainingSpec
 
 Array = NDArray[Any]
 
@@ -166,6 +167,7 @@ class MaskedTrainer(JobTrainer):
         self,
         *,
         job: Context,
+        spec: TrainingSpec,
         args: TrainingArguments,
         model: Any,
         tokenizer: Any,
@@ -186,7 +188,7 @@ class MaskedTrainer(JobTrainer):
         self._eval_is_due = False
         self._sums = dict.fromkeys(objective.parts, 0.0)  # of the losses in this step
         self._tokens = 0  # in this step, without padding
-        super().__init__(job=job, model=model, args=args, processing_class=tokenizer)
+        super().__init__(job=job, spec=spec, model=model, args=args, processing_class=tokenizer)
         self.loss_is_scaled_for_ga = True  # by `compute_loss`, whatever the model is
         self.add_callback(_EvalSchedule(self))
 

@@ -7,6 +7,7 @@ Click options and the documentation are made from the same fields.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -159,9 +160,11 @@ class Spec:
 
     @classmethod
     def options(cls) -> dict[str, OptionInfo]:
-        """Return every option by name, in the order of declaration."""
+        """Return every option by name: the kind's own first, as declared, then the inherited."""
         hints = get_type_hints(cls)
-        return {f.name: _option_info(f, hints[f.name]) for f in fields(cls)}
+        own = inspect.get_annotations(cls)
+        declared = sorted(fields(cls), key=lambda f: f.name not in own)
+        return {f.name: _option_info(f, hints[f.name]) for f in declared}
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:

@@ -16,27 +16,44 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PrinterCallback, Trainer, TrainerCallback
-from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils.logging import disable_progress_bar
 
-from .context import Context
+from .context import Context, Save
 from .durable import whole_folder
 from .errors import JobFailed, Stopped
+from .snapshot import (
+    Snapshot,
+    differences,
+    link_model,
+    on_cpu,
+    read_job_state,
+    require_files,
+    rng_state,
+    surroundings,
+)
+from .training import TrainingSpec
 
-JOB_STATE = "job_state.pt"  # in a checkpoint: what the Trainer's own files leave out
+PATIENCE_S = 1.0  # how long a step waits for a save that is in flight when the next is due
 
 
 class JobTrainer(Trainer):
     """A Trainer inside a job. Mixed in before another Trainer: `class X(JobTrainer, GRPOTrainer)`.
 
-    Its `args` say `logging_steps=1`, `max_steps` and `logging_nan_inf_filter=False`.
+    Its `args` say `logging_steps=1`, `max_steps`, `logging_nan_inf_filter=False` and
+    `save_strategy="no"`: checkpoints are made as `spec` says.
     """
 
-    def __init__(self, *args: Any, job: Context, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, job: Context, spec: TrainingSpec, **kwargs: Any) -> None:
         self.job = job
+        self.spec = spec
         self.was_stopped = False
         self.last_metrics: dict[str, Any] = {}  # the fields of the latest step event
         self._step_started = 0.0
+        self._in_flight: Save | None = None
+        self._save_was_due = False  # while another was in flight
+        self._saved = 0.0  # when the latest save began, on the monotonic clock
+        self._checkpoint: Path | None = None  # the latest
+        self._blocked_s = 0.0  # how long the training has stood still for the save in flight
         cast(Any, disable_progress_bar)()  # of writing weights: it would fill the job's log
         super().__init__(*args, **kwargs)
         self.remove_callback(PrinterCallback)  # it prints what the events already say
@@ -48,19 +65,17 @@ class JobTrainer(Trainer):
         """Return the fields of a step's event, from the Trainer's logs of that step."""
         return {key: logs[key] for key in ("loss", "grad_norm", "learning_rate")}
 
+    def metrics(self) -> dict[str, Any]:
+        """Return what is known of the model at this step, by the names of the events' fields."""
+        return self.last_metrics
+
     def job_state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold beyond the Trainer's own; tensors and plain values."""
-        return {"threads": torch.get_num_threads(), "metrics": self.last_metrics}
+        return {"metrics": self.last_metrics}
 
     def load_job_state(self, state: dict[str, Any]) -> None:
         """Take up what `job_state` returned when the checkpoint was made."""
         self.last_metrics = state["metrics"]
-        if state["threads"] != torch.get_num_threads():
-            self.job.emit(
-                "warning",
-                message=f"the checkpoint was made with {state['threads']} threads, this execution "
-                f"has {torch.get_num_threads()}: sums round differently from here on",
-            )
 
     # The run.
 
@@ -71,26 +86,36 @@ class JobTrainer(Trainer):
         of the last step, or beyond it, is taken up without training: the Trainer of transformers
         would train one step more.
         """
+        if checkpoint is not None:
+            require_files(checkpoint)
+            self._checkpoint = checkpoint
         if checkpoint is not None and step_of(checkpoint) >= self.args.max_steps:
             self._load_from_checkpoint(str(checkpoint))
-            self.load_job_state(_read_job_state(checkpoint))
+            self.load_job_state(read_job_state(checkpoint))
             self.state.global_step = step_of(checkpoint)
             return
         self.check_weights()
-        self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        self._saved = time.monotonic()
+        try:
+            self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        except Exception:
+            self.settle_save(patience_s=None)  # what was good to save is good to keep
+            raise
         if self.was_stopped:
             raise Stopped(self.state.global_step)
 
-    def write_model(self, folder: Path) -> None:
-        """Write weights, configuration and tokenizer, for `from_pretrained`."""
-        cast(Any, self.model).save_pretrained(folder)
+    def write_model(self, folder: Path, weights: dict[str, Any] | None = None) -> None:
+        """Write weights (the model's own, or others), configuration and tokenizer."""
+        cast(Any, self.model).save_pretrained(folder, state_dict=weights)
         if self.processing_class is not None:
             cast(Any, self.processing_class).save_pretrained(folder)
 
     def save_final_model(self, folder: Path) -> None:
-        """Write the trained model to `folder`, whole or not at all."""
+        """Write the trained model to `folder`, whole or not at all, with the last checkpoint."""
+        self.settle_save(patience_s=None)
         with whole_folder(folder) as staging:
-            self.write_model(staging)
+            if not (self._is_saved() and link_model(cast(Path, self._checkpoint), staging)):
+                self.write_model(staging)
 
     # NaN: looked for where it can still be kept out of the weights.
 
@@ -140,30 +165,127 @@ class JobTrainer(Trainer):
 
     # Checkpoints.
 
+    def checkpoint_is_due(self) -> bool:
+        """Whether the step that ends now is one to save."""
+        interval = self.spec.save_interval
+        return (
+            self.was_stopped
+            or self._save_was_due
+            or self.state.global_step >= self.state.max_steps
+            or (interval.steps is not None and self.state.global_step % interval.steps == 0)
+            or (interval.seconds is not None and time.monotonic() - self._saved >= interval.seconds)
+        )
+
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        started = time.perf_counter()
-        step = self.state.global_step
-        with self.job.checkpoints.commit(step) as folder:
-            self.write_model(folder)
-            self._save_optimizer_and_scheduler(str(folder))
-            self._save_rng_state(str(folder))
-            torch.save(self.job_state(), folder / JOB_STATE)
-            self.state.save_to_json(str(folder / TRAINER_STATE_NAME))
-            size_bytes = sum(path.stat().st_size for path in folder.iterdir())
+        must_be_now = self.was_stopped or self.state.global_step >= self.state.max_steps
+        self.settle_save(patience_s=None if must_be_now else PATIENCE_S)
+        if self._in_flight is not None:
+            # The disk is slower than the interval. A second save beside the first would only
+            # take from it; this one is made at the end of the first step that finds it done.
+            self._save_was_due = True
+        elif not self._is_saved():
+            self._begin_save()
+        if self.was_stopped:
+            self.settle_save(patience_s=None)
+
+    def _is_saved(self) -> bool:
+        """Whether the latest checkpoint is of this very step."""
+        return self._checkpoint is not None and step_of(self._checkpoint) == self.state.global_step
+
+    def _begin_save(self) -> None:
+        began = time.perf_counter()
+        is_on_cpu = self.args.device.type == "cpu"
+        optimizer = cast(Any, self.optimizer).state_dict()
+        snapshot = Snapshot(
+            write_model=self.write_model,
+            weights=None if is_on_cpu else on_cpu(cast(Any, self.model).state_dict()),
+            optimizer=on_cpu(optimizer),
+            scheduler=cast(Any, self.lr_scheduler).state_dict(),
+            rng=rng_state(),
+            job=on_cpu(self.job_state()),
+            trainer=self.state,
+        )
+        trained = [p for p in cast(nn.Module, self.model).parameters() if p.requires_grad]
+        weight_bytes = sum(p.numel() * p.element_size() for p in trained)
+        about = {
+            "metrics": _numbers(self.metrics()),
+            "options": self.spec.to_json(),
+            **surroundings(self.args.device),
+        }
+        self._in_flight = self.job.checkpoints.save(
+            self.state.global_step,
+            snapshot.write,
+            about=about,
+            changing_bytes=3 * weight_bytes if is_on_cpu else 0,  # with the two moments of Adam
+        )
+        self._save_was_due = False
+        self._saved = time.monotonic()
+        self._blocked_s = time.perf_counter() - began
+
+    def settle_save(self, *, patience_s: float | None = 0) -> None:
+        """Say how the save in flight ended, if it does so soon; with None, wait for it.
+
+        Raises JobFailed when it was in vain and that is to end the job.
+        """
+        if self._in_flight is None:
+            return
+        began = time.perf_counter()
+        saved = self._in_flight.outcome(patience_s=patience_s)
+        if saved is None:
+            return
+        step, self._in_flight = self._in_flight.step, None
+        self._blocked_s += time.perf_counter() - began
+        if saved.error is not None:
+            self.job.emit("save_failed", step=step, error=saved.error, seconds=saved.seconds)
+            if self.spec.on_save_error == "stop":
+                raise JobFailed(f"step {step}: no checkpoint could be written: {saved.error}")
+            return
+        self._checkpoint = saved.path
         self.job.emit(
             "checkpoint",
             step=step,
-            path=f"checkpoint-{step}",
-            bytes=size_bytes,
-            seconds=time.perf_counter() - started,
+            path=saved.path.name,
+            bytes=saved.size_bytes,
+            seconds=saved.seconds,
+            blocked_s=self._blocked_s,
         )
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        self.settle_save()
+        cast(Any, super())._maybe_log_save_evaluate(*args, **kwargs)
+        if self.job.pause.is_set() and self.state.global_step < self.state.max_steps:
+            self._hold()
+
+    def _hold(self) -> None:
+        """Wait at a step's end, all in memory, until the job is to go on or to stop."""
+        step = self.state.global_step
+        self._save_checkpoint(cast(nn.Module, self.model), None)  # who knows for how long
+        self.job.emit("paused", step=step)
+        while self.job.pause.is_set() and not self.job.stop.is_set():
+            time.sleep(0.1)
+            self.settle_save()
+        self.job.emit("unpaused", step=step)
+        if self.job.stop.is_set():
+            self.was_stopped = self.control.should_training_stop = True
+            self._save_checkpoint(cast(nn.Module, self.model), None)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
         self._set_learning_rate()
-        self.load_job_state(_read_job_state(Path(checkpoint)))
+        self.load_job_state(read_job_state(Path(checkpoint)))
+        self._say_what_differs(Path(checkpoint))
+
+    def _say_what_differs(self, checkpoint: Path) -> None:
+        about = self.job.checkpoints.about(checkpoint)
+        changed = differences(about, surroundings(self.args.device))
+        if changed:
+            self.job.emit(
+                "warning",
+                message=f"the resume from {checkpoint.name} is exact in state, but not bitwise "
+                f"({'; '.join(changed)}): sums round differently from here on",
+            )
 
     def _set_learning_rate(self) -> None:
         # The rate is saved with the optimizer. Where the number of steps has changed since, it
@@ -191,7 +313,8 @@ class _StepEnd(TrainerCallback):
         self.trainer.check_weights()
         if self.trainer.job.stop.is_set():
             self.trainer.was_stopped = True
-            control.should_save = control.should_training_stop = True
+            control.should_training_stop = True
+        control.should_save = self.trainer.checkpoint_is_due()
 
 
 def step_of(checkpoint: Path) -> int:
@@ -199,8 +322,9 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
-def _read_job_state(checkpoint: Path) -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(
-        checkpoint / JOB_STATE, map_location="cpu", weights_only=True
-    )
-    return state
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }

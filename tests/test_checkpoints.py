@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from warmd.daemon.checkpoints import MANIFEST, Checkpoints
-from warmd.jobs.context import Checkpoints as CheckpointsProtocol
+from warmd.daemon.checkpoints import Checkpoints
+from warmd.jobs.context import MANIFEST, Checkpoints as CheckpointsProtocol
 
 FILES = {"model.bin": b"weights" * 100, "state.json": b"{}", "nested/rng.bin": b"\x00" * 64}
 

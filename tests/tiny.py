@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from warmd.daemon.checkpoints import Checkpoints
+from warmd.daemon.saving import Save
 from warmd.jobs.context import Context, WarmModel
 from warmd.jobs.errors import NotFound
 
@@ -72,6 +73,15 @@ class Models:
         return WarmModel(name=name, path=nowhere, model=self.warm, tokenizer=self.tokenizer)
 
 
+class QuickDisk(Checkpoints):
+    """Checkpoints that are written by the time that the next step begins."""
+
+    def save(self, *args: Any, **kwargs: Any) -> Save:
+        save = super().save(*args, **kwargs)
+        save.outcome(patience_s=None)
+        return save
+
+
 class Surroundings:
     """A job's context in a folder, with what a test looks at and what it lets happen."""
 
@@ -87,7 +97,7 @@ class Surroundings:
             run_dir=folder,
             device="cpu",
             models=Models(warm),
-            checkpoints=Checkpoints(
+            checkpoints=QuickDisk(
                 folder / "checkpoints",
                 keep=100,
                 on_skip=lambda message: self.emit("warning", message=message),

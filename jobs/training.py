@@ -1,0 +1,105 @@
+"""What the options of all training kinds share: how long, when to save, what to do about trouble.
+
+Imports no torch; `trainer.py` does what the options here ask for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+from .errors import SpecError
+from .spec import Spec, option
+
+SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
+_MINUTES = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*(?:m|min|minutes?)")
+
+
+@dataclass(frozen=True)
+class SaveInterval:
+    """How far apart checkpoints are: so many steps, or so many seconds of training."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> SaveInterval:
+        """Read `25` (steps) or `10m` (minutes). Raises SpecError."""
+        if text.isascii() and text.isdigit() and 1 <= int(text) <= 10**9:
+            return cls(steps=int(text))
+        minutes = _MINUTES.fullmatch(text)
+        if minutes is None or float(minutes[1]) == 0:
+            raise SpecError(
+                "save_every",
+                f"must be steps such as 25, or minutes such as 10m, got {text[:80]!r}",
+            )
+        return cls(seconds=60 * float(minutes[1]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSpec(Spec):
+    """The options that every training kind has."""
+
+    # Metrics of a kind's step or eval events that are better when lower; all others when higher.
+    lower_is_better: ClassVar[tuple[str, ...]] = ("loss", "grad_norm", "kl")
+
+    lr_scheduler: str = option("linear", "course of the learning rate", choices=SCHEDULES)
+    warmup_steps: int | None = option(None, "steps in which the learning rate rises", minimum=0)
+    max_grad_norm: float = option(1.0, "gradients are clipped to it; 0: never", minimum=0)
+    save_every: str = option("25", "steps (25) or minutes (10m) between checkpoints")
+    keep: int = option(3, "newest checkpoints that are kept", minimum=1)
+    keep_best: str | None = option(
+        None, "metric of the events (loss, reward, mlm_acc, …) whose best checkpoint is kept, too"
+    )
+    on_save_error: str = option(
+        "continue",
+        "when a checkpoint cannot be written, as on a full disk",
+        choices=("continue", "stop"),
+    )
+    on_stall: str = option(
+        "report",
+        "when a step takes more than ten times the median",
+        choices=("report", "stop"),
+    )
+    on_divergence: str = option(
+        "report", "when the loss exceeds three times its median", choices=("report", "stop")
+    )
+    report_to: tuple[str, ...] = option(
+        (), "experiment trackers", choices=("none", "tensorboard", "wandb", "trackio")
+    )
+
+    @property
+    def steps_total(self) -> int:
+        """The optimizer steps of the whole job."""
+        raise NotImplementedError
+
+    @property
+    def save_interval(self) -> SaveInterval:
+        """How far apart checkpoints are. Raises SpecError."""
+        return SaveInterval.parse(self.save_every)
+
+    @property
+    def best(self) -> tuple[str, bool] | None:
+        """The metric that tells the best checkpoint, and whether less of it is better."""
+        if self.keep_best is None:
+            return None
+        return self.keep_best, self.keep_best.endswith(self.lower_is_better)
+
+    def check(self) -> None:
+        super().check()
+        SaveInterval.parse(self.save_every)
+        if self.warmup_steps and self.lr_scheduler == "constant":
+            raise SpecError(
+                "lr_scheduler",
+                f"must be constant_with_warmup or another for {self.warmup_steps} warmup_steps, "
+                "got constant",
+            )
+
+    def check_inputs(self, model_settings: Mapping[str, Any] | None) -> None:
+        super().check_inputs(model_settings)
+        for tracker in self.report_to:
+            if tracker != "none" and find_spec(tracker) is None:
+                raise SpecError("report_to", f"must be installed, got {tracker}, which is not")
