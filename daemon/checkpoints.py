@@ -11,7 +11,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import xxhash
 from ..jobs.context import MANIFEST
 from ..jobs.durable import recover, whole_folder
 from ..jobs.errors import CheckpointDamaged
-from . import memory
+from .directio import DirectFile
 from .saving import Save
 
 SCHEMA = 2
@@ -62,13 +62,14 @@ class Checkpoints:
         return None
 
     @contextmanager
-    def commit(self, step: int, about: Mapping[str, Any] | None = None) -> Iterator[Path]:
-        """Give an empty folder to write into; leaving the block makes it `checkpoint-{step}`.
+    def commit(self, step: int, about: Mapping[str, Any] | None = None) -> Iterator[Staging]:
+        """Give an empty folder to fill; leaving the block makes it `checkpoint-{step}`.
 
         `about` goes into the manifest. An exception inside the block leaves no trace. Those that
         need not be kept go after the commit.
         """
-        with whole_folder(self.folder / f"checkpoint-{step}") as staging:
+        with whole_folder(self.folder / f"checkpoint-{step}") as folder:
+            staging = Staging(folder)
             yield staging
             _write_manifest(staging, step, about or {})
         for path in self.surplus(newest=step):
@@ -77,28 +78,26 @@ class Checkpoints:
     def save(
         self,
         step: int,
-        write: Callable[[Path], None],
+        prepare: Callable[[Staging], Callable[[], None]],
         *,
         about: Mapping[str, Any],
-        changing_bytes: int,
     ) -> Save:
-        """Commit a checkpoint that `write` fills, beside what the caller goes on to do.
-
-        `write` runs in a copy of this process, and sees everything as it is now. The caller will
-        soon overwrite `changing_bytes`, each of which takes memory twice until the save has ended;
-        where there is not enough of it, this returns when the checkpoint is written.
-        """
+        """Commit a checkpoint beside what the caller goes on to do (jobs.context.Checkpoints)."""
         path = self.folder / f"checkpoint-{step}"
+        rest = ExitStack()
+        try:
+            with ExitStack() as stack:
+                write = prepare(stack.enter_context(self.commit(step, about)))
+                rest = stack.pop_all()
+        except OSError as problem:  # the same full disk that the thread may meet
+            write = _raising(problem)
 
-        def commit() -> int:
-            with self.commit(step, about) as folder:
-                write(folder)
+        def finish() -> int:
+            with rest:
+                write()
             return size_bytes(path)
 
-        save = Save(step, path, commit)
-        if memory.available_bytes() < 1.2 * changing_bytes:
-            save.outcome(patience_s=None)
-        return save
+        return Save(step, path, finish)
 
     def about(self, checkpoint: Path) -> dict[str, Any]:
         """Return what was given with a checkpoint when it was committed.
@@ -140,6 +139,19 @@ class Checkpoints:
         return [path for path in every if path not in kept]
 
 
+class Staging:
+    """The folder of a checkpoint that is being filled (jobs.context.Staging)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files: dict[str, DirectFile] = {}  # written through `open`, by name
+
+    def open(self, name: str) -> DirectFile:
+        """Open a new file for much data, which is to be closed before the folder is committed."""
+        self.files[name] = DirectFile(self.path / name)
+        return self.files[name]
+
+
 def verify(path: Path, *, on_bytes: Callable[[int], None] | None = None) -> None:
     """Compare every file with the manifest. Raises CheckpointDamaged at the first difference.
 
@@ -169,12 +181,17 @@ def size_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-def _write_manifest(folder: Path, step: int, about: Mapping[str, Any]) -> None:
-    files = {
-        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "xxh3_128": _checksum(path)}
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+def _write_manifest(staging: Staging, step: int, about: Mapping[str, Any]) -> None:
+    folder, files = staging.path, {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if name in staging.files:
+            checksum = staging.files[name].checksum  # it was not read again for this
+        elif path.is_file():
+            checksum = _checksum(path)
+        else:
+            continue
+        files[name] = {"bytes": path.stat().st_size, "xxh3_128": checksum}
     about = {"time": round(time.time(), 3), **about}
     manifest = {"schema": SCHEMA, "step": step, "about": about, "files": files}
     document = {"manifest": manifest, "xxh3_128": xxhash.xxh3_128_hexdigest(_plain(manifest))}
@@ -195,6 +212,13 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointDamaged(f"{path.name}: {MANIFEST}: {error}") from None
     return manifest
+
+
+def _raising(error: Exception) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
 
 
 def _plain(value: Any) -> bytes:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 MANIFEST = "manifest.json"  # of a checkpoint: the one file in it that is not its job's
 
@@ -62,6 +63,36 @@ class Save(Protocol):
         """Return how the save ended, or None when it has not so soon; with None, wait for it."""
 
 
+class Sink(Protocol):
+    """A file that is written from its beginning to its end; leaving its block closes it."""
+
+    def write(self, data: Any, /) -> int:
+        """Append the bytes of a buffer; they are copied before this returns."""
+
+    def flush(self) -> None:
+        """For libraries that take a file."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None: ...
+
+
+class Staging(Protocol):
+    """The folder of a checkpoint that is being filled."""
+
+    @property
+    def path(self) -> Path:
+        """The folder, for small files to be written into."""
+
+    def open(self, name: str) -> Sink:
+        """Open a new file for much data."""
+
+
 class Checkpoints(Protocol):
     """The checkpoints of one job: committed whole or not at all."""
 
@@ -71,16 +102,16 @@ class Checkpoints(Protocol):
     def save(
         self,
         step: int,
-        write: Callable[[Path], None],
+        prepare: Callable[[Any], Callable[[], None]],
         *,
         about: Mapping[str, Any],
-        changing_bytes: int,
     ) -> Save:
-        """Commit a checkpoint that `write` fills, beside what the caller goes on to do.
+        """Commit a checkpoint beside what the caller goes on to do.
 
-        `write` runs in a copy of this process, on one thread, and sees all memory (not a GPU's) as
-        it is now. `about` is kept with the checkpoint: plain JSON values, among them `metrics`.
-        The caller will soon overwrite `changing_bytes`, which take memory twice for that long.
+        `prepare` is called at once with the Staging, for what must be written now; what it returns
+        is called in a thread of its own, for what takes time. `about` is kept with the checkpoint:
+        plain JSON values, among them `metrics`. An error in the thread leaves no trace but the
+        outcome's.
         """
 
     def about(self, checkpoint: Path) -> dict[str, Any]:
@@ -122,6 +153,8 @@ class Context:
     pause: Request = field(
         default_factory=Never
     )  # to wait at the next step's end, keeping everything in memory
+    stop_at: int | None = None  # the step to stop at unasked
+    queued_s: float | None = None  # how long the job has waited for this execution
 
     @property
     def cache_dir(self) -> Path:

@@ -1,4 +1,4 @@
-"""What a checkpoint of a training holds, and what it was made with.
+"""What a checkpoint of a training holds, and how it comes to the disk.
 
 The files are those of the Trainer of transformers, so that `from_pretrained` opens one and a plain
 Trainer can resume from it, and one of our own. Imports torch: only `run` of a kind imports it.
@@ -7,58 +7,171 @@ Trainer can resume from it, and one of our own. Imports torch: only `run` of a k
 from __future__ import annotations
 
 import os
-import platform
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import orjson
 import torch
-from torch.utils._pytree import tree_map
-from transformers.trainer import (
-    OPTIMIZER_NAME,
-    SCHEDULER_NAME,
-    TRAINER_STATE_NAME,
-)
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+from transformers import modeling_utils
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 
-from .context import MANIFEST
+from .context import MANIFEST, Staging
 from .errors import JobFailed
+from .live import Live, LiveSink
 
 JOB_STATE = "job_state.pt"  # what the Trainer's own files leave out
 RNG_STATE = "rng_state.pth"
 STATE_FILES = (OPTIMIZER_NAME, SCHEDULER_NAME, RNG_STATE, JOB_STATE, TRAINER_STATE_NAME)
-_LIBRARIES = ("warmd", "torch", "transformers", "trl", "accelerate", "numpy")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """All that the next step depends on, as it is now.
 
-    Tensors on the CPU are the training's own: who writes them must be a copy of this process, or
-    the training must wait. Those of a GPU were copied when the snapshot was taken.
+    Tensors on the CPU are the training's own: before it changes them, it has to ask `live`.
     """
 
-    write_model: Callable[[Path, dict[str, Any] | None], None]
-    weights: dict[str, Any] | None  # None: the model's own
+    model: Any  # transformers.PreTrainedModel
+    tokenizer: TokenizerFiles
     optimizer: dict[str, Any]
     scheduler: dict[str, Any]
     rng: dict[str, Any]
     job: dict[str, Any]
     trainer: Any  # transformers.TrainerState
+    live: Live
+
+    @classmethod
+    def take(
+        cls,
+        *,
+        model: Any,
+        tokenizer: TokenizerFiles,
+        optimizer: Any,
+        scheduler: Any,
+        job: dict[str, Any],
+        trainer: Any,
+    ) -> Snapshot:
+        """Look at everything; what is on a GPU, and what is small, is copied."""
+        state = on_cpu(optimizer.state_dict())
+        weights = [*model.parameters(), *model.buffers()]
+        tensors = [t for t in (*weights, *tree_leaves(state)) if isinstance(t, Tensor)]
+        return cls(
+            model=model,
+            tokenizer=tokenizer,
+            optimizer=state,
+            scheduler=scheduler.state_dict(),
+            rng=rng_state(),
+            job=on_cpu(job),
+            trainer=trainer,
+            live=Live(tensor for tensor in tensors if tensor.device.type == "cpu"),
+        )
+
+    def prepare(self, staging: Staging) -> Callable[[], None]:
+        """Write what is small; return what writes the rest (jobs.context.Checkpoints.save)."""
+        try:
+            weights = _write_all_but_weights(self.model, staging.path)
+            self.tokenizer.write(staging.path)
+            torch.save(self.scheduler, staging.path / SCHEDULER_NAME)
+            torch.save(self.rng, staging.path / RNG_STATE)
+            torch.save(self.job, staging.path / JOB_STATE)
+            self.trainer.save_to_json(str(staging.path / TRAINER_STATE_NAME))
+        except BaseException:
+            self.live.end()
+            raise
+
+        def write() -> None:
+            try:
+                for name, tensors, metadata in weights:
+                    with staging.open(name) as file:
+                        write_safetensors(self.live.sink(file), tensors, metadata)
+                with staging.open(OPTIMIZER_NAME) as file:
+                    # The file has a checksum in the manifest; one of every tensor is not needed.
+                    torch.serialization.set_crc32_options(False)
+                    torch.save(self.optimizer, self.live.sink(file))  # type: ignore[arg-type]
+            finally:
+                self.live.end()
+
+        return write
+
+
+class TokenizerFiles:
+    """A tokenizer's files, which are the same in every checkpoint and slow to make."""
+
+    def __init__(self, tokenizer: Any | None) -> None:
+        self._tokenizer = tokenizer
+        self._files: dict[str, bytes] | None = None
 
     def write(self, folder: Path) -> None:
-        """Write every file of the checkpoint. For a forked child: it stays on one thread."""
-        torch.set_num_threads(1)  # the threads of OpenMP are not here
-        torch.serialization.set_crc32_options(False)  # the manifest has a checksum of the file
-        self.write_model(folder, self.weights)
-        torch.save(self.optimizer, folder / OPTIMIZER_NAME)
-        torch.save(self.scheduler, folder / SCHEDULER_NAME)
-        torch.save(self.rng, folder / RNG_STATE)
-        torch.save(self.job, folder / JOB_STATE)
-        self.trainer.save_to_json(str(folder / TRAINER_STATE_NAME))
+        """Write the files into a folder."""
+        if self._tokenizer is None:
+            return
+        if self._files is None:
+            paths = map(Path, self._tokenizer.save_pretrained(folder))
+            self._files = {path.name: path.read_bytes() for path in paths if path.is_file()}
+        else:
+            for name, content in self._files.items():
+                (folder / name).write_bytes(content)
+
+
+def _write_all_but_weights(
+    model: Any, folder: Path
+) -> list[tuple[str, dict[str, Tensor], dict[str, str]]]:
+    """Have transformers write a model but for its weights, and return those by their files.
+
+    It knows which are tied, how they are called on disk and when there are several files.
+    """
+    found: list[tuple[str, dict[str, Tensor], dict[str, str]]] = []
+
+    def keep(tensors: dict[str, Tensor], path: str, metadata: dict[str, str] | None = None) -> None:
+        found.append((Path(path).name, on_cpu(tensors), metadata or {}))
+
+    library = cast(Any, modeling_utils)
+    writes, library.safe_save_file = library.safe_save_file, keep
+    try:
+        model.save_pretrained(folder)
+    finally:
+        library.safe_save_file = writes
+    return found
+
+
+def write_safetensors(sink: LiveSink, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a file of contiguous tensors on the CPU.
+
+    The format: https://huggingface.co/docs/safetensors: the length of the header in 8 bytes, the
+    header in JSON, the data without gaps; the widest type first, so that all is aligned.
+    """
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        dtype = _DTYPES[tensor.dtype]
+        header[name] = {"dtype": dtype, "shape": [*tensor.shape], "data_offsets": [begin, end]}
+    text = orjson.dumps(header)
+    text += b" " * (-len(text) % 8)
+    sink.write(len(text).to_bytes(8, "little") + text)
+    for _, tensor in ordered:
+        sink.write(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 def rng_state() -> dict[str, Any]:
@@ -75,7 +188,7 @@ def rng_state() -> dict[str, Any]:
 
 def on_cpu(state: Any) -> Any:
     """Return the state with its tensors on the CPU: those of a GPU copied, the others as is."""
-    return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, state)
+    return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, state)
 
 
 def require_files(checkpoint: Path) -> None:
@@ -104,32 +217,3 @@ def link_model(checkpoint: Path, folder: Path) -> bool:
             file.unlink()
         return False
     return True
-
-
-def surroundings(device: torch.device) -> dict[str, Any]:
-    """Return what the rounding of a step depends on, beside the state: plain values, by name."""
-    return {
-        "versions": {name: version(name) for name in _LIBRARIES},
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
-    }
-
-
-def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Say what of the surroundings is not what it was: 'torch 2.12.0, now 2.13.0'."""
-    old, new = (
-        {**values.get("versions", {}), **{k: values.get(k) for k in ("threads", "device")}}
-        for values in (then, now)
-    )
-    return [
-        f"{name} {old.get(name)}, now {new[name]}" for name in new if old.get(name) != new[name]
-    ]
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

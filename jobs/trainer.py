@@ -12,25 +12,20 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
+import orjson
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PrinterCallback, Trainer, TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils.logging import disable_progress_bar
 
 from .context import Context, Save
 from .durable import whole_folder
 from .errors import JobFailed, Stopped
-from .snapshot import (
-    Snapshot,
-    differences,
-    link_model,
-    on_cpu,
-    read_job_state,
-    require_files,
-    rng_state,
-    surroundings,
-)
+from .live import Live
+from .snapshot import Snapshot, TokenizerFiles, link_model, read_job_state, require_files
+from .surroundings import differences, surroundings
 from .training import TrainingSpec
 
 PATIENCE_S = 1.0  # how long a step waits for a save that is in flight when the next is due
@@ -53,9 +48,11 @@ class JobTrainer(Trainer):
         self._save_was_due = False  # while another was in flight
         self._saved = 0.0  # when the latest save began, on the monotonic clock
         self._checkpoint: Path | None = None  # the latest
+        self._live: Live | None = None  # of the save in flight
         self._blocked_s = 0.0  # how long the training has stood still for the save in flight
         cast(Any, disable_progress_bar)()  # of writing weights: it would fill the job's log
         super().__init__(*args, **kwargs)
+        self._tokenizer_files = TokenizerFiles(self.processing_class)
         self.remove_callback(PrinterCallback)  # it prints what the events already say
         self.add_callback(_StepEnd(self))
 
@@ -88,7 +85,10 @@ class JobTrainer(Trainer):
         """
         if checkpoint is not None:
             require_files(checkpoint)
+            self._compare_options(checkpoint)
             self._checkpoint = checkpoint
+            if self.job.stop_at is not None and step_of(checkpoint) >= self.job.stop_at:
+                raise Stopped(step_of(checkpoint))  # killed between that save and its end
         if checkpoint is not None and step_of(checkpoint) >= self.args.max_steps:
             self._load_from_checkpoint(str(checkpoint))
             self.load_job_state(read_job_state(checkpoint))
@@ -104,18 +104,13 @@ class JobTrainer(Trainer):
         if self.was_stopped:
             raise Stopped(self.state.global_step)
 
-    def write_model(self, folder: Path, weights: dict[str, Any] | None = None) -> None:
-        """Write weights (the model's own, or others), configuration and tokenizer."""
-        cast(Any, self.model).save_pretrained(folder, state_dict=weights)
-        if self.processing_class is not None:
-            cast(Any, self.processing_class).save_pretrained(folder)
-
     def save_final_model(self, folder: Path) -> None:
         """Write the trained model to `folder`, whole or not at all, with the last checkpoint."""
         self.settle_save(patience_s=None)
         with whole_folder(folder) as staging:
             if not (self._is_saved() and link_model(cast(Path, self._checkpoint), staging)):
-                self.write_model(staging)
+                cast(Any, self.model).save_pretrained(staging)
+                self._tokenizer_files.write(staging)
 
     # NaN: looked for where it can still be kept out of the weights.
 
@@ -194,33 +189,33 @@ class JobTrainer(Trainer):
 
     def _begin_save(self) -> None:
         began = time.perf_counter()
-        is_on_cpu = self.args.device.type == "cpu"
-        optimizer = cast(Any, self.optimizer).state_dict()
-        snapshot = Snapshot(
-            write_model=self.write_model,
-            weights=None if is_on_cpu else on_cpu(cast(Any, self.model).state_dict()),
-            optimizer=on_cpu(optimizer),
-            scheduler=cast(Any, self.lr_scheduler).state_dict(),
-            rng=rng_state(),
-            job=on_cpu(self.job_state()),
+        snapshot = Snapshot.take(
+            model=self.model,
+            tokenizer=self._tokenizer_files,
+            optimizer=self.optimizer,
+            scheduler=self.lr_scheduler,
+            job=self.job_state(),
             trainer=self.state,
         )
-        trained = [p for p in cast(nn.Module, self.model).parameters() if p.requires_grad]
-        weight_bytes = sum(p.numel() * p.element_size() for p in trained)
         about = {
             "metrics": _numbers(self.metrics()),
             "options": self.spec.to_json(),
             **surroundings(self.args.device),
         }
-        self._in_flight = self.job.checkpoints.save(
-            self.state.global_step,
-            snapshot.write,
-            about=about,
-            changing_bytes=3 * weight_bytes if is_on_cpu else 0,  # with the two moments of Adam
-        )
+        self._live = snapshot.live
+        step = self.state.global_step
+        self._in_flight = self.job.checkpoints.save(step, snapshot.prepare, about=about)
         self._save_was_due = False
         self._saved = time.monotonic()
         self._blocked_s = time.perf_counter() - began
+
+    def release_weights(self) -> None:
+        """Return when the optimizer may change what the save in flight still has to write."""
+        if self._live is not None:
+            began = time.perf_counter()
+            self._live.release()
+            self._live = None
+            self._blocked_s += time.perf_counter() - began
 
     def settle_save(self, *, patience_s: float | None = 0) -> None:
         """Say how the save in flight ended, if it does so soon; with None, wait for it.
@@ -274,8 +269,26 @@ class JobTrainer(Trainer):
         if checkpoint is None:
             return
         self._set_learning_rate()
+        self._say_if_extended(Path(checkpoint))
         self.load_job_state(read_job_state(Path(checkpoint)))
         self._say_what_differs(Path(checkpoint))
+
+    def _compare_options(self, checkpoint: Path) -> None:
+        """Say which options changed since a checkpoint. Raises SpecError for what must not."""
+        changes = self.spec.changes(self.job.checkpoints.about(checkpoint).get("options", {}))
+        if changes:
+            said = [f"{name} {now}, before {then}" for name, (then, now) in changes.items()]
+            self.job.emit("revised", changes=changes, message="; ".join(said))
+
+    def _say_if_extended(self, checkpoint: Path) -> None:
+        before = orjson.loads((checkpoint / TRAINER_STATE_NAME).read_bytes())["max_steps"]
+        if before < self.args.max_steps:
+            self.job.emit(
+                "extended",
+                steps_before=before,
+                steps_total=self.args.max_steps,
+                learning_rate=self._get_learning_rate(),  # of the next step
+            )
 
     def _say_what_differs(self, checkpoint: Path) -> None:
         about = self.job.checkpoints.about(checkpoint)
@@ -289,15 +302,17 @@ class JobTrainer(Trainer):
 
     def _set_learning_rate(self) -> None:
         # The rate is saved with the optimizer. Where the number of steps has changed since, it
-        # would be one of the old schedule (0.0 at a linear one's end) for the next step.
+        # would be one of the old schedule (0.0 at a linear one's end) for the next step; and
+        # another base would not count at all.
         schedule = cast(LambdaLR, self.lr_scheduler)
+        schedule.base_lrs = [self.args.learning_rate for _ in schedule.base_lrs]
         rates = [
             base * factor(schedule.last_epoch)
             for base, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
         ]
         schedule._last_lr = rates
         for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+            group["lr"], group["initial_lr"] = rate, self.args.learning_rate
 
 
 class _StepEnd(TrainerCallback):
@@ -309,9 +324,12 @@ class _StepEnd(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer._step_started = time.perf_counter()
 
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.release_weights()
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.check_weights()
-        if self.trainer.job.stop.is_set():
+        if self.trainer.job.stop.is_set() or state.global_step == self.trainer.job.stop_at:
             self.trainer.was_stopped = True
             control.should_training_stop = True
         control.should_save = self.trainer.checkpoint_is_due()

@@ -20,10 +20,10 @@ FILES = {"model.bin": b"weights" * 100, "state.json": b"{}", "nested/rng.bin": b
 
 
 def commit(checkpoints: Checkpoints, step: int, files: dict[str, bytes] = FILES) -> None:
-    with checkpoints.commit(step) as folder:
+    with checkpoints.commit(step) as staging:
         for name, content in files.items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_bytes(content)
+            (staging.path / name).parent.mkdir(exist_ok=True)
+            (staging.path / name).write_bytes(content)
 
 
 def names(folder: Path) -> list[str]:
@@ -44,8 +44,8 @@ def test_an_error_inside_the_block_leaves_no_trace(tmp_path):
     commit(checkpoints, 1)
 
     def fail_halfway() -> None:
-        with checkpoints.commit(2) as folder:
-            (folder / "model.bin").write_bytes(b"half")
+        with checkpoints.commit(2) as staging:
+            (staging.path / "model.bin").write_bytes(b"half")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.raises(OSError, match="No space left"):
@@ -61,11 +61,11 @@ from pathlib import Path
 from warmd.daemon.checkpoints import Checkpoints
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 checkpoints = Checkpoints(Path(sys.argv[1]))
-with checkpoints.commit(1) as folder:
-    (folder / "model.bin").write_bytes(b"a" * 1000)
+with checkpoints.commit(1) as staging:
+    (staging.path / "model.bin").write_bytes(b"a" * 1000)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
-with checkpoints.commit(2) as folder:
-    (folder / "model.bin").write_bytes(b"a" * 5000)
+with checkpoints.commit(2) as staging:
+    (staging.path / "model.bin").write_bytes(b"a" * 5000)
 """
     child = subprocess.run(
         [sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=30
@@ -134,8 +134,8 @@ checkpoints = Checkpoints(Path(sys.argv[1]), keep=2)
 step = int(sys.argv[2])
 while True:
     step += 1
-    with checkpoints.commit(step) as folder:
-        (folder / "model.bin").write_bytes(os.urandom(200_000))
+    with checkpoints.commit(step) as staging:
+        (staging.path / "model.bin").write_bytes(os.urandom(200_000))
     print(step, flush=True)
 """
     committed = 0
@@ -206,7 +206,7 @@ def test_a_damaged_newer_checkpoint_never_pushes_out_a_whole_one(tmp_path):
 
 def test_a_reader_does_not_disturb_a_writer_at_work(tmp_path):
     checkpoints = Checkpoints(tmp_path)
-    with checkpoints.commit(1) as folder:
-        (folder / "model.bin").write_bytes(b"weights")
+    with checkpoints.commit(1) as staging:
+        (staging.path / "model.bin").write_bytes(b"weights")
         assert Checkpoints(tmp_path).latest() is None
     assert checkpoints.latest() == tmp_path / "checkpoint-1"

@@ -1,0 +1,42 @@
+"""What the rounding of a training step depends on beside its state: versions, threads, device."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_LIBRARIES = ("warmd", "torch", "transformers", "trl", "accelerate", "numpy")
+
+
+def surroundings(device: torch.device) -> dict[str, Any]:
+    """Return the surroundings of this process, as plain values."""
+    return {
+        "versions": {name: version(name) for name in _LIBRARIES},
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+    }
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Say what is not as it was: 'torch 2.12.0, now 2.13.0'."""
+    old, new = (
+        {**values.get("versions", {}), **{k: values.get(k) for k in ("threads", "device")}}
+        for values in (then, now)
+    )
+    return [
+        f"{name} {old.get(name)}, now {new[name]}" for name in new if old.get(name) != new[name]
+    ]
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
