@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from .errors import SpecError
 from .spec import Spec, option
@@ -43,8 +43,30 @@ class SaveInterval:
 class TrainingSpec(Spec):
     """The options that every training kind has."""
 
+    # Data, model, batches, masks, rewards and seed are not among them: what a checkpoint holds came
+    # from those. Weight decay is not: a checkpoint's optimizer brings its own.
+    changeable: ClassVar[tuple[str, ...]] = (
+        "steps",
+        "learning_rate",
+        "lr_scheduler",
+        "warmup_steps",
+        "max_grad_norm",
+        "save_every",
+        "keep",
+        "keep_best",
+        "on_save_error",
+        "on_stall",
+        "on_divergence",
+        "report_to",
+    )
+    otherwise: ClassVar[str] = "start a new job from its weights with --init-from JOB"
+
     # Metrics of a kind's step or eval events that are better when lower; all others when higher.
     lower_is_better: ClassVar[tuple[str, ...]] = ("loss", "grad_norm", "kl")
+
+    # The metrics that `on_divergence` is about, each with its scale: see health.Divergence. Below
+    # 0.1 nats a loss has all but vanished, and its ups are noise.
+    watched: ClassVar[Mapping[str, float]] = {"loss": 0.1}
 
     lr_scheduler: str = option("linear", "course of the learning rate", choices=SCHEDULES)
     warmup_steps: int | None = option(None, "steps in which the learning rate rises", minimum=0)
@@ -98,8 +120,16 @@ class TrainingSpec(Spec):
                 "got constant",
             )
 
+    def revised(self, values: Mapping[str, Any]) -> Self:
+        spec = super().revised(values)
+        spec._check_trackers()
+        return spec
+
     def check_inputs(self, model_settings: Mapping[str, Any] | None) -> None:
         super().check_inputs(model_settings)
+        self._check_trackers()
+
+    def _check_trackers(self) -> None:
         for tracker in self.report_to:
             if tracker != "none" and find_spec(tracker) is None:
                 raise SpecError("report_to", f"must be installed, got {tracker}, which is not")

@@ -1,0 +1,226 @@
+"""What a training job does beside its steps: pauses, saves by the clock, says what is wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import tiny
+import torch
+from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM, Trainer
+from waiting import wait_until
+
+from warmd.jobs.context import Context
+from warmd.jobs.errors import JobFailed, Stopped
+from warmd.jobs.mlm import MlmSpec, run
+from warmd.jobs.trainer import JobTrainer
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _like_a_work_horse() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("home")
+    rows = [{"text": f"number {n}, then {n + 1} and {n + 2}"} for n in range(80)]
+    (folder / "texts.jsonl").write_bytes(b"\n".join(map(orjson.dumps, rows)))
+    BertConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    ).save_pretrained(folder / "bert")
+    (folder / "runs").mkdir()
+    return folder
+
+
+def spec(home: Path, **options: Any) -> MlmSpec:
+    small = {
+        "objective": "mlm",
+        "architecture": str(home / "bert"),
+        "data": str(home / "texts.jsonl"),
+        "vocab_size": 300,
+        "seq_len": 32,
+        "learning_rate": 1e-3,
+        "lr_scheduler": "constant",
+        "warmup_steps": 0,
+        "batch_size": 2,
+        "steps": 12,
+        "eval_every": 0,
+        "keep": 100,
+    }
+    return MlmSpec.parse(small | options)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(AutoModelForMaskedLM.from_pretrained(folder).state_dict())
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+class Pausable(tiny.Surroundings):
+    """Surroundings in which a job is paused at a step, until the test says otherwise."""
+
+    def __init__(self, folder: Path, at_step: int) -> None:
+        super().__init__(folder, None)
+        self.paused = threading.Event()
+        pause = threading.Event()
+        self.pause = pause
+        self.at_step = at_step
+        self.ctx = Context(**{**vars(self.ctx), "pause": pause})
+
+    def emit(self, type: str, /, *, step: int | None = None, **fields: Any) -> None:
+        super().emit(type, step=step, **fields)
+        if type == "step" and step == self.at_step:
+            self.pause.set()
+        if type == "paused":
+            self.paused.set()
+
+
+def in_background(
+    job: MlmSpec, surroundings: tiny.Surroundings
+) -> tuple[threading.Thread, list[Any]]:
+    ended: list[Any] = []
+
+    def work() -> None:
+        torch.set_num_threads(1)
+        try:
+            ended.append(run(job, surroundings.ctx))
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, ended
+
+
+def test_a_paused_job_keeps_everything_and_goes_on_where_it_was(home):
+    job = spec(home)
+    straight = tiny.surroundings(home / "runs" / "straight")
+    run(job, straight.ctx)
+    paused = Pausable(home / "runs" / "paused", at_step=5)
+    thread, ended = in_background(job, paused)
+    assert paused.paused.wait(60)
+    assert paused.last_step == 5
+    # A laptop may die meanwhile.
+    wait_until(lambda: [event["step"] for event in paused.of_type("checkpoint")] == [5])
+    assert thread.is_alive()
+    paused.pause.clear()
+    thread.join(60)
+    assert ended[0]["steps"] == 12
+    assert paused.of_type("unpaused")[0]["step"] == 5
+    found = [weights(home / "runs" / name / "model") for name in ("straight", "paused")]
+    assert same(*found)
+
+
+def test_a_paused_job_that_is_told_to_stop_stops_at_once_with_its_checkpoint(home):
+    job = spec(home)
+    paused = Pausable(home / "runs" / "stopped", at_step=5)
+    thread, ended = in_background(job, paused)
+    assert paused.paused.wait(60)
+    paused.stop.set()
+    thread.join(60)
+    assert isinstance(ended[0], Stopped)
+    assert paused.last_step == 5
+    latest = paused.ctx.checkpoints.latest()
+    assert latest is not None
+    assert latest.name == "checkpoint-5"
+    again = tiny.surroundings(home / "runs" / "stopped")
+    run(job, again.ctx)
+    assert again.of_type("step")[0]["step"] == 6
+
+
+def test_checkpoints_can_be_minutes_apart(home, tmp_path):
+    # 0.001 minutes, 60 ms: far fewer than steps, and more than the last one.
+    seldom = tiny.surroundings(home / "runs" / "seldom")
+    run(spec(home, save_every="60m"), seldom.ctx)
+    assert [event["step"] for event in seldom.of_type("checkpoint")] == [12]
+    often = tiny.surroundings(home / "runs" / "often")
+    run(spec(home, save_every="0.001m", steps=40), often.ctx)
+    assert 2 <= len(often.of_type("checkpoint")) < 40
+
+
+def test_a_loss_that_runs_away_is_told_and_can_stop_the_job(home):
+    name = home / "runs" / "runaway"
+    run(spec(home, steps=20), tiny.surroundings(name).ctx)
+    wild = spec(home, steps=40, learning_rate=30.0)
+    goes_on = tiny.surroundings(name)
+    run(wild, goes_on.ctx)
+    [event] = goes_on.of_type("divergence")[:1]
+    assert event["metric"] == "loss"
+    assert event["value"] > 3 * event["median"] > 0
+    assert event["step"] > 20, "the losses before the resume are remembered"
+
+    name = home / "runs" / "runaway that stops"
+    run(spec(home, steps=20), tiny.surroundings(name).ctx)
+    stops = tiny.surroundings(name)
+    with pytest.raises(JobFailed, match=r"^step \d+: loss is [\d.e+]+, more than three times"):
+        run(spec(home, steps=40, learning_rate=30.0, on_divergence="stop"), stops.ctx)
+    diverged_at = stops.of_type("divergence")[0]["step"]
+    latest = stops.ctx.checkpoints.latest()
+    assert latest is not None
+    assert int(latest.name.removeprefix("checkpoint-")) < diverged_at
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_stall", ["report", "stop"])
+def test_a_step_that_does_not_end_is_told_while_it_lasts(home, monkeypatch, on_stall):
+    plain = JobTrainer.training_step
+
+    def hang_once(self: JobTrainer, *args: Any, **kwargs: Any) -> Any:
+        if self.state.global_step == 8:
+            deadline = time.monotonic() + 30
+            while not stalled.of_type("stall") and time.monotonic() < deadline:
+                time.sleep(0.05)
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(JobTrainer, "training_step", hang_once)
+    stalled = tiny.surroundings(home / "runs" / f"stalled {on_stall}")
+    if on_stall == "report":
+        run(spec(home), stalled.ctx)
+        assert stalled.last_step == 12
+    else:
+        with pytest.raises(JobFailed, match=r"^step 9: a step took more than [\d.]+ s"):
+            run(spec(home, on_stall="stop"), stalled.ctx)
+        assert stalled.of_type("checkpoint")[-1]["step"] == 9
+    [event] = stalled.of_type("stall")
+    assert event["step"] == 8
+    assert event["seconds"] > 10 * event["median_s"]
+
+
+def test_a_plain_trainer_resumes_from_a_checkpoint(home, tmp_path):
+    from transformers import TrainingArguments
+
+    job = spec(home, steps=6, save_every=3)
+    whole = tiny.surroundings(home / "runs" / "for a plain one")
+    run(job, whole.ctx)
+    folder = home / "runs" / "for a plain one" / "checkpoints" / "checkpoint-3"
+    model = BertForMaskedLM.from_pretrained(folder)
+    rows = [{"input_ids": [5, 6, 7], "labels": [5, 6, 7]} for _ in range(12)]
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(
+            str(tmp_path),
+            max_steps=6,
+            per_device_train_batch_size=2,
+            use_cpu=True,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+            learning_rate=1e-3,
+        ),
+        train_dataset=rows,
+    )
+    trainer.train(resume_from_checkpoint=str(folder))
+    assert trainer.state.global_step == 6
+    moments = trainer.optimizer.state_dict()["state"][0]  # type: ignore[union-attr]
+    assert int(moments["step"]) == 6, "the optimizer was not a fresh one"
