@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from .entries import ModelConfig, WorkerConfig, parse_model
 from .settings import SETTINGS, Setting
-from .values import ConfigError, folder, redacted_url, unknown_key
+from .values import ConfigError, folder, is_loopback, redacted_url, unknown_key
 from .yamlfile import read_mapping
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "ModelConfig",
     "Setting",
     "WorkerConfig",
+    "check_http",
     "load",
     "parse_model",
     "read_mapping",
@@ -45,8 +46,12 @@ class DaemonConfig:
     models: tuple[ModelConfig, ...] = (ModelConfig(name="demo", path="builtin:demo"),)
     workers: tuple[WorkerConfig, ...] = (
         WorkerConfig(name="train-0", queue="train"),
-        WorkerConfig(name="infer-0", queue="infer"),
+        WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=32),
     )
+    http_host: str = "127.0.0.1"
+    http_port: int | None = 8421  # 0: any free one; None: no HTTP
+    http_token: str | None = field(default=None, repr=False)
+    http_queue_limit: int = 256
     memory_budget_bytes: int | None = None  # of all warm models together; None: automatic
     stop_grace_s: float = 120.0
     log_bytes: int = 10_000_000
@@ -92,7 +97,16 @@ def load(
     values = {**below, **above}
     if "home" not in values:
         values["home"] = _default_home(environ)
-    return DaemonConfig(**values)
+    config = DaemonConfig(**values)
+    check_http(config)
+    return config
+
+
+def check_http(config: DaemonConfig) -> None:
+    """Raise ConfigError where others than this machine could ask without a token."""
+    is_open = config.http_port is not None and not is_loopback(config.http_host)
+    if is_open and config.http_token is None:
+        raise ConfigError("http_token", f"must be set to listen on {config.http_host}")
 
 
 def _read(keys: Mapping[str, object], base: Path, *, source: str = "") -> dict[str, Any]:
@@ -121,7 +135,9 @@ def _read_environ(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _refuse_misspelt(variable: str) -> None:
-    if not variable.startswith("WARMD_"):
+    # Kubernetes' own, of a service that is called warmd.
+    is_foreign = variable.startswith(("WARMD_PORT", "WARMD_SERVICE_"))
+    if is_foreign or not variable.startswith("WARMD_"):
         return
     import difflib  # here: it costs 5 ms at every start
 

@@ -1,7 +1,7 @@
 """The entries of the lists `models` and `workers`, and the one line that spells each.
 
     NAME=PATH[,dtype=DTYPE][,task=TASK]                     a model; PATH alone names it too
-    NAME=QUEUE[,isolation=ISOLATION][,threads=THREADS]      a worker
+    NAME=QUEUE[,isolation=ISOLATION][,slots=N][,threads=N][,nice=N]      a worker
 
 The same line serves options, variables and YAML; YAML also takes the keys one by one.
 """
@@ -25,6 +25,8 @@ BUILTIN_MODELS = ("builtin:demo",)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
 _MOST_THREADS = 1024
+_MOST_SLOTS = 1024
+TRAINING_NICE = 15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,16 @@ class WorkerConfig:
     name: str
     queue: str
     isolation: str = "fork"
+    slots: int = 1  # jobs at a time; only a resident worker has more than one
     threads: int | None = None  # None: chosen for each job by its model's size
+    nice: int | None = None  # of its horses, as nice(1) has it; None: by the queue
+
+    @property
+    def niceness(self) -> int:
+        """Training yields the processor to inference, unless told otherwise."""
+        if self.nice is not None:
+            return self.nice
+        return TRAINING_NICE if self.queue == "train" else 0
 
 
 def parse_model(text: str, base: Path) -> ModelConfig:
@@ -109,14 +120,25 @@ def _read_worker(field: str, value: object, base: Path) -> WorkerConfig:
     threads = keys.get("threads")
     if threads is not None and threads != "auto":
         threads = integer(f"{field}.threads", threads, minimum=1, maximum=_MOST_THREADS)
-    return WorkerConfig(
+    nice = keys.get("nice")
+    if nice is not None and nice != "auto":
+        nice = integer(f"{field}.nice", nice, minimum=0, maximum=19)
+    worker = WorkerConfig(
         name=name(f"{field}.name", keys.get("name")),
         queue=choice(f"{field}.queue", keys.get("queue"), QUEUES),
         isolation=choice(
             f"{field}.isolation", keys.get("isolation", WorkerConfig.isolation), ISOLATIONS
         ),
+        slots=integer(
+            f"{field}.slots", keys.get("slots", WorkerConfig.slots), minimum=1, maximum=_MOST_SLOTS
+        ),
         threads=None if threads == "auto" else threads,
+        nice=None if nice == "auto" else nice,
     )
+    if worker.slots > 1 and worker.isolation != "resident":
+        problem = f"must be 1 with isolation {worker.isolation}, got {worker.slots}"
+        raise ConfigError(f"{field}.slots", problem)
+    return worker
 
 
 def _keys(

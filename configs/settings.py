@@ -12,8 +12,10 @@ from pathlib import Path
 
 from .entries import read_models, read_workers
 from .values import (
+    ConfigError,
     duration_s,
     folder,
+    host,
     integer,
     memory_bytes,
     plain_text,
@@ -58,6 +60,20 @@ def _kind_defaults(field: str, value: object, base: Path) -> dict[str, dict[str,
         }
         for kind, options in _keys(field, value).items()
     }
+
+
+def _port(field: str, value: object) -> int | None:
+    if value is False:  # YAML 1.1 reads off so
+        return None
+    return integer(field, value, minimum=0, maximum=65535)
+
+
+def _token(field: str, value: object, base: Path) -> str:
+    # A message never shows it.
+    text = plain_text(field, value) if isinstance(value, str) and len(value) >= 8 else ""
+    if not text or not text.isascii() or " " in text:
+        raise ConfigError(field, "must be 8 or more characters of ASCII without spaces")
+    return text
 
 
 def _keys(field: str, value: object) -> Mapping[str, object]:
@@ -124,10 +140,42 @@ SETTINGS = (
     Setting(
         "workers",
         "WARMD_WORKERS",
-        "train-0=train;infer-0=infer",
-        "The workers, each NAME=QUEUE[,isolation=fork|resident][,threads=N].",
+        "train-0=train;infer-0=infer,isolation=resident,slots=32",
+        "The workers, each NAME=QUEUE[,isolation=fork|resident][,slots=N][,threads=N][,nice=N].",
         "workers",
         read_workers,
+    ),
+    Setting(
+        "http_host",
+        "WARMD_HTTP_HOST",
+        "127.0.0.1",
+        "The address to answer HTTP requests on; beyond this machine only with http_token.",
+        "http_host",
+        lambda field, value, _: host(field, value),
+    ),
+    Setting(
+        "http_port",
+        "WARMD_HTTP_PORT",
+        "8421",
+        "The port for HTTP requests; 0: any free one, as `warmd status` shows; off: none.",
+        "http_port",
+        _or_none("off", lambda field, value, _: _port(field, value)),
+    ),
+    Setting(
+        "http_token",
+        "WARMD_HTTP_TOKEN",
+        "none",
+        "The bearer token that HTTP requests must carry; none: anybody on this machine may ask.",
+        "http_token",
+        _or_none("none", _token),
+    ),
+    Setting(
+        "http_queue_limit",
+        "WARMD_HTTP_QUEUE_LIMIT",
+        "256",
+        "How many jobs may wait in a queue before further HTTP requests are turned away.",
+        "http_queue_limit",
+        lambda field, value, _: integer(field, value, minimum=1, maximum=1_000_000),
     ),
     Setting(
         "memory_budget",

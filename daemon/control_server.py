@@ -140,6 +140,11 @@ def _status(supervisor: Supervisor) -> dict[str, Any]:
         "models": zygote.pop("models"),
         "workers": _workers(supervisor, zygote.pop("horses")),
         "zygote": {"state": "ready", **zygote},
+        "http": {
+            "pid": supervisor.gateway.pid,
+            "url": supervisor.gateway.url,
+            "problem": supervisor.gateway.problem,
+        },
     }
 
 
@@ -168,18 +173,22 @@ def _running(supervisor: Supervisor) -> list[dict[str, str]]:
 
 
 def _workers(supervisor: Supervisor, horses: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    jobs = {entry["worker"]: entry["job"] for entry in _running(supervisor)}
-    by_job = {horse["job"]: horse for horse in horses}
+    jobs: dict[str, list[str]] = {worker.name: [] for worker in supervisor.workers}
+    for entry in _running(supervisor):
+        jobs[entry["worker"]].append(entry["job"])
+    by_worker = {horse.pop("worker"): horse for horse in horses}
     return [
         {
             "name": worker.name,
             "queue": worker.config.queue,
             "isolation": worker.config.isolation,
+            "slots": worker.config.slots,
             "threads": worker.config.threads,
             "pid": worker.pid,
-            "state": "busy" if worker.name in jobs else "idle",
-            "job": jobs.get(worker.name),
-            "horse": by_job.get(jobs.get(worker.name, "")),
+            "state": "busy" if jobs[worker.name] else "idle",
+            "job": next(iter(jobs[worker.name]), None),
+            "jobs": jobs[worker.name],
+            "horse": by_worker.get(worker.redis_name),
             "uptime_s": round(time.monotonic() - worker.started, 1) if worker.started else None,
         }
         for worker in supervisor.workers

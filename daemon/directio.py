@@ -42,7 +42,7 @@ class DirectFile:
     def write(self, data: Any) -> int:
         """Append the bytes of a buffer; they are copied before this returns."""
         source = np.frombuffer(data, np.uint8)
-        self._checksum.update(memoryview(source))
+        self._checksum.update(source.data)
         begin = 0
         while begin < len(source):
             count = min(len(source) - begin, _BLOCK_BYTES - self._filled)

@@ -14,9 +14,11 @@ HOME/
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
+import platform
 import stat
 import tempfile
 import time
@@ -69,8 +71,11 @@ class Home:
 
     @property
     def key(self) -> str:
-        """Eight hexadecimal digits that tell this home from others (in worker names)."""
-        return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:8]
+        """Eight hexadecimal digits that tell this home from others (in worker names).
+
+        Also from the same path on another machine, or in another container of this one.
+        """
+        return _digest(_machine() + os.fsencode(self.path))
 
     @property
     def sockets(self) -> Path:
@@ -79,7 +84,7 @@ class Home:
         if len(os.fsencode(inside)) <= _LONGEST_SOCKET_FOLDER:
             return inside
         base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-        return Path(base) / f"warmd-{os.getuid()}-{self.key}"
+        return Path(base) / f"warmd-{os.getuid()}-{_digest(os.fsencode(self.path))}"
 
     @property
     def control_socket(self) -> Path:
@@ -154,6 +159,19 @@ class Home:
             f"since {state.get('started', 'just now')}): stop it with `warmd stop`, or choose "
             "another home with --home"
         )
+
+
+def _digest(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()[:8]
+
+
+def _machine() -> bytes:
+    """What tells this machine from others, mostly the same after a reboot."""
+    name = os.fsencode(platform.node())  # a container's own, where the file is the image's
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        with contextlib.suppress(OSError):
+            return Path(path).read_bytes().strip() + name
+    return name
 
 
 def _private_folder(folder: Path) -> None:

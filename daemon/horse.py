@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,40 +40,69 @@ _NEVER = 2**31 - 1
 _SMALL_MODEL = 20_000_000
 
 
+class Orders:
+    """What one job is asked for while it runs."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self.pause = threading.Event()
+        self.reason = "drain"  # of the stop
+
+
 class Line:
     """The horse's end of the connection, read by a thread of its own."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, request: dict[str, Any]) -> None:
+        """`request`: the first job, which came to the zygote."""
         self.channel = channel
-        self.stop = threading.Event()
-        self.reason = "drain"
-        self._requests: list[dict[str, Any]] = []
+        self._orders = {request["job_id"]: Orders()}  # by job id
+        self._requests = [request]
         self._arrived = threading.Condition()
-        signal.signal(signal.SIGTERM, lambda *_: self.stop.set())
+        self._sending = threading.Lock()
+        signal.signal(signal.SIGTERM, self._stop_all)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         threading.Thread(target=self._listen, name="line", daemon=True).start()
 
+    def _stop_all(self, *_: Any) -> None:
+        for orders in list(self._orders.values()):
+            orders.stop.set()
+
     def _listen(self) -> None:
         for message in self.channel:
-            if "stop" in message:
-                self.reason = message["stop"]
-                self.stop.set()
-            else:
+            if "op" in message:
                 with self._arrived:
+                    self._orders[message["job_id"]] = Orders()
                     self._requests.append(message)
                     self._arrived.notify()
+                continue
+            orders = self._orders.get(message["job"])
+            if orders is None:
+                continue  # it has just ended
+            if "stop" in message:
+                orders.reason = message["stop"]
+                orders.stop.set()
+            elif message["pause"]:
+                orders.pause.set()
+            else:
+                orders.pause.clear()
         os._exit(0)
 
-    def next_request(self) -> dict[str, Any]:
-        """Wait for the next job (a resident horse's)."""
+    def next_request(self) -> tuple[dict[str, Any], Orders]:
+        """Wait for the next job; what it is asked for meanwhile shows in its orders."""
         with self._arrived:
             while not self._requests:
                 self._arrived.wait()
-            return self._requests.pop(0)
+            request = self._requests.pop(0)
+            return request, self._orders[request["job_id"]]
+
+    def forget(self, job_id: str) -> None:
+        """The job has ended: there is nothing left to ask of it."""
+        self._orders.pop(job_id, None)
 
     def send(self, message: dict[str, Any]) -> None:
         try:
-            self.channel.send(message)
+            with self._sending:
+                self.channel.send(message)
         except OSError:
             os._exit(0)
 
@@ -80,50 +110,74 @@ class Line:
 def run_jobs(channel: Channel, request: dict[str, Any], models: WarmModels) -> None:
     """Run the requested job and, when resident, those that follow. Called in the fresh child."""
     os.setpgid(0, 0)
+    os.nice(request["niceness"])
     _be_first_to_die()
     _tune_allocator()
-    line = Line(channel)
+    line = Line(channel, request)
     line.send({"pid": os.getpid()})
-    resident = request["isolation"] == "resident"
+    is_resident = request["isolation"] == "resident"
+    if is_resident and request["slots"] > 1:
+        _run_together(line, models)
     while True:
-        try:
-            outcome = _run_one(line, request, models, private=not resident)
-        except OSError as error:  # its files cannot be written, so nobody has been told yet
-            outcome = {"outcome": "failed", "error": f"run directory: {error}", "untold": "yes"}
-        sys.stdout.flush()
-        sys.stderr.flush()
-        line.send(outcome)
-        if not resident:
+        job, orders = line.next_request()
+        _run_one(line, job, orders, models, own_output=True, copies=is_resident)
+        if not is_resident:
             return
-        request = line.next_request()
-        line.stop.clear()
+
+
+def _run_together(line: Line, models: WarmModels) -> None:
+    """Run every job in a thread of its own, all on the same models. Does not return."""
+    os.dup2(2, 1)  # what they print cannot be told apart: it goes to the daemon's log
+    while True:
+        job, orders = line.next_request()
+        run = partial(_run_one, line, job, orders, models, own_output=False, copies=False)
+        threading.Thread(target=run, name=job["job_id"], daemon=True).start()
 
 
 def _run_one(
-    line: Line, request: dict[str, Any], warm: WarmModels, *, private: bool
-) -> dict[str, Any]:
+    line: Line,
+    request: dict[str, Any],
+    orders: Orders,
+    models: WarmModels,
+    *,
+    own_output: bool,
+    copies: bool,
+) -> None:
+    """Run a job to its end, and say how it ended.
+
+    `own_output`: what it prints goes to the job's log; `copies`: it is given a model to change.
+    """
     rundir = RunDir(Path(request["run_dir"]))
-    _redirect_output(rundir.log)
-    lock = rundir.lock()
+    job_id = request["job_id"]
     try:
-        with EventLog(
-            rundir.events,
-            execution=request["execution"],
-            publish=lambda event: line.send({"event": event}),
-        ) as events:
-            return _execute(line, request, rundir, events, warm, private=private)
-    finally:
-        os.close(lock)
+        if own_output:
+            _redirect_output(rundir.log)
+        lock = rundir.lock()
+        try:
+            with EventLog(
+                rundir.events,
+                execution=request["execution"],
+                publish=lambda event: line.send({"job": job_id, "event": event}),
+            ) as events:
+                outcome = _execute(request, orders, rundir, events, models, copies=copies)
+        finally:
+            os.close(lock)
+    except OSError as error:  # its files cannot be written, so nobody has been told yet
+        outcome = {"outcome": "failed", "error": f"run directory: {error}", "untold": "yes"}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    line.forget(job_id)
+    line.send({"job": job_id, **outcome})
 
 
 def _execute(
-    line: Line,
     request: dict[str, Any],
+    orders: Orders,
     rundir: RunDir,
     events: EventLog,
     warm: WarmModels,
     *,
-    private: bool,
+    copies: bool,
 ) -> dict[str, Any]:
     """Run the job; every way it can end becomes an event and an outcome."""
     try:
@@ -131,12 +185,13 @@ def _execute(
         names = {}
         if request["model"] is not None:
             names[document["spec"]["model"]] = request["model"]["config"]["name"]
-        models = HorseModels(warm, names, private=private)
+        models = HorseModels(warm, names, copies=copies)
         threads = _choose_threads(request["threads"], models)
         for folder in document.get("python_path", ()):
             if folder not in sys.path:
                 sys.path.append(folder)
         spec = spec_class(document["kind"]).parse(document["spec"])
+        waited = time.time() - request["enqueued_at"] if request.get("enqueued_at") else None
         context = Context(
             job_id=document["id"],
             run_dir=rundir.path,
@@ -149,33 +204,42 @@ def _execute(
                 on_skip=lambda message: events.emit("warning", message=message),
             ),
             emit=events.emit,
-            stop=line.stop,
+            stop=orders.stop,
+            pause=orders.pause,
+            stop_at=document.get("stop_at"),
+            queued_s=waited,
         )
         run = run_function(document["kind"])
-        waited = time.time() - request["enqueued_at"] if request.get("enqueued_at") else None
         events.emit("started", pid=os.getpid(), threads=threads, queued_s=waited)
         result = run(spec, context)
         rundir.write_result(result, revision=document["revision"])
         events.emit("finished", result=result)
         return {"outcome": "finished", "result": result}
     except Stopped as stopped:
-        if line.reason == "drain":
+        if not orders.stop.is_set():
+            events.emit("stopped", step=stopped.step, reason="as far as it was to go")
+            return {"outcome": "stopped", "reason": "cancel", "step": stopped.step}
+        if orders.reason == "drain":
             events.emit("requeued", step=stopped.step, reason="the daemon stops")
+        elif orders.reason == "pause":
+            events.emit("paused", step=stopped.step, released=True)
         else:
-            events.emit("stopped", step=stopped.step, reason=f"asked to {line.reason}")
-        return {"outcome": "stopped", "reason": line.reason, "step": stopped.step}
+            events.emit("stopped", step=stopped.step, reason=f"asked to {orders.reason}")
+        return {"outcome": "stopped", "reason": orders.reason, "step": stopped.step}
     except WarmdError as error:
-        return _failed(events, str(error), None)
+        return _failed(rundir, events, str(error), None)
     except BaseException as error:  # whatever a job raises is its failure, not the horse's
         text = traceback.format_exc()
-        return _failed(events, "".join(traceback.format_exception_only(error)).strip(), text)
+        reason = "".join(traceback.format_exception_only(error)).strip()
+        return _failed(rundir, events, reason, text)
 
 
-def _failed(events: EventLog, error: str, trace: str | None) -> dict[str, Any]:
+def _failed(rundir: RunDir, events: EventLog, error: str, trace: str | None) -> dict[str, Any]:
     outcome = {"outcome": "failed", "error": trace or error}
     try:
         events.emit("failed", error=error, traceback=trace)
-        sys.stderr.write(trace or "")
+        with open(rundir.log, "a") as log_file:
+            log_file.write(trace or "")
     except OSError:  # a full disk, and perhaps the very reason: Redis still has room for it
         outcome["untold"] = "yes"
     return outcome

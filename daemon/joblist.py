@@ -19,7 +19,7 @@ from rq.registry import (
 )
 
 from . import keys
-from .jobstore import JobStore
+from .jobstore import NEVER, JobStore
 
 _REGISTRIES = {
     "started": StartedJobRegistry,
@@ -68,18 +68,18 @@ def positions(connection: redis.Redis) -> dict[str, int]:
     }
 
 
-def execution_numbers(connection: redis.Redis, jobs: list[Job]) -> list[int]:
-    """How many executions of each job have begun."""
+def notes(connection: redis.Redis, jobs: list[Job]) -> list[tuple[int, bool]]:
+    """How many executions of each job have begun, and whether its pause was asked for."""
     with connection.pipeline(transaction=False) as pipeline:
         for job in jobs:
-            pipeline.hget(job.key, keys.FIELD_EXECUTION)
-        return [int(number or 0) for number in pipeline.execute()]
+            pipeline.hmget(job.key, keys.FIELD_EXECUTION, keys.FIELD_PAUSE)
+        return [(int(number or 0), pause is not None) for number, pause in pipeline.execute()]
 
 
 def scheduled_at(connection: redis.Redis, job: Job) -> float | None:
-    """When a scheduled job is to be queued, in unix seconds."""
+    """When a scheduled job is to be queued, in unix seconds; None for a paused one."""
     score = connection.zscore(ScheduledJobRegistry.key_template.format(job.origin), job.id)
-    return float(score) if score is not None else None
+    return float(score) if score is not None and score < NEVER else None
 
 
 def started(connection: redis.Redis, queue: str) -> list[tuple[str, str]]:

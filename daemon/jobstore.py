@@ -2,20 +2,25 @@
 
 A job is at any moment in exactly one place, and moves between them in one transaction:
 
-  queue ──take──> taken by a worker ──begin──> started ──finish/fail/stop──> its registry
-    ^                    │                        │
-    └────── bury ────────┴─── requeue, bury ──────┘
+  queue ──pop──> taken by a worker ──begin──> started ──finish/fail/stop──> its registry
+   ^ ^                   │                        │
+   │ └────── bury ───────┴─── requeue, bury ──────┤
+   └─ unpause ─────────── paused <────────────────┘ (when its pause was asked for)
 
 RQ's own worker keeps one hand-off list for all workers and waits a minute before it fails what
 lies there; here each worker has its own, so that when one dies it is known what it held. An
 execution is a worker's claim to a job: whoever ends it must still hold it.
+
+A paused job that runs is held: it stays started, with what was asked in its hash. Any other is
+scheduled for the end of time, in RQ's terms, and comes back by `unpause` alone.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -43,7 +48,35 @@ log = logging.getLogger(__name__)
 # do so: after a night of sleep every running job would be lost. Leases do that work here.
 _NEVER_S = 10 * 365 * 86_400
 
+# When a paused job is scheduled for: far enough, and RQ's own tools can still show it as a date.
+NEVER = 253_402_214_400.0  # 9999-12-31, in unix seconds
+
 ENDED = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED, JobStatus.CANCELED)
+WAITING = (JobStatus.QUEUED, JobStatus.DEFERRED, JobStatus.SCHEDULED)
+
+# What is noted in a job's hash about its executions: of no meaning once the job has ended.
+_NOTED = (keys.FIELD_KILLS, keys.FIELD_SUSPECT, keys.FIELD_STOP, keys.FIELD_PAUSE)
+_PASSING = (*_NOTED, keys.FIELD_DUE)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An execution that has begun."""
+
+    claim: Execution
+    number: int  # how many have begun, this one included
+    kills: int  # how often in a row the job's horse was killed, as last noted
+    suspect: bool  # a horse died with this job and others in it
+    orders: Orders
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What is asked of a started job just now."""
+
+    stop: str | None  # "cancel" or "kill"
+    pause: str | None  # "hold" or "release"
+    is_held: bool = True  # whether the claim to it still stands
 
 
 class JobStore:
@@ -51,9 +84,12 @@ class JobStore:
 
     def __init__(self, connection: redis.Redis) -> None:
         self.connection = connection
+        self._queues: dict[str, Queue] = {}  # RQ asks the server's version once for each
 
     def queue(self, name: str) -> Queue:
-        return Queue(name, connection=self.connection, serializer=keys.Serializer)
+        if name not in self._queues:
+            self._queues[name] = Queue(name, connection=self.connection, serializer=keys.Serializer)
+        return self._queues[name]
 
     def fetch(self, job_id: str) -> Job | None:
         """Return a job as Redis has it; None when there is none, or something else in its place."""
@@ -128,10 +164,10 @@ class JobStore:
         def write(pipeline: Pipeline) -> None:
             job._remove_from_registries(pipeline=pipeline)
             job.ended_at = job._exc_info = None
-            pipeline.hdel(job.key, keys.FIELD_STOP, keys.FIELD_KILLS, "exc_info")
+            pipeline.hdel(job.key, *_PASSING, "exc_info")
             self._push(job, pipeline, front=front)
 
-        return self._change(job, ENDED, write)
+        return bool(self._change(job, ENDED, write))
 
     def enqueue_due(self) -> None:
         """Move scheduled jobs whose time has come, and deferred ones whose wait is over."""
@@ -163,50 +199,49 @@ class JobStore:
 
     # --- through a worker -------------------------------------------------------------------
 
-    def take(self, queue: str, worker: str, *, timeout_s: float) -> Job | None:
-        """Wait for a job and move it to the worker's list, in one command. None for none.
+    def taken(self, worker: str) -> list[bytes]:
+        """The ids, as they stood in the queue, that were popped for a worker and are not begun."""
+        found: Any = self.connection.lrange(keys.taken(worker), 0, -1)
+        return list(found)
 
-        What the list still holds comes first: a server that died kept its reply to itself.
+    def begin(self, popped: bytes, queue: str, worker: str) -> tuple[Job, Begun] | None:
+        """Start an execution of a job that was popped for the worker.
+
+        None when there is nothing to start: canceled meanwhile, or no job at all.
         """
-        source, target = self.queue(queue).key, keys.taken(worker)
-        popped: Any = self.connection.lindex(target, 0)
-        if popped is None:
-            # Fractions of a second are fine since Redis 6, redis-py's annotation knows whole ones.
-            popped = self.connection.blmove(source, target, timeout_s, "LEFT", "RIGHT")  # type: ignore[arg-type]
-        if popped is None:
-            return None
         job = self.fetch(keys.text(popped))
-        if job is None or job.origin != queue:
-            self.connection.lrem(target, 1, popped)
-            return None
-        return job
-
-    def begin(self, job: Job, worker: str) -> Execution | None:
-        """Start an execution of a job that the worker took; None when it was canceled meanwhile."""
-        execution: list[Execution] = []
+        begun: list[Any] = []
 
         def write(pipeline: Pipeline) -> None:
+            assert job is not None
             pipeline.lrem(keys.taken(worker), 1, job.id)
-            execution[:] = [Execution.create(job, _NEVER_S, pipeline, worker_name=worker)]
+            begun[:] = [Execution.create(job, _NEVER_S, pipeline, worker_name=worker)]
             job.prepare_for_execution(worker, pipeline)
             pipeline.hincrby(job.key, keys.FIELD_EXECUTION, 1)
+            pipeline.hmget(job.key, *_NOTED)
 
-        if not self._change(job, (JobStatus.QUEUED,), write):
-            self.connection.lrem(keys.taken(worker), 1, job.id)
-            return None
-        return execution[0]
+        if job is not None and job.origin == queue:
+            results = self._change(job, (JobStatus.QUEUED,), write)
+            if results:
+                number, (kills, suspect, stop, pause) = results[-2:]
+                orders = Orders(_text_or_none(stop), _text_or_none(pause))
+                noted = int(kills or 0), suspect is not None
+                return job, Begun(begun[0], number, *noted, orders)
+        raw: Any = popped  # redis-py's annotation knows text alone
+        self.connection.lrem(keys.taken(worker), 1, raw)
+        return None
 
-    def execution_number(self, job: Job) -> int:
-        """How many executions of the job have begun."""
-        return int(self.connection.hget(job.key, keys.FIELD_EXECUTION) or 0)
-
-    def kills(self, job: Job) -> int:
-        """How often in a row the job's horse was killed, as last noted."""
-        return int(self.connection.hget(job.key, keys.FIELD_KILLS) or 0)
-
-    def note_kills(self, job: Job, number: int) -> None:
-        """Note how often in a row the job's horse was killed; may be repeated."""
-        self.connection.hset(job.key, keys.FIELD_KILLS, number)
+    def orders(self, started: Sequence[tuple[Job, Execution]]) -> list[Orders]:
+        """What is asked of started jobs, in one round trip."""
+        with self.connection.pipeline(transaction=False) as pipeline:
+            for job, claim in started:
+                pipeline.hmget(job.key, keys.FIELD_STOP, keys.FIELD_PAUSE)
+                pipeline.zscore(job.started_job_registry.key, claim.composite_key)
+            found = pipeline.execute()
+        return [
+            Orders(_text_or_none(stop), _text_or_none(pause), score is not None)
+            for (stop, pause), score in zip(found[::2], found[1::2], strict=True)
+        ]
 
     def finish(self, job: Job, execution: Execution, result: dict[str, Any]) -> bool:
         """The job is done. False when the execution was no longer this worker's to end."""
@@ -215,7 +250,7 @@ class JobStore:
             job.ended_at = now()
             job._status = JobStatus.FINISHED
             job.save(pipeline=pipeline, include_meta=False, include_result=False)
-            pipeline.hdel(job.key, keys.FIELD_STOP, keys.FIELD_KILLS)
+            pipeline.hdel(job.key, *_PASSING)
             self._record(job, execution, Result.Type.SUCCESSFUL, pipeline, return_value=result)
             registry = FinishedJobRegistry(job.origin, connection=self.connection)
             registry.add(job, -1, pipeline)
@@ -239,20 +274,44 @@ class JobStore:
             # RQ keeps stopped jobs with the failed ones, too.
             job.failed_job_registry.add(job, ttl=-1, exc_string=error, pipeline=pipeline)
             pipeline.hset(job.key, "exc_info", error)
-            pipeline.hdel(job.key, keys.FIELD_STOP, keys.FIELD_KILLS)
+            pipeline.hdel(job.key, *_PASSING)
             self._record(job, execution, type, pipeline, exc_string=error)
 
         return self._end(job, execution, write)
 
-    def requeue(self, job: Job, execution: Execution, *, use_retry: bool = False) -> bool:
-        """Put a started job back at the front of its queue, to go on from its checkpoint."""
+    def requeue(
+        self,
+        job: Job,
+        execution: Execution,
+        *,
+        use_retry: bool = False,
+        kills: int | None = None,
+        suspect: bool = False,
+    ) -> bool:
+        """Put a started job back at the front of its queue, to go on from its checkpoint.
 
-        def write(pipeline: Pipeline) -> None:
-            if use_retry:
-                job.retries_left = (job.retries_left or 0) - 1
+        One whose pause was asked for stays away instead. `kills` is noted; `suspect` marks a job
+        as one that may have killed a horse with others in it.
+        """
+        if use_retry:
+            job.retries_left = (job.retries_left or 0) - 1
+
+        def note(pipeline: Pipeline) -> None:
+            if kills is not None:
+                pipeline.hset(job.key, keys.FIELD_KILLS, kills)
+            if suspect:
+                pipeline.hset(job.key, keys.FIELD_SUSPECT, 1)
+
+        def push(pipeline: Pipeline) -> None:
+            note(pipeline)
             self._push(job, pipeline, front=True)
 
-        return self._end(job, execution, write)
+        def put_away(pipeline: Pipeline) -> None:
+            note(pipeline)
+            job.save(pipeline=pipeline, include_meta=False, include_result=False)
+            self._put_away(job, pipeline)
+
+        return self._end(job, execution, push, if_paused=put_away)
 
     def _record(
         self, job: Job, execution: Execution, type: Result.Type, pipeline: Pipeline, **what: Any
@@ -269,35 +328,101 @@ class JobStore:
             **what,
         )
 
-    def holds(self, job: Job, execution: Execution) -> bool:
-        """Whether the execution is still the one that Redis knows of."""
-        key = job.started_job_registry.key
-        return self.connection.zscore(key, execution.composite_key) is not None
-
     # --- requests to a running job, and away from the queue ---------------------------------
 
     def request_stop(self, job: Job, how: str) -> bool:
         """Ask for a started job to be stopped ("cancel") or killed ("kill"); the worker sees it."""
-        return self._change(
-            job, (JobStatus.STARTED,), lambda p: p.hset(job.key, keys.FIELD_STOP, how)
-        )
+        return self._steer(job, lambda p: p.hset(job.key, keys.FIELD_STOP, how))
 
-    def stop_requested(self, job: Job) -> str | None:
-        value = self.connection.hget(job.key, keys.FIELD_STOP)
-        return keys.text(value) if value is not None else None
+    def request_pause(self, job: Job, how: str) -> bool:
+        """Ask for a started job to wait in memory ("hold"), or to save and end ("release")."""
+        return self._steer(job, lambda p: p.hset(job.key, keys.FIELD_PAUSE, how))
+
+    def withdraw_pause(self, job: Job) -> bool:
+        """Let a started job go on; False when it is not started (any more)."""
+        return self._steer(job, lambda p: p.hdel(job.key, keys.FIELD_PAUSE))
+
+    def _steer(self, job: Job, write: Callable[[Pipeline], Any]) -> bool:
+        def write_and_tell(pipeline: Pipeline) -> None:
+            write(pipeline)
+            pipeline.publish(keys.STEER, job.id)
+
+        return bool(self._change(job, (JobStatus.STARTED,), write_and_tell))
 
     def cancel_waiting(self, job: Job) -> bool:
         """Take a waiting job out; False when it does not wait (any more)."""
-        waiting = (JobStatus.QUEUED, JobStatus.DEFERRED, JobStatus.SCHEDULED)
 
         def write(pipeline: Pipeline) -> None:
             job._remove_from_registries(pipeline=pipeline)
             pipeline.hset(job.key, mapping={"status": JobStatus.CANCELED, "ended_at": _timestamp()})
+            pipeline.hdel(job.key, *_PASSING)
             CanceledJobRegistry(job.origin, connection=self.connection).add(
                 job, ttl=-1, pipeline=pipeline
             )
 
-        return self._change(job, waiting, write)
+        return bool(self._change(job, WAITING, write))
+
+    # --- paused -----------------------------------------------------------------------------
+
+    def remove(self, job: Job) -> bool:
+        """Forget an ended job with all that Redis has of it; False when it is not ended."""
+
+        def write(pipeline: Pipeline) -> None:
+            job.delete(pipeline=pipeline, remove_from_queue=False)
+            pipeline.delete(Result.get_key(job.id), keys.events(job.id))
+
+        return bool(self._change(job, ENDED, write))
+
+    def pause_of(self, job: Job) -> str | None:
+        """What pause was asked for and not undone since: "hold" or "release"."""
+        return _text_or_none(self.connection.hget(job.key, keys.FIELD_PAUSE))
+
+    def pause_waiting(self, job: Job) -> bool:
+        """Put a waiting job away until `unpause`; False when it does not wait (any more)."""
+
+        def write(pipeline: Pipeline) -> None:
+            job._remove_from_registries(pipeline=pipeline)
+            for dependency in job._dependency_ids:
+                # Or the end of that one would queue this one.
+                pipeline.srem(Job.dependents_key_for(dependency), job.id)
+            if due is not None and due < NEVER:
+                pipeline.hset(job.key, keys.FIELD_DUE, due)
+            self._put_away(job, pipeline)
+
+        due: Any = self.connection.zscore(self._scheduled(job).key, job.id)
+        return bool(self._change(job, WAITING, write))
+
+    def unpause(self, job: Job) -> bool:
+        """Put a job that was put away back: to the front of its queue, or to what it waited for.
+
+        False when it is not put away (any more).
+        """
+        raw: Any = self.connection.hget(job.key, keys.FIELD_DUE)
+        due = float(raw or 0)
+        # When these are met just now, `enqueue_due` finds it a second later.
+        is_deferred = not job.dependencies_are_met()
+
+        def write(pipeline: Pipeline) -> None:
+            self._scheduled(job).remove(job.id, pipeline=pipeline)
+            pipeline.hdel(job.key, keys.FIELD_PAUSE, keys.FIELD_DUE)
+            if due > time.time():
+                pipeline.zadd(self._scheduled(job).key, {job.id: due})
+            elif is_deferred:
+                job.set_status(JobStatus.DEFERRED, pipeline=pipeline)
+                job.register_dependency(pipeline=pipeline)
+            else:
+                self._push(job, pipeline, front=True)
+
+        is_paused = self.pause_of(job) is not None
+        return is_paused and bool(self._change(job, (JobStatus.SCHEDULED,), write))
+
+    def _put_away(self, job: Job, pipeline: Pipeline) -> None:
+        pipeline.zadd(self._scheduled(job).key, {job.id: NEVER})
+        pipeline.hset(job.key, "status", JobStatus.SCHEDULED)
+        pipeline.hset(job.key, keys.FIELD_PAUSE, "release")
+
+    def _scheduled(self, job: Job) -> ScheduledJobRegistry:
+        return ScheduledJobRegistry(job.origin, connection=self.connection)
 
     # --- when a worker is dead --------------------------------------------------------------
 
@@ -317,8 +442,11 @@ class JobStore:
         """Known before it takes its first job, so that it is missed when it dies."""
         self.connection.hset(keys.WORKERS, worker, queue)
 
-    def bury(self, worker: str, queue: str) -> list[str]:
-        """Put back whatever a dead worker held; return the ids. Safe to run twice or by two."""
+    def bury(self, worker: str, queue: str, *, spare: Collection[Execution] = ()) -> list[str]:
+        """Put back whatever a dead worker held; return the ids. Safe to run twice or by two.
+
+        `spare`: executions that are alive; a worker that lives calls this for what it lost.
+        """
         returned = []
         target = self.queue(queue).key
         while (
@@ -330,6 +458,8 @@ class JobStore:
         for member in members:
             job_id, _, execution_id = keys.text(member).partition(":")
             execution = Execution(execution_id, job_id, self.connection)
+            if execution in spare:
+                continue
             holder = self.connection.hget(execution.key, "worker_name")
             if holder is not None and holder != worker.encode():
                 continue
@@ -351,22 +481,24 @@ class JobStore:
         job: Job,
         statuses: tuple[JobStatus, ...],
         write: Callable[[Pipeline], Any],
-    ) -> bool:
-        """Run `write` in a transaction if the job's status is one of `statuses`."""
+    ) -> list[Any]:
+        """Run `write` in a transaction if the job's status is one of `statuses`.
+
+        Returns the replies; none when the status is another.
+        """
         while True:
             with self.connection.pipeline() as pipeline:
                 pipeline.watch(job.key)
                 status = pipeline.hget(job.key, "status")  # at once: the pipeline is watching
                 if status not in [known.value.encode() for known in statuses]:
-                    return False
+                    return []
                 job._status = JobStatus(keys.text(status))
                 pipeline.multi()
                 write(pipeline)
                 try:
-                    pipeline.execute()
+                    return pipeline.execute()
                 except redis.WatchError:
                     continue
-                return True
 
     def _end(
         self,
@@ -375,25 +507,36 @@ class JobStore:
         write: Callable[[Pipeline], None],
         *,
         release_dependents: bool = False,
+        if_paused: Callable[[Pipeline], None] | None = None,
     ) -> bool:
-        """Run `write` in the transaction that ends an execution, if it is still there to end."""
+        """Run `write` in the transaction that ends an execution, if it is still there to end.
+
+        `if_paused` takes its place for a job whose pause was asked for.
+        """
         key = job.started_job_registry.key
         while True:
             with self.connection.pipeline() as pipeline:
-                pipeline.watch(key, job.dependents_key)
+                pipeline.watch(key, job.key, job.dependents_key)
                 if pipeline.zscore(key, execution.composite_key) is None:
                     return False
+                chosen = write
+                if if_paused is not None and pipeline.hexists(job.key, keys.FIELD_PAUSE):
+                    chosen = if_paused
                 if release_dependents:
                     self.queue(job.origin).enqueue_dependents(job, pipeline=pipeline)
                 if not pipeline.explicit_transaction:
                     pipeline.multi()
                 execution.delete(job, pipeline)
-                write(pipeline)
+                chosen(pipeline)
                 try:
                     pipeline.execute()
                 except redis.WatchError:
                     continue
                 return True
+
+
+def _text_or_none(raw: Any) -> str | None:
+    return keys.text(raw) if raw is not None else None
 
 
 def _timestamp() -> str:

@@ -22,6 +22,12 @@ WORKERS = "warmd:workers"
 FIELD_EXECUTION = "warmd_execution"  # how many executions have begun
 FIELD_KILLS = "warmd_kills"  # horses killed in a row without a new checkpoint
 FIELD_STOP = "warmd_stop"  # "cancel" or "kill" while somebody asks for it
+FIELD_PAUSE = "warmd_pause"  # "hold" or "release" from the asking until `unpause`
+FIELD_DUE = "warmd_due"  # of a paused job that was scheduled: the time it was scheduled for
+FIELD_SUSPECT = "warmd_suspect"  # a horse was killed that ran this job and others
+
+# Channel that names a started job of which something was just asked. A hint: the hash has it.
+STEER = "warmd:steer"
 
 
 def events(job_id: str) -> str:
@@ -37,6 +43,11 @@ def taken(worker: str) -> str:
 def lease(worker: str) -> str:
     """Expires a few seconds after a worker's last sign of life."""
     return f"warmd:lease:{worker}"
+
+
+def http_request(home: str, name: str) -> str:
+    """The job that a home's gateway made for an Idempotency-Key (its hash), for a day."""
+    return f"warmd:http:{home}:{name}"
 
 
 def text(raw: Any) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
-import struct
+import math
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from ..configs.config import ModelConfig
 from ..jobs.context import WarmModel
 from ..jobs.errors import Conflict, JobFailed, NotFound
+from .headers import check_sizes, tensors
 from .memory import shown
 
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
@@ -79,17 +78,18 @@ class WarmModels:
             self.unload(config.name)
         begun = time.perf_counter()
         with _blaming(config, folder):
+            check_sizes(folder)
             needed = stored_bytes(folder, config.dtype)
         self._make_room(config, needed, in_use)
         with _blaming(config, folder):
             warm = _read(config, folder)
-        tensors = [*warm.model.parameters(), *warm.model.buffers()]
+        held = [*warm.model.parameters(), *warm.model.buffers()]
         loaded = Loaded(
             config=config,
             warm=warm,
             dtype=str(warm.model.dtype).removeprefix("torch."),
             num_parameters=sum(p.numel() for p in warm.model.parameters()),
-            size_bytes=sum(t.numel() * t.element_size() for t in tensors),
+            size_bytes=sum(t.numel() * t.element_size() for t in held),
             seconds=time.perf_counter() - begun,
             loaded_at=time.time(),
         )
@@ -131,21 +131,21 @@ class WarmModels:
 class HorseModels:
     """The warm models as a job sees them (jobs.context.Models); lives in the horse.
 
-    `private` says whether this process is the job's alone: then changing the weights changes
-    copied pages only. A resident horse serves other jobs later and hands out copies.
+    `copies`: whether a job is given a copy of its own, in a horse that serves others later. One
+    that is a job's alone changes its own pages anyway, and jobs that run together only read.
     """
 
-    def __init__(self, warm: WarmModels, names: dict[str, str], *, private: bool) -> None:
+    def __init__(self, warm: WarmModels, names: dict[str, str], *, copies: bool) -> None:
         """`names`: what the job's spec calls a model (perhaps a folder) -> its warm name."""
         self._warm = warm
         self._names = names
-        self._private = private
+        self._copies = copies
 
     def take(self, name: str) -> WarmModel:
         loaded = self._warm.loaded.get(self._names.get(name, name))
         if loaded is None:
             raise NotFound(f"model: {name!r} is not warm")
-        return loaded.warm if self._private else copy.deepcopy(loaded.warm)
+        return copy.deepcopy(loaded.warm) if self._copies else loaded.warm
 
     def num_parameters(self) -> int | None:
         """The parameters of the job's warm model, None when it makes one of its own."""
@@ -156,17 +156,9 @@ class HorseModels:
 def stored_bytes(folder: Path, dtype: str) -> int:
     """The memory that a model folder's weights take in a dtype, from the files' headers alone."""
     total = 0
-    for path in folder.glob("*.safetensors"):
-        with open(path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = orjson.loads(file.read(length))
-        for name, tensor in header.items():
-            if name == "__metadata__":
-                continue
-            count = 1
-            for extent in tensor["shape"]:
-                count *= extent
-            total += count * _TARGET_BYTES.get(dtype, _DTYPE_BYTES.get(tensor["dtype"], 4))
+    for tensor in tensors(folder):
+        target_bytes = _TARGET_BYTES.get(dtype, _DTYPE_BYTES.get(tensor["dtype"], 4))
+        total += math.prod(tensor["shape"]) * target_bytes
     return total
 
 
@@ -184,15 +176,19 @@ def _read(config: ModelConfig, folder: Path) -> WarmModel:
     import torch
     import transformers
 
+    from ..jobs.encoder import CodeGraphConfig  # makes it known to the Auto classes
+
     settings = transformers.AutoConfig.from_pretrained(folder)
-    auto = getattr(transformers, _auto_class(config.task, settings.architectures or []))
+    has_masked_lm = isinstance(settings, CodeGraphConfig)
+    name = _auto_class(config.task, settings.architectures or [], has_masked_lm=has_masked_lm)
+    auto = getattr(transformers, name)
     dtype = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
     model = auto.from_pretrained(folder, config=settings, dtype=dtype)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     return WarmModel(name=config.name, path=folder, model=model.eval(), tokenizer=tokenizer)
 
 
-def _auto_class(task: str, architectures: list[str]) -> str:
+def _auto_class(task: str, architectures: list[str], *, has_masked_lm: bool) -> str:
     by_task = {
         "causal-lm": "AutoModelForCausalLM",
         "masked-lm": "AutoModelForMaskedLM",
@@ -202,8 +198,10 @@ def _auto_class(task: str, architectures: list[str]) -> str:
     if task != "auto":
         return by_task[task]
     name = architectures[0] if architectures else ""
-    if name.endswith("ForMaskedLM"):
+    if has_masked_lm or name.endswith("ForMaskedLM"):
         return by_task["masked-lm"]
     if name.endswith("ForConditionalGeneration"):
         return by_task["image-text-to-text"]
+    if name.endswith("Model") and not name.endswith("LMHeadModel"):
+        return by_task["embedding"]  # saved without a head
     return by_task["causal-lm"]

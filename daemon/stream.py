@@ -86,7 +86,7 @@ def newest(
         found = pipeline.execute(raise_on_error=False)
     # Something else in a stream's place is a job without events, not the end of the list.
     return [
-        [] if isinstance(entries, redis.ResponseError) else [_event(entry) for entry in entries]
+        [] if isinstance(entries, redis.ResponseError) else [event_of(entry) for entry in entries]
         for entries in found
     ]
 
@@ -116,7 +116,7 @@ def follow(
                 {key: f"{after}-0"}, count=1000, block=None if ended else int(wait_s * 1000)
             ),
         )
-        fresh = [_event(entry) for _, entries in batch or [] for entry in entries]
+        fresh = [event_of(entry) for _, entries in batch or [] for entry in entries]
         if (fresh and fresh[0]["seq"] > after + 1) or (ended and not fresh):
             fresh = list(events.read(path, after=after))
         for event in fresh:
@@ -130,6 +130,7 @@ def follow(
             yield None
 
 
-def _event(entry: Any) -> dict[str, Any]:
+def event_of(entry: Any) -> dict[str, Any]:
+    """The event in an entry of a stream, as redis-py gives it."""
     event: dict[str, Any] = orjson.loads(entry[1][b"event"])
     return event

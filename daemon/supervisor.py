@@ -42,6 +42,7 @@ _TURN_S = 1.0  # at most; a child that dies or a signal ends it sooner
 _QUICK_DEATH_S = 5.0
 _MOST_QUICK_FAILURES = 3  # in a row, before the daemon gives up
 _MOST_QUICK_KILLS = 10  # the same for deaths by a signal, which say less about the next try
+_LONGEST_WAIT_S = 60.0  # between two starts of a gateway that does not stay up
 _DEFAULT_BUDGET = 0.7  # of the machine's memory
 
 
@@ -52,6 +53,7 @@ class Child:
         self.name = name
         self.process: subprocess.Popen[bytes] | None = None
         self.started = 0.0
+        self.is_ready = False  # since its latest start
         self.quick_deaths = 0  # in a row
 
     @property
@@ -65,7 +67,9 @@ class Child:
         """Count a death; return whether starting it once more makes no sense."""
         assert self.process is not None
         lived = time.monotonic() - self.started
-        self.quick_deaths = self.quick_deaths + 1 if lived < _QUICK_DEATH_S else 0
+        # One that was never ready may have taken long for it, and would do so every time.
+        was_quick = lived < _QUICK_DEATH_S or not self.is_ready
+        self.quick_deaths = self.quick_deaths + 1 if was_quick else 0
         killed = self.process.returncode < 0
         return self.quick_deaths >= (_MOST_QUICK_KILLS if killed else _MOST_QUICK_FAILURES)
 
@@ -77,7 +81,31 @@ class WorkerChild(Child):
         super().__init__(config.name)
         self.config = config
         self.redis_name = ""
-        self.is_ready = False
+
+
+class GatewayChild(Child):
+    """The HTTP gateway. The daemon lives on without it, and tries again, ever less often."""
+
+    def __init__(self) -> None:
+        super().__init__("http")
+        self.url: str | None = None  # once it listens
+        self.problem: str | None = None  # why it could not, the last time
+        self._again_at = 0.0
+
+    def hear(self, message: dict[str, Any]) -> None:
+        self.url, self.problem = message.get("url"), message.get("problem")
+        log.info("http: %s", self.problem or f"listening on {self.url}")
+
+    def must_start(self) -> bool:
+        """Whether it is dead and it is time to start it; counts a death."""
+        if self.process is not None and self.has_died():
+            lived = time.monotonic() - self.started
+            self.quick_deaths = self.quick_deaths + 1 if lived < _QUICK_DEATH_S else 0
+            wait_s = min(2.0**self.quick_deaths - 1, _LONGEST_WAIT_S)
+            log.error("http: ended (%s), next try in %g s", self.process.returncode, wait_s)
+            self.process, self.url = None, None
+            self._again_at = time.monotonic() + wait_s
+        return self.process is None and time.monotonic() >= self._again_at
 
 
 class Supervisor:
@@ -101,6 +129,7 @@ class Supervisor:
         self.store = JobStore(self.connection)
         self.zygote = Child("zygote")
         self.workers = [WorkerChild(worker) for worker in config.workers]
+        self.gateway = GatewayChild()
         self.warm_set = WarmSet(self.home, config.models, life)
         self._selector = selectors.DefaultSelector()
         self.is_warm = False
@@ -120,6 +149,7 @@ class Supervisor:
             try:
                 self._bury_predecessors()
                 self._spawn_zygote()
+                self._keep_gateway()
                 while self.stopping is None:
                     self._turn()
                 self._shut_down()
@@ -163,6 +193,7 @@ class Supervisor:
             return
         try:
             self._replace_the_dead()
+            self._keep_gateway()
             if self.is_warm:
                 self._bury_foreign()
                 self.store.enqueue_due()
@@ -225,6 +256,7 @@ class Supervisor:
         if message["stage"] != "ready":
             self.report(message)
             return
+        self.zygote.is_ready = True
         log.info("zygote: ready, pid %s", self.zygote.pid)
         for worker in self.workers:
             if worker.process is None:
@@ -236,8 +268,16 @@ class Supervisor:
             self.is_warm = True
             self.report({"stage": "ready", "pid": os.getpid(), "done": True})
 
+    def _keep_gateway(self) -> None:
+        if self.config.http_port is not None and self.gateway.must_start():
+            self._spawn(
+                self.gateway,
+                "warmd.daemon.gateway",
+                {"config": self.config.to_json(), "url": self.url},
+                tells=self.gateway.hear,
+            )
+
     def _spawn_worker(self, worker: WorkerChild) -> None:
-        worker.is_ready = False
         worker.redis_name = f"{worker.name}:{self.home.key}:{secrets.token_hex(3)}"
         self._spawn(
             worker,
@@ -263,6 +303,7 @@ class Supervisor:
             start_new_session=True,
         )
         child.started = time.monotonic()
+        child.is_ready = False
         assert child.process.stdin is not None
         child.process.stdin.write(orjson.dumps(settings))
         child.process.stdin.close()
@@ -322,7 +363,9 @@ class Supervisor:
         while self._selector.select(0):  # its last words
             self._listen(0)
         log.error("%s: ended (%s)", child.name, child.process.returncode)
-        if child.cannot_stay_up() or (child is self.zygote and not self.is_warm):
+        # A zygote that gives up at the first start will do so again; one that is killed may not.
+        gave_up = child is self.zygote and not self.is_warm and child.process.returncode >= 0
+        if child.cannot_stay_up() or gave_up:
             raise Unavailable(
                 f"{child.name} does not stay up (last ended with {child.process.returncode}): "
                 f"see {self.home.log}"
@@ -348,6 +391,8 @@ class Supervisor:
 
     def _shut_down(self) -> None:
         log.info("supervisor: stopping (%s)", self.stopping)
+        if self.gateway.process is not None:
+            self.gateway.process.terminate()  # it tells those that wait
         living = [w for w in self.workers if w.process is not None and w.process.poll() is None]
         if self.stopping == "drain":
             for worker in living:
@@ -367,9 +412,10 @@ class Supervisor:
             if worker.process.poll() is None:
                 worker.process.kill()
                 worker.process.wait()
-        if self.zygote.process is not None:
-            self.zygote.process.kill()
-            self.zygote.process.wait()
+        for child in (self.zygote, self.gateway):
+            if child.process is not None:
+                child.process.kill()
+                child.process.wait()
         try:
             for worker in self.workers:
                 if worker.redis_name:

@@ -1,68 +1,47 @@
-"""A worker: takes jobs from one queue and watches over the horse that runs each.
+"""A worker: takes jobs from one queue and watches over the horses that run them.
 
-It holds no model and imports no torch: the zygote forks the horse, the worker has a line to it.
+It holds no model and imports no torch: the zygote forks the horses, the worker has a line to each.
 RQ's own worker class is not used: its hand-off list is shared, its stop comes over a thread that
 loses messages, and it fails what was quiet for seven minutes, such as a laptop that slept.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 import redis
-from rq.executions import Execution
 from rq.job import Job
 
 from ..configs.config import ModelConfig, WorkerConfig
-from ..configs.values import memory_bytes
 from ..jobs.errors import NotFound, WarmdError
-from . import fetch, keys, memory
-from .channel import Channel
-from .events import EventLog
+from . import fetch, keys
+from .attempt import Attempt
 from .home import Home
-from .jobstore import JobStore
+from .jobstore import Begun, JobStore
 from .leash import end_with_parent
+from .mailbox import Mailbox
 from .rundir import RunDir
-from .stream import Publisher
+from .stable import Horse, Stable
 
 log = logging.getLogger(__name__)
 
 LEASE_S = 10  # a worker that was silent this long is dead for the other machines
-_TURN_S = 0.25  # how soon a request to stop is seen
+_TURN_S = 0.25  # at most; a horse, a job or an order ends it sooner
+_HURRY_S = 0.02  # the same while there is no zygote to fork a horse
 _RENEW_S = 2.0
-_POP_S = 0.5  # how long one wait for a job lasts
-_MOST_KILLS = 3
-_STOP_GRACE_S = 30.0  # between a time limit's request to stop and the kill
-
-T = TypeVar("T")
-
-
-@dataclass
-class Outcome:
-    """How an execution ended: what the horse said, and how the zygote saw it die."""
-
-    said: dict[str, Any] | None = None
-    exit_code: int | None = None
-    peak_bytes: int | None = None
-    progressed: bool = False  # a new checkpoint was committed
-    lost: bool = False  # Redis no longer knows this execution: somebody else has the job
-    limit_s: float | None = None  # the time limit that it broke
-    horse: _Horse | None = None  # one that still has to be waited for
+_AWAY_S = 0.2  # between two tries to reach a server that is away
 
 
 class Worker:
-    """One worker process."""
+    """One worker process: a loop over its horses, the server's word, and the clock."""
 
     def __init__(self, home: Home, url: str, config: WorkerConfig, name: str) -> None:
         self.home = home
@@ -70,348 +49,210 @@ class Worker:
         self.name = name
         self.connection = keys.connect(url, timeout_s=30.0)
         self.store = JobStore(self.connection)
+        self.stable = Stable(home.zygote_socket, config)
+        self.attempts: list[Attempt] = []
         self.draining = False
-        self._horse: Channel | None = None  # a resident one, between jobs
+        self._mailbox = Mailbox(self.connection, config.queue, name)
         self._renewed = 0.0
+        self._checked = 0.0
+        self._away_until: float | None = 0.0  # None while the server is there
 
     def work(self) -> None:
-        """Take and run jobs until SIGTERM; then give the running one back and return."""
+        """Take and run jobs until SIGTERM; then give back those that run, and return."""
         signal.signal(signal.SIGTERM, self._drain)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._insist(lambda: self.store.register(self.name, self.config.queue))
-        log.info("%s: listening on %s", self.name, self.config.queue)
-        os.write(1, b'{"stage": "ready"}\n')  # to the supervisor
         parent = os.getppid()
-        while not self.draining and os.getppid() == parent:
+        is_ready = False
+        while os.getppid() == parent:
             try:
-                self._renew_lease()
-                job = self.store.take(self.config.queue, self.name, timeout_s=_POP_S)
-                if job is not None:
-                    self._execute(job)
+                self._serve()
             except redis.RedisError as error:
                 log.warning("%s: no server: %s", self.name, error)
-                time.sleep(0.5)
-                self._insist(self._let_go)
-        self._insist(lambda: self.store.bury(self.name, self.config.queue))
+                self._mailbox.close()
+                self._away_until = time.monotonic() + _AWAY_S
+            if self._away_until is None and not is_ready:
+                is_ready = True
+                log.info("%s: listening on %s", self.name, self.config.queue)
+                os.write(1, b'{"stage": "ready"}\n')  # to the supervisor
+            if self.draining and not self.attempts:
+                break
+            self._attend()
+            self._listen()
+        self._mailbox.close()
+        while True:
+            try:
+                self.store.bury(self.name, self.config.queue)
+                return
+            except redis.RedisError:
+                time.sleep(_AWAY_S)
 
     def _drain(self, *_: Any) -> None:
         self.draining = True
 
-    def _let_go(self) -> None:
-        """Put back what the server says this worker runs: it runs nothing now.
+    # --- with the server --------------------------------------------------------------------
 
-        A server that dies may have made a change and kept its reply to itself.
+    def _serve(self) -> None:
+        """All that needs the server. Raises RedisError when it is away."""
+        if self._away_until is not None:
+            if time.monotonic() < self._away_until:
+                return
+            self._put_right()
+            self._away_until = None
+        for attempt in list(self.attempts):
+            if attempt.settle is not None:
+                attempt.settle()
+                self.attempts.remove(attempt)
+        now = time.monotonic()
+        if now - self._renewed > _RENEW_S:
+            self.store.renew_lease(self.name, seconds=LEASE_S)
+            self._renewed = now
+        if self._mailbox.orders() or now - self._checked > _TURN_S:
+            self._checked = now
+            self._check()
+        self._take()
+
+    def _put_right(self) -> None:
+        """Register, and put back what the server says this worker runs and it does not.
+
+        A server that died may have made a change and kept its reply to itself.
         """
-        for job_id in self.store.bury(self.name, self.config.queue):
+        spare = [attempt.begun.claim for attempt in self.attempts]
+        for job_id in self.store.bury(self.name, self.config.queue, spare=spare):
             log.warning("%s: queued again, %s had lost it", job_id, self.name)
         self.store.register(self.name, self.config.queue)
 
-    # --- one job ----------------------------------------------------------------------------
+    def _check(self) -> None:
+        """Pass on what is asked of the jobs that run."""
+        running = [attempt for attempt in self.attempts if attempt.settle is None]
+        if running:
+            asked = self.store.orders([(a.job, a.begun.claim) for a in running])
+            for attempt, orders in zip(running, asked, strict=True):
+                attempt.heed(orders)
+                attempt.catch_up()
 
-    def _execute(self, job: Job) -> None:
-        execution = self.store.begin(job, self.name)
-        if execution is None:
-            # Canceled meanwhile; or begun, and the server died with its reply unsent.
-            self._insist(self._let_go)
+    def _take(self) -> None:
+        """Take up the next job if there is room for it."""
+        is_over, popped = self._mailbox.job()
+        if popped is not None:
+            self._begin(popped)
+        elif is_over:
+            # A server that died kept its reply to itself, and somebody may have moved one by hand.
+            for left in self.store.taken(self.name)[:1]:
+                self._begin(left)
+        if self._has_room() and not self.draining:
+            self._mailbox.wait_for_job()
+
+    def _has_room(self) -> bool:
+        # Suspects that wait for their turn take no place from others.
+        running = sum(not (a.is_suspect and a.horse is None) for a in self.attempts)
+        return running + self.stable.num_leaving < self.config.slots
+
+    def _begin(self, popped: bytes) -> None:
+        taken = self.store.begin(popped, self.config.queue, self.name)
+        if taken is None:
+            # Canceled or paused meanwhile; or begun, and the server died with its reply unsent.
+            self._put_right()
             return
-        try:
-            self._carry_out(job, execution)
-        except redis.RedisError:
-            raise
-        except Exception as error:  # one spoilt job must not end the worker, and then the daemon
-            log.exception("%s: %s", job.id, self.name)
-            reason = f"{type(error).__name__}: {error}"
-            self._insist(lambda: self.store.fail(job, execution, reason))
-
-    def _carry_out(self, job: Job, execution: Execution) -> None:
-        number = self._insist(lambda: self.store.execution_number(job))
-        log.info("%s: %s: execution %d", job.id, self.name, number)
+        job, begun = taken
+        log.info("%s: %s: execution %d", job.id, self.name, begun.number)
+        rundir = None
+        result = None
+        request: dict[str, Any] = {}
+        failure = None
         try:
             if not self.store.is_ours(job):
                 raise NotFound(f"job: {job.id} is not one of warmd's")
             rundir = RunDir.open(self.home.runs, job.id)
             result = rundir.read_result()
-            document = rundir.read_spec()
+            request = self._request(job, begun, rundir)
         except WarmdError as error:
-            reason = str(error)
-            self._insist(lambda: self.store.fail(job, execution, reason))
-            return
-        publisher = Publisher(self.connection, job.id, rundir.events)
+            failure = str(error)
+        except Exception as error:  # one spoilt job must not end the worker, and then the daemon
+            log.exception("%s: %s", job.id, self.name)
+            failure = f"{type(error).__name__}: {error}"
+        attempt = Attempt(self.store, job, begun, rundir, request)
+        self.attempts.append(attempt)
         if result is not None:
             # The last execution ended after writing its result and before saying so.
-            publisher.catch_up()
-            self._insist(lambda: self.store.finish(job, execution, result))
-            return
-        if self._insist(lambda: self.store.stop_requested(job)) is not None:
-            self._insist(lambda: self.store.stop(job, execution, "stopped on request"))
-            return
-        outcome = self._watch(job, execution, number, rundir, document, publisher)
-        if not outcome.lost:
-            self._conclude(job, execution, number, rundir, publisher, outcome)
-        if outcome.horse is not None:
-            self._await_end(outcome.horse, outcome, publisher)
+            attempt.hear({"outcome": "finished", "result": result})
+        elif failure is not None:
+            attempt.fail(failure)
+        else:
+            attempt.heed(begun.orders)
 
-    def _watch(
-        self,
-        job: Job,
-        execution: Execution,
-        number: int,
-        rundir: RunDir,
-        document: dict[str, Any],
-        publisher: Publisher,
-    ) -> Outcome:
-        """Have the job run and stay with it to its end."""
-        outcome = Outcome()
-        begun = time.monotonic()
-        try:
-            request = self._request(job, number, rundir, document)
-            channel = self._send_to_horse(request)
-        except WarmdError as error:
-            outcome.said = {"outcome": "failed", "error": str(error), "untold": True}
-            return outcome
-        if channel is None:
-            outcome.said = {"outcome": "stopped", "reason": "drain"}
-            return outcome
-        horse = outcome.horse = _Horse(channel)
-        limit = job.timeout if job.timeout and job.timeout > 0 else None
-        checked = 0.0
-        while True:
-            readable, _, _ = select.select([channel], [], [], _TURN_S)
-            if readable:
-                for message in channel.receive():
-                    self._heed(message, horse, outcome, publisher)
-                if channel.closed_by_peer:
-                    break
-                if outcome.said is not None:
-                    if self.config.isolation == "resident" and "untold" not in outcome.said:
-                        self._horse, outcome.horse = channel, None
-                    return outcome
-            now = time.monotonic()
-            if self.draining:
-                horse.stop("drain")
-            if limit is not None and now - begun > limit:
-                outcome.limit_s = limit
-                horse.stop("timeout", patience_s=_STOP_GRACE_S)
-            if now - checked > _TURN_S:
-                checked = now
-                try:
-                    self._renew_lease()
-                    asked = self.store.stop_requested(job)
-                    if not self.store.holds(job, execution):
-                        outcome.lost = True
-                        asked = "kill"
-                    publisher.catch_up()
-                except redis.RedisError as error:
-                    log.debug("%s: %s", job.id, error)
-                    asked = None
-                if asked is not None:
-                    horse.stop(asked)
-            horse.kill_if_overdue()
-        return outcome
-
-    def _heed(
-        self, message: dict[str, Any], horse: _Horse, outcome: Outcome, publisher: Publisher
-    ) -> None:
-        if "event" in message:
-            publisher.publish(message["event"])
-            if message["event"]["type"] == "checkpoint":
-                outcome.progressed = True
-        elif "pid" in message:
-            horse.pid = message["pid"]
-        elif "outcome" in message:
-            outcome.said = message
-        elif "exit" in message:
-            outcome.exit_code = message["exit"]
-            outcome.peak_bytes = message["peak_bytes"]
-        elif "error" in message:  # the zygote's: the model could not be loaded
-            outcome.said = {"outcome": "failed", "error": message["error"], "untold": True}
-
-    def _request(
-        self, job: Job, number: int, rundir: RunDir, document: dict[str, Any]
-    ) -> dict[str, Any]:
-        model = document.get("model")
+    def _request(self, job: Job, begun: Begun, rundir: RunDir) -> dict[str, Any]:
+        """What a horse is told to do. Raises WarmdError."""
+        model = rundir.read_spec().get("model")
         folder = None
         if model is not None:
             folder = str(fetch.local_folder(ModelConfig(**model)))
+        enqueued = job.enqueued_at
         return {
             "op": "run",
             "job_id": job.id,
+            "worker": self.name,
             "run_dir": str(rundir.path),
-            "execution": number,
-            "isolation": self.config.isolation,
+            "execution": begun.number,
+            "slots": self.config.slots,
             "threads": self.config.threads,
-            "enqueued_at": job.enqueued_at.timestamp() if job.enqueued_at else None,
+            "niceness": self.config.niceness,
+            "enqueued_at": enqueued.timestamp() if enqueued else None,
             "model": {"config": model, "folder": folder} if model is not None else None,
         }
 
-    def _send_to_horse(self, request: dict[str, Any]) -> Channel | None:
-        """Hand the request to a horse and return the line to it; None when draining meanwhile.
+    # --- with the horses --------------------------------------------------------------------
 
-        A zygote that died is back in seconds; the job waits for it here, started but not lost.
-        """
-        if self._horse is not None:
-            channel, self._horse = self._horse, None
-            try:
-                channel.send(request)
-            except OSError:
-                channel.close()
-            else:
-                return channel
-        while not self.draining:
-            try:
-                channel = Channel.connect(self.home.zygote_socket, timeout_s=30.0)
-                channel.send(request)
-            except OSError as error:
-                log.debug("zygote: %s", error)
-                self._renew_lease()
-                time.sleep(0.05)
-            else:
-                return channel
-        return None
+    def _listen(self) -> None:
+        """Wait until somebody has something to say, but not for long."""
+        is_stuck = any(self._waits_for_horse(attempt) for attempt in self.attempts)
+        is_urgent = any(attempt.settle is not None for attempt in self.attempts)
+        timeout_s = 0.0 if is_urgent and self._away_until is None else _TURN_S
+        horses = {horse.channel.fileno(): horse for horse in self.stable.horses}
+        doors = [*horses, *self._mailbox.sockets()]
+        readable, _, _ = select.select(doors, [], [], _HURRY_S if is_stuck else timeout_s)
+        for door in readable:
+            if door in horses:
+                self._hear(horses[door])
 
-    def _await_end(self, horse: _Horse, outcome: Outcome, publisher: Publisher) -> None:
-        """After the last word (or without one), wait for the horse's end and its report."""
-        channel = horse.channel
-        deadline = time.monotonic() + _STOP_GRACE_S
-        while not channel.closed_by_peer:
-            readable, _, _ = select.select([channel], [], [], _TURN_S)
-            if readable:
-                for message in channel.receive():
-                    self._heed(message, horse, outcome, publisher)
-            if time.monotonic() > deadline:
-                horse.kill()
-        channel.close()
+    def _hear(self, horse: Horse) -> None:
+        for message in horse.receive():
+            # The zygote names no job: its one reply is to the request that asked for this horse.
+            job_id = message.get("job") or next(iter(horse.attempts), None)
+            attempt = horse.attempts.get(job_id) if job_id is not None else None
+            if attempt is None:
+                continue
+            attempt.hear(message)
+            if attempt.settle is not None:
+                del horse.attempts[attempt.job.id]
+                if not horse.is_resident:
+                    horse.leave()
+        if horse.channel.closed_by_peer:
+            for attempt in horse.attempts.values():
+                if horse.has_lived or attempt.job.id == horse.asked_for:
+                    attempt.conclude_death(had_company=len(horse.attempts) > 1)
+                else:
+                    attempt.dismount()
+            horse.attempts.clear()
 
-    def _conclude(
-        self,
-        job: Job,
-        execution: Execution,
-        number: int,
-        rundir: RunDir,
-        publisher: Publisher,
-        outcome: Outcome,
-    ) -> None:
-        """Bring Redis to what the horse said; decide for one that died."""
+    def _attend(self) -> None:
+        """What is due by the clock, and horses for the jobs that have none."""
+        for attempt in self.attempts:
+            if self.draining:
+                attempt.stop("drain")
+            attempt.watch_time()
+            if self._waits_for_horse(attempt):
+                alone = attempt.is_suspect
+                attempt.horse = self.stable.mount(attempt, alone=alone)
+        self.stable.sweep()
 
-        def note(type: str, **fields: Any) -> None:
-            try:
-                with EventLog(rundir.events, execution=number, publish=publisher.publish) as events:
-                    events.emit(type, **fields)
-            except OSError as error:  # a full disk: Redis has the reason all the same
-                log.warning("%s: event %s not written: %s", job.id, type, error)
-
-        said = outcome.said or {}
-        asked = self._insist(lambda: self.store.stop_requested(job))
-        match said.get("outcome"):
-            case "finished":
-                self._insist(lambda: self.store.finish(job, execution, said["result"]))
-            case "stopped" if said["reason"] == "drain":
-                self._insist(lambda: self.store.requeue(job, execution))
-            case "stopped" if said["reason"] == "timeout":
-                reason = f"took longer than its time limit of {outcome.limit_s:g} s"
-                note("failed", error=reason, traceback=None)
-                self._insist(lambda: self.store.fail(job, execution, reason))
-            case "stopped":
-                self._insist(lambda: self.store.stop(job, execution, "stopped on request"))
-            case "failed" if (job.retries_left or 0) > 0:
-                note(
-                    "requeued", reason="failed, will be tried again", retries_left=job.retries_left
-                )
-                self._insist(lambda: self.store.requeue(job, execution, use_retry=True))
-            case "failed":
-                if "untold" in said:
-                    note("failed", error=said["error"], traceback=None)
-                self._insist(lambda: self.store.fail(job, execution, said["error"]))
-            case _ if asked == "kill":
-                note("stopped", reason="killed on request")
-                self._insist(lambda: self.store.stop(job, execution, "killed on request"))
-            case _ if outcome.limit_s is not None:
-                reason = f"took longer than its time limit of {outcome.limit_s:g} s"
-                note("failed", error=reason, traceback=None)
-                self._insist(lambda: self.store.fail(job, execution, reason))
-            case _:
-                self._requeue_killed(job, execution, outcome, note)
-        publisher.catch_up()
-
-    def _requeue_killed(
-        self, job: Job, execution: Execution, outcome: Outcome, note: Callable[..., None]
-    ) -> None:
-        """The horse died without a word: try again, but not for ever."""
-        reason = _cause_of_death(outcome)
-        kills = 1 if outcome.progressed else 1 + self._insist(lambda: self.store.kills(job))
-        self._insist(lambda: self.store.note_kills(job, kills))
-        log.warning("%s: horse %s (%d in a row)", job.id, reason, kills)
-        if kills < _MOST_KILLS:
-            note("requeued", reason=reason)
-            self._insist(lambda: self.store.requeue(job, execution))
-            return
-        reason = f"{reason}; {kills} times in a row without a new checkpoint"
-        note("failed", error=reason, traceback=None)
-        self._insist(lambda: self.store.fail(job, execution, reason))
-
-    # --- Redis ------------------------------------------------------------------------------
-
-    def _renew_lease(self) -> None:
-        if time.monotonic() - self._renewed > _RENEW_S:
-            self.store.renew_lease(self.name, seconds=LEASE_S)
-            self._renewed = time.monotonic()
-
-    def _insist(self, change: Callable[[], T]) -> T:
-        """Repeat a change until the server has taken it: a server that is away comes back.
-
-        A change whose reply got lost is not made twice: it holds only for a live execution.
-        """
-        while True:
-            try:
-                return change()
-            except redis.RedisError as error:
-                log.warning("%s: waiting for the server: %s", self.name, error)
-                time.sleep(0.2)
-
-
-class _Horse:
-    """The worker's view of a running horse."""
-
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self.pid: int | None = None
-        self._asked: set[str] = set()
-        self._deadline: float | None = None
-
-    def stop(self, how: str, *, patience_s: float | None = None) -> None:
-        """Ask it to save and stop, once; `how` "kill" does not ask."""
-        if how == "kill":
-            self.kill()
-            return
-        if how in self._asked:
-            return
-        self._asked.add(how)
-        if patience_s is not None:
-            self._deadline = time.monotonic() + patience_s
-        self.channel.send_if_heard({"stop": how})
-
-    def kill_if_overdue(self) -> None:
-        if self._deadline is not None and time.monotonic() > self._deadline:
-            self.kill()
-
-    def kill(self) -> None:
-        if self.pid is not None and not self.channel.closed_by_peer:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-
-
-def _cause_of_death(outcome: Outcome) -> str:
-    code = outcome.exit_code
-    peak = ""
-    if outcome.peak_bytes is not None:
-        peak = f": peak {memory.shown(outcome.peak_bytes)} of {memory.shown(memory_bytes())}"
-    if code is None:
-        return "lost: its process disappeared"
-    if code >= 0:
-        return f"ended with exit code {code} without a result{peak}"
-    name = signal.Signals(-code).name
-    perhaps = ", perhaps out of memory" if -code == signal.SIGKILL else ""
-    return f"killed by {name}{perhaps}{peak}"
+    def _waits_for_horse(self, attempt: Attempt) -> bool:
+        """Whether it is to have a horse now; suspects have one after the other."""
+        if attempt.horse is not None or attempt.settle is not None:
+            return False
+        if not attempt.is_suspect:
+            return True
+        suspects = [other for other in self.attempts if other.is_suspect and other.settle is None]
+        return not any(other.horse is not None for other in suspects) and suspects[0] is attempt
 
 
 def main() -> None:

@@ -136,6 +136,7 @@ class Zygote:
                 return self._ensure(request["model"]).to_json()
             case "unload":
                 self.models.unload(request["name"])
+                self._retire_residents()
                 return {"unloaded": request["name"]}
             case _:
                 return {
@@ -150,19 +151,30 @@ class Zygote:
 
     def _ensure(self, model: dict[str, Any]) -> Loaded:
         config = ModelConfig(**model["config"])
-        in_use = {horse.model for horse in self.horses.values() if horse.model is not None}
-        return self.models.ensure(config, Path(model["folder"]), in_use=in_use)
+        # A resident one may have nothing to do: when its model has to go, so must it.
+        users = [horse for horse in self.horses.values() if not horse.is_resident]
+        in_use = {horse.model for horse in users if horse.model is not None}
+        try:
+            return self.models.ensure(config, Path(model["folder"]), in_use=in_use)
+        finally:
+            self._retire_residents()
+
+    def _retire_residents(self) -> None:
+        """Tell the workers of resident horses whose model is no longer the warm one."""
+        loaded_at = {name: model.loaded_at for name, model in self.models.loaded.items()}
+        for user in self.horses.values():
+            is_current = user.model is None or loaded_at.get(user.model) == user.loaded_at
+            if user.is_resident and not is_current:
+                user.channel.send_if_heard({"retire": True})
 
     def _fork(self, channel: Channel, request: dict[str, Any]) -> None:
         """Fork a horse for a job; the connection is its line to the worker."""
-        if request.get("model") is not None:
-            self._ensure(request["model"])
+        model = self._ensure(request["model"]) if request.get("model") is not None else None
         pause_openmp()
         pid = os.fork()
         if pid == 0:
             self._become_horse(channel, request)
-        name = request["model"]["config"]["name"] if request.get("model") else None
-        self.horses[pid] = Horse(channel, request["job_id"], name)
+        self.horses[pid] = Horse(channel, request, model)
 
     def _become_horse(self, channel: Channel, request: dict[str, Any]) -> None:
         status = 1
@@ -207,13 +219,15 @@ class Zygote:
 class Horse:
     """A living horse, as the zygote knows it."""
 
-    def __init__(self, channel: Channel, job_id: str, model: str | None) -> None:
+    def __init__(self, channel: Channel, request: dict[str, Any], model: Loaded | None) -> None:
         self.channel = channel
-        self.job_id = job_id
-        self.model = model
+        self.model = model.config.name if model is not None else None
+        self.loaded_at = model.loaded_at if model is not None else None
+        self.is_resident = request["isolation"] == "resident"
+        self.worker = request["worker"]
 
     def to_json(self, pid: int) -> dict[str, Any]:
-        return {"pid": pid, "job": self.job_id, "memory_bytes": memory.resident_bytes(pid)}
+        return {"pid": pid, "worker": self.worker, "memory_bytes": memory.resident_bytes(pid)}
 
 
 def import_libraries() -> None:

@@ -95,9 +95,7 @@ class _Part:
     def __init__(self, address: int, storage: torch.UntypedStorage) -> None:
         self.address = address
         self.unread = storage.nbytes()
-        self.memory: NDArray[np.uint8] = (
-            torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-        )
+        self.memory: NDArray[np.uint8] = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
 
     def put_aside(self) -> None:
         """Copy the memory, unless nobody will read it any more."""

@@ -25,6 +25,7 @@ class Daemon:
 
     def __init__(self, home: Path, model: Path, **settings: Any) -> None:
         settings.setdefault("workers", (WorkerConfig(name="train-0", queue="train", threads=1),))
+        settings.setdefault("http_port", None)
         self.config = DaemonConfig(
             home=home, models=(ModelConfig(name="tiny", path=str(model)),), **settings
         )

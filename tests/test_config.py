@@ -85,6 +85,24 @@ def test_without_any_setting_the_demo_model_and_two_workers_are_served(home):
     assert config.redis_url is None
 
 
+def test_http_beyond_this_machine_needs_a_token(home):
+    with pytest.raises(ConfigError, match=r"^http_token: must be set to listen on 0\.0\.0\.0"):
+        loaded(home, "http_host: 0.0.0.0")
+    assert loaded(home, "http_host: 0.0.0.0\nhttp_port: off").http_port is None
+    config = loaded(home, "http_host: 0.0.0.0", environ={"WARMD_HTTP_TOKEN": "correct-horse"})
+    assert config.http_token == "correct-horse"
+    assert "correct-horse" not in repr(config)
+    for host in ("localhost", "127.0.0.1", "127.1.2.3", "::1"):
+        assert loaded(home, http_host=host).http_token is None
+
+
+def test_message_on_a_token_does_not_show_it(home):
+    for token in ("short", "with space in it", "ünïcödéünïcödé", 12345678):
+        with pytest.raises(ConfigError) as caught:
+            loaded(home, http_token=token)
+        assert str(token) not in str(caught.value)
+
+
 def test_option_beats_variable_beats_file_beats_default(home):
     text, environ = "stop_grace: 1s", {"WARMD_STOP_GRACE": "2s"}
     assert loaded(home).stop_grace_s == 120
@@ -221,7 +239,7 @@ def test_paths_in_a_file_start_from_its_folder_and_others_from_the_current_one(
 def test_variables_hold_several_lines_with_semicolons_between(home):
     environ = {
         "WARMD_MODELS": "a=org/a,dtype=bfloat16; b=org/b;",
-        "WARMD_WORKERS": "t=train,threads=2;i=infer,isolation=resident",
+        "WARMD_WORKERS": "t=train,threads=2,nice=5;i=infer,isolation=resident,slots=8",
     }
     config = loaded(home, environ=environ)
     assert config.models == (
@@ -229,8 +247,8 @@ def test_variables_hold_several_lines_with_semicolons_between(home):
         ModelConfig(name="b", path="org/b"),
     )
     assert config.workers == (
-        WorkerConfig(name="t", queue="train", threads=2),
-        WorkerConfig(name="i", queue="infer", isolation="resident"),
+        WorkerConfig(name="t", queue="train", threads=2, nice=5),
+        WorkerConfig(name="i", queue="infer", isolation="resident", slots=8),
     )
 
 
@@ -254,6 +272,9 @@ def test_variables_hold_several_lines_with_semicolons_between(home):
         ("workers: ['w=train,threads=0']", "workers[0].threads: must be an integer from 1 to 1024"),
         ("workers: [{name: w, queue: train, threads: 1.5}]", "workers[0].threads: must be"),
         ("workers: [{name: w, queue: train, threads: true}]", "workers[0].threads: must be"),
+        ("workers: ['w=infer,slots=2']", "workers[0].slots: must be 1 with isolation fork, got 2"),
+        ("workers: ['w=infer,slots=0']", "workers[0].slots: must be an integer from 1 to 1024"),
+        ("workers: ['w=train,nice=-1']", "workers[0].nice: must be an integer from 0 to 19"),
         ("workers: [{name: w, queue: train, isolation: }]", "workers[0].isolation: must be one of"),
         ("memory_budget: 8 apples", "memory_budget: must be a size like 8GB or 512MiB or a share"),
         ("memory_budget: 101%", "memory_budget: must be a size"),

@@ -16,6 +16,7 @@ from daemons import Daemon
 from waiting import wait_until
 
 from warmd.configs.config import ModelConfig, WorkerConfig
+from warmd.daemon import keys
 from warmd.daemon.jobstore import JobStore
 from warmd.daemon.rundir import RunDir
 from warmd.jobs.errors import Conflict, Unavailable, WarmdError
@@ -130,7 +131,7 @@ def test_whatever_is_killed_the_job_goes_on_and_ends_the_same(
     (daemon.folder / "calls").unlink(missing_ok=True)
     (daemon.folder / "gate").touch()
     job_id = daemon.submit("behaviours:gated")
-    wait_until(lambda: daemon.events(job_id, "checkpoint"))
+    wait_until((daemon.home.runs / job_id / "checkpoints" / "checkpoint-2").exists)
     if victim == "everything":
         daemon.kill_everything()
         daemon.start()
@@ -172,9 +173,8 @@ def test_job_that_a_dead_worker_popped_is_run(daemon: Daemon):
     job_id = daemon.submit()
     store = JobStore(connection)
     store.register(worker, "train")
-    taken = store.take("train", worker, timeout_s=5.0)
-    assert taken is not None
-    assert taken.id == job_id
+    connection.lmove("rq:queue:train", keys.taken(worker), "LEFT", "RIGHT")
+    assert store.taken(worker) == [job_id.encode()]
     daemon.kill_everything()
     daemon.start()
     job = daemon.wait(job_id)
@@ -209,6 +209,21 @@ def test_job_that_makes_progress_between_kills_is_not_given_up(daemon: Daemon):
     assert job["status"] == "finished"
     assert job["execution"] > 3
     assert [event["step"] for event in daemon.events(job_id, "step")] == list(range(1, 11))
+
+
+def test_zygote_killed_before_it_is_warm_is_started_again(sturdy: Daemon):
+    old = sturdy.pid("zygote")
+    sturdy.kill("supervisor")
+
+    def warming() -> psutil.Process | None:
+        with contextlib.suppress(psutil.Error, WarmdError):
+            for process in psutil.Process(sturdy.pid("supervisor")).children():
+                if "warmd.daemon.zygote" in process.cmdline() and process.pid != old:
+                    return process
+        return None
+
+    wait_until(warming).kill()
+    assert sturdy.wait(sturdy.submit())["status"] == "finished"
 
 
 @pytest.mark.parametrize("part", ["worker", "zygote"])

@@ -151,7 +151,7 @@ def test_finished_job_is_extended_to_more_steps(daemon: Daemon):
     job_id = daemon.submit()
     assert daemon.wait(job_id)["result"]["steps"] == 6
     assert daemon.client.resume(job_id) == "finished"
-    assert daemon.client.resume(job_id, steps=9) == "queued"
+    assert daemon.client.resume(job_id, changes={"steps": 9}) == "queued"
     job = daemon.wait(job_id)
     assert (job["status"], job["result"]["steps"]) == ("finished", 9)
     assert [event["step"] for event in daemon.events(job_id, "step")] == list(range(1, 10))

@@ -85,7 +85,7 @@ def hold(daemon: Daemon, **options: Any) -> str:
     (daemon.folder / "calls").unlink(missing_ok=True)
     (daemon.folder / "gate").touch()
     job_id = daemon.submit("behaviours:gated", save_every=1, **options)
-    wait_until(lambda: len(daemon.events(job_id, "checkpoint")) == 2)
+    wait_until((daemon.home.runs / job_id / "checkpoints" / "checkpoint-2").exists)
     return job_id
 
 
@@ -230,6 +230,8 @@ SPOILT_MODELS: list[Callable[[Path], Any]] = [
     lambda model: reconfigured(model, hidden_size="x"),
     lambda model: reconfigured(model, num_attention_heads=0),
     lambda model: reconfigured(model, architectures=[5]),
+    lambda model: reconfigured(model, num_hidden_layers=10**6),
+    lambda model: reconfigured(model, hidden_size=10**7, head_dim=8),
     lambda model: (model / "model.safetensors").write_bytes(b""),
     lambda model: (model / "model.safetensors").write_bytes(b"\xff" * 100),
     lambda model: (model / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"[]"),
@@ -240,12 +242,14 @@ SPOILT_MODELS: list[Callable[[Path], Any]] = [
 def test_spoilt_models_are_refused_and_do_not_end_the_zygote(
     battered: Daemon, tiny_model: Path, tmp_path: Path
 ):
+    begun = time.monotonic()
     for number, spoil in enumerate(SPOILT_MODELS):
         folder = tmp_path / f"m{number}"
         shutil.copytree(tiny_model, folder)
         spoil(folder)
         with pytest.raises(WarmdError, match=rf"model: m{number} cannot be loaded from"):
             control.load_model(battered.config, ModelConfig(name=folder.name, path=str(folder)))
+    assert time.monotonic() - begun < 30  # none is built first, which can take minutes
 
 
 def test_model_removed_while_its_job_is_queued_fails_the_job(battered: Daemon, tmp_path: Path):
@@ -641,8 +645,7 @@ def test_no_reply_that_gets_lost_loses_a_job(make_daemon: MakeDaemon):
         for lost in (
             (b"BLMOVE",),  # popped, and nobody knows
             (b"EXEC", b"warmd_execution"),  # begun
-            (b"HGET", b"warmd_execution"),
-            (b"ZSCORE",),
+            (b"HMGET", b"ZSCORE"),  # looked at, while it runs
             (b"XADD",),
             (b"EXEC", b"finished"),
         ):
@@ -670,6 +673,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder with room for three megabytes."""
     command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(tmp_path)]
     if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+        if os.environ.get("CI"):
+            pytest.fail("may not mount a tmpfs, and CI must")
         pytest.skip("needs to be allowed to mount a tmpfs")
     yield tmp_path
     subprocess.run(["umount", "-l", str(tmp_path)], check=True)
@@ -720,12 +725,13 @@ def test_two_hundred_jobs_leave_no_descriptor_thread_or_memory_behind(make_daemo
         for job_id in [daemon.submit(samples=1, save_every=100) for _ in range(number)]:
             assert daemon.wait(job_id, timeout_s=120)["status"] == "finished"
 
+    processes = [psutil.Process(pid) for pid in pids(daemon)]
+
     def taken() -> list[tuple[int, int, int]]:
-        found = [psutil.Process(pid) for pid in pids(daemon)]
-        return [(p.num_fds(), p.num_threads(), p.memory_info().rss) for p in found]
+        return [(p.num_fds(), p.num_threads(), p.memory_info().rss) for p in processes]
 
     run(20)
-    # A connection to the control socket, ours, has a thread for as long as it lasts.
+    # A connection to the control socket, ours, has a thread for as long as it lasts: by now none.
     before = taken()
     run(180)
     wait_until(lambda: [t[:2] for t in taken()] == [t[:2] for t in before])

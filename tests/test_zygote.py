@@ -43,7 +43,7 @@ zygote.pause_openmp()
 pid = os.fork()
 if pid == 0:
     torch.set_num_threads(2)
-    model = HorseModels(models, {}, private=True).take("tiny").model.train().requires_grad_(True)
+    model = HorseModels(models, {}, copies=False).take("tiny").model.train().requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     for _ in range(3):
         ids = torch.randint(3, 20, (64, 32))

@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""A short inference while a training job takes all cores: how much later does its answer come?
+
+    python tests/benchmarks/yielding.py MODEL DATASET [--rounds 4] [--runs 12] [--nice 15] [--json]
+
+Both models are MODEL, a folder. The inference is an `infer` job of a few greedy tokens through a
+resident worker, timed from its first line to its result, so that what is measured is the processor
+and not the queue. The training is a GRPO job on all cores at the niceness given, held (`pause`)
+while the idle half of a round is measured: the two halves differ in nothing else. Compare the
+medians; --nice 0 shows what it is like when training does not yield.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+
+from warmd.configs.config import DaemonConfig, ModelConfig, WorkerConfig
+from warmd.daemon import control, events
+from warmd.daemon.client import Client
+from warmd.jobs import spec_class
+
+KIND = "infer"
+REQUEST = {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("model", type=Path, help="model folder to infer with and to train")
+    parser.add_argument("dataset", type=Path, help="JSONL of prompts and answers to train on")
+    parser.add_argument("--rounds", type=int, default=4, help="times that both halves are measured")
+    parser.add_argument("--runs", type=int, default=12, help="inferences in a half")
+    parser.add_argument("--nice", type=int, default=15, help="of the training's horse")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args()
+    seconds: dict[str, list[float]] = {"idle": [], "training": []}
+    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
+        config = DaemonConfig(
+            home=Path(folder, "home"),
+            models=(ModelConfig(name="model", path=str(args.model.resolve())),),
+            workers=(
+                WorkerConfig(name="train-0", queue="train", nice=args.nice),
+                WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=8),
+            ),
+            http_port=None,
+        )
+        for _ in control.start(config):
+            pass
+        try:
+            client = Client(config)
+            training = start_training(client, args.dataset.resolve())
+            infer(client)  # the first makes the engine
+            for _ in range(args.rounds):
+                steer(client, training, client.pause, "paused")
+                seconds["idle"] += [infer(client) for _ in range(args.runs)]
+                steer(client, training, client.unpause, "unpaused")
+                seconds["training"] += [infer(client) for _ in range(args.runs)]
+        finally:
+            for _ in control.stop(config, now=True):
+                pass
+    medians = {name: statistics.median(values) * 1e3 for name, values in seconds.items()}
+    ratio = medians["training"] / medians["idle"]
+    if args.json:
+        figures = {"nice": args.nice, "median_ms": medians, "ratio": ratio}
+        sys.stdout.write(orjson.dumps(figures).decode() + "\n")
+        return
+    for name, median_ms in medians.items():
+        sys.stdout.write(f"{name:10} {len(seconds[name]):>5} runs {median_ms:>8.1f} ms median\n")
+    sys.stdout.write(f"ratio {ratio:.2f} at nice {args.nice}\n")
+
+
+def start_training(client: Client, dataset: Path) -> str:
+    """Submit a training that outlasts the measurement, and wait for its first step."""
+    options = {
+        "model": "model",
+        "dataset": str(dataset),
+        "epochs": 1000,
+        "num_generations": 4,
+        "max_completion_length": 16,
+        "save_every": "1000m",
+    }
+    job_id = client.submit(spec_class("grpo").parse(options))
+    while number(client, job_id, "step") == 0:
+        watch(client, job_id)
+    return job_id
+
+
+def steer(client: Client, job_id: str, ask: Callable[[str], str], type: str) -> None:
+    """Ask something of the training, and wait for the event that says it is so."""
+    before = number(client, job_id, type)
+    ask(job_id)
+    while number(client, job_id, type) == before:
+        watch(client, job_id)
+
+
+def number(client: Client, job_id: str, type: str) -> int:
+    """How many events of a type there are."""
+    return sum(event["type"] == type for event in events.read(client.rundir(job_id).events))
+
+
+def watch(client: Client, job_id: str) -> None:
+    """Let a moment pass. Raises RuntimeError when the training has ended."""
+    if client.job(job_id)["status"] not in ("queued", "started"):
+        raise RuntimeError(f"the training ended: {client.job(job_id)['error']}")
+    time.sleep(0.02)
+
+
+def infer(client: Client) -> float:
+    """Seconds that one inference took in its horse."""
+    job_id = client.submit(spec_class(KIND).parse({"model": "model", **REQUEST}))
+    times = {event["type"]: event["time"] for event in client.follow(job_id) if event is not None}
+    if "finished" not in times:
+        raise RuntimeError(f"the inference failed: {client.job(job_id)['error']}")
+    return float(times["finished"] - times["started"])
+
+
+if __name__ == "__main__":
+    main()

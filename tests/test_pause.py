@@ -1,0 +1,205 @@
+"""Pausing: in memory for minutes, on disk for days; nobody goes on before he is told to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import behaviours
+import pytest
+from daemons import Daemon
+from waiting import wait_until
+
+from warmd.daemon import keys
+from warmd.jobs.errors import Conflict
+
+MakeDaemon = Callable[..., Daemon]
+
+
+@pytest.fixture(scope="module")
+def shared(daemons: MakeDaemon) -> Daemon:
+    """One daemon for all of these; they kill parts of it, and it comes back."""
+    started = daemons()
+    started.start()
+    return started
+
+
+@pytest.fixture
+def daemon(shared: Daemon) -> Iterator[Daemon]:
+    """The same, with nothing left to do when the test is over."""
+    yield shared
+    (shared.folder / "gate").unlink(missing_ok=True)
+    for job in shared.client.jobs(statuses=("started", "queued")):
+        shared.client.cancel(job["id"])
+    wait_until(lambda: not shared.client.jobs(statuses=("queued", "started")))
+
+
+def hold_at_gate(daemon: Daemon, **options: Any) -> str:
+    """Have a job run and wait in the middle of its third step until `gate` is removed."""
+    (daemon.folder / "calls").unlink(missing_ok=True)
+    (daemon.folder / "gate").touch()
+    job_id = daemon.submit("behaviours:gated", **options)
+    wait_until(lambda: behaviours.steps_seen(daemon.folder) == 3)
+    return job_id
+
+
+def pause(daemon: Daemon, **options: Any) -> str:
+    """Have a job run, and hold it after its third step."""
+    job_id = hold_at_gate(daemon, **options)
+    assert daemon.client.pause(job_id) == "pausing"
+    (daemon.folder / "gate").unlink()
+    wait_until(lambda: daemon.events(job_id, "paused"))
+    return job_id
+
+
+def steps(daemon: Daemon, job_id: str) -> list[int]:
+    return [event["step"] for event in daemon.events(job_id, "step")]
+
+
+def test_held_job_stands_still_in_memory_and_goes_on_at_once(daemon: Daemon):
+    job_id = pause(daemon)
+    job = daemon.client.job(job_id)
+    assert (job["status"], job["paused"], job["step"]) == ("started", True, 3)
+    with pytest.raises(Conflict, match="paused already"):
+        daemon.client.pause(job_id)
+    assert daemon.client.unpause(job_id) == "going on"
+    job = daemon.wait(job_id)
+    assert (job["status"], job["paused"], job["execution"]) == ("finished", False, 1)
+    assert steps(daemon, job_id) == [1, 2, 3, 4, 5, 6]
+
+
+def test_time_limit_does_not_run_while_a_job_is_held(daemon: Daemon):
+    job_id = pause(daemon, timeout_s=3)
+    begun = daemon.events(job_id, "started")[0]["time"]
+    wait_until(lambda: time.time() > begun + 4)
+    daemon.client.unpause(job_id)
+    assert daemon.wait(job_id)["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_released_job_saves_ends_and_comes_back_by_unpause_alone(daemon: Daemon):
+    job_id = hold_at_gate(daemon)
+    assert daemon.client.pause(job_id, release=True) == "pausing"
+    (daemon.folder / "gate").unlink()
+    job = daemon.wait(job_id, "scheduled")
+    assert (job["paused"], job["scheduled_at"], job["step"]) == (True, None, 3)
+    assert daemon.status()["workers"][0]["state"] == "idle"
+    daemon.stop()
+    daemon.start()
+    after = daemon.submit()
+    assert daemon.wait(after)["status"] == "finished"
+    assert daemon.client.job(job_id)["paused"]
+    assert daemon.client.unpause(job_id) == "queued"
+    job = daemon.wait(job_id)
+    assert (job["status"], job["execution"]) == ("finished", 2)
+    assert steps(daemon, job_id) == [1, 2, 3, 4, 5, 6]
+    assert daemon.events(job_id, "begin")[1]["resumed_from"] == 3
+
+
+@pytest.mark.parametrize(
+    "victim",
+    ["horse", "worker", *(pytest.param(v, marks=pytest.mark.slow) for v in ("everything", "stop"))],
+)
+def test_held_job_whose_process_ends_stays_paused(daemon: Daemon, victim: str):
+    job_id = pause(daemon)
+    if victim == "stop":
+        daemon.stop()
+        daemon.start()
+    elif victim == "everything":
+        daemon.kill_everything()
+        daemon.start()
+    else:
+        daemon.kill(victim)
+    job = daemon.wait(job_id, "scheduled")
+    assert (job["paused"], job["step"]) == (True, 3)
+    assert daemon.wait(daemon.submit())["status"] == "finished"
+    assert daemon.client.unpause(job_id) == "queued"
+    job = daemon.wait(job_id)
+    assert (job["status"], job["execution"]) == ("finished", 2)
+    assert steps(daemon, job_id) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("how", ["cancel", "kill"])
+def test_held_job_is_ended_like_any_other(daemon: Daemon, how: str):
+    job_id = pause(daemon)
+    getattr(daemon.client, how)(job_id)
+    job = daemon.wait(job_id)
+    assert (job["status"], job["paused"]) == ("stopped", False)
+    with pytest.raises(Conflict, match="not paused"):
+        daemon.client.unpause(job_id)
+    daemon.client.resume(job_id)
+    assert daemon.wait(job_id)["status"] == "finished"
+
+
+def test_held_job_can_be_released(daemon: Daemon):
+    job_id = pause(daemon)
+    assert daemon.client.pause(job_id, release=True) == "pausing"
+    assert daemon.wait(job_id, "scheduled")["paused"]
+    assert daemon.client.resume(job_id) == "queued"  # as good as unpause
+    assert daemon.wait(job_id)["status"] == "finished"
+
+
+def test_release_that_is_taken_back_in_time_lets_the_job_go_on(daemon: Daemon):
+    job_id = hold_at_gate(daemon)
+    daemon.client.pause(job_id, release=True)
+    assert daemon.client.unpause(job_id) == "going on"
+    (daemon.folder / "gate").unlink()
+    assert daemon.wait(job_id)["status"] == "finished"
+    assert steps(daemon, job_id) == [1, 2, 3, 4, 5, 6]
+
+
+def test_waiting_job_leaves_its_queue_and_comes_back_to_the_front(daemon: Daemon):
+    running = hold_at_gate(daemon)
+    first, second = daemon.submit(), daemon.submit()
+    assert daemon.client.pause(second) == "paused"
+    assert daemon.client.job(second)["position"] is None
+    assert daemon.client.unpause(second) == "queued"
+    places = [daemon.client.job(job_id)["position"] for job_id in (second, first)]
+    assert places == [1, 2]
+    daemon.client.pause(first)
+    assert daemon.client.cancel(first) == "canceled"
+    assert not daemon.client.job(first)["paused"]
+    (daemon.folder / "gate").unlink()
+    assert [daemon.wait(job_id)["status"] for job_id in (running, second)] == ["finished"] * 2
+
+
+def test_paused_job_behind_another_is_not_queued_when_that_ends(daemon: Daemon):
+    running = hold_at_gate(daemon)
+    behind, again = daemon.submit(after=running), daemon.submit(after=running)
+    for job_id in (behind, again):
+        assert daemon.client.pause(job_id) == "paused"
+    assert daemon.client.unpause(again) == "deferred"
+    (daemon.folder / "gate").unlink()
+    assert daemon.wait(again)["status"] == "finished"
+    assert daemon.client.job(behind)["paused"]
+    assert daemon.client.unpause(behind) == "queued"
+    assert daemon.wait(behind)["status"] == "finished"
+
+
+def test_paused_job_keeps_the_time_it_was_scheduled_for(daemon: Daemon):
+    due = datetime.now().astimezone() + timedelta(hours=1)
+    job_id = daemon.submit(at=due)
+    daemon.client.pause(job_id)
+    assert daemon.client.job(job_id)["scheduled_at"] is None
+    assert daemon.client.unpause(job_id) == "scheduled"
+    assert daemon.client.job(job_id)["scheduled_at"] == int(due.timestamp())
+    daemon.client.cancel(job_id)
+
+
+def test_pause_that_makes_no_sense_is_refused(daemon: Daemon):
+    job_id = daemon.submit()
+    with pytest.raises(Conflict, match="not paused"):
+        daemon.client.unpause(job_id)
+    daemon.wait(job_id)
+    with pytest.raises(Conflict, match="finished: nothing to pause"):
+        daemon.client.pause(job_id)
+
+
+def test_nothing_of_a_pause_is_left_in_redis(daemon: Daemon):
+    job_id = pause(daemon)
+    daemon.client.unpause(job_id)
+    daemon.wait(job_id)
+    fields: Any = daemon.client.connection.hgetall(f"rq:job:{job_id}")
+    assert not {keys.FIELD_PAUSE.encode(), keys.FIELD_DUE.encode()} & fields.keys()

@@ -1,0 +1,198 @@
+"""A resident worker with several slots: jobs side by side in one horse, and none harms another."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import drill
+import psutil
+import pytest
+import tiny
+from daemons import Daemon
+from waiting import wait_until
+
+from warmd.configs.config import ModelConfig, WorkerConfig
+from warmd.daemon import control
+
+SLOTS = 4
+
+
+@pytest.fixture(scope="module")
+def shared(
+    daemons: Callable[..., Daemon], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Daemon]:
+    """A daemon whose one worker runs four jobs at a time."""
+    drill.register()
+    worker = WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=SLOTS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", drill.environment(tmp_path_factory.mktemp("site")))
+        daemon = daemons(workers=(worker,))
+        daemon.start()
+        yield daemon
+        daemon.close()
+
+
+@pytest.fixture
+def daemon(shared: Daemon) -> Iterator[Daemon]:
+    """The same, with nothing left to do when the test is over."""
+    yield shared
+    gate(shared).unlink(missing_ok=True)
+    wait_until(lambda: not shared.client.jobs(statuses=("queued", "started")))
+
+
+def gate(daemon: Daemon) -> Path:
+    return daemon.folder / "gate"
+
+
+def submit(daemon: Daemon, **options: Any) -> str:
+    return daemon.client.submit(drill.DrillSpec.parse(options))
+
+
+def hold(daemon: Daemon, number: int, **options: Any) -> list[str]:
+    """Have so many jobs run and wait at the gate."""
+    gate(daemon).touch()
+    ids = [submit(daemon, gate=str(gate(daemon)), **options) for _ in range(number)]
+    wait_until(lambda: all(daemon.events(job_id, "begin") for job_id in ids))
+    return ids
+
+
+def pid_of(daemon: Daemon, job_id: str) -> int:
+    """The process of the job's latest execution."""
+    return int(daemon.events(job_id, "started")[-1]["pid"])
+
+
+def ends(daemon: Daemon, ids: list[str]) -> list[str]:
+    return [daemon.wait(job_id)["status"] for job_id in ids]
+
+
+def test_jobs_run_at_the_same_time_in_one_process_on_one_model(daemon: Daemon):
+    ids = hold(daemon, SLOTS)
+    (worker,) = daemon.status()["workers"]
+    assert (worker["slots"], sorted(worker["jobs"])) == (SLOTS, sorted(ids))
+    gate(daemon).unlink()
+    results = [daemon.wait(job_id)["result"] for job_id in ids]
+    assert len({(result["pid"], result["model"]) for result in results}) == 1
+    assert {daemon.events(job_id, "begin")[0]["thread"] for job_id in ids} == set(ids)
+
+
+def test_job_beyond_the_slots_waits_in_the_queue(daemon: Daemon):
+    ids = hold(daemon, SLOTS)
+    waiting = submit(daemon)
+    done, more = submit(daemon), submit(daemon)
+    assert [daemon.client.job(job_id)["position"] for job_id in (waiting, done, more)] == [1, 2, 3]
+    daemon.client.cancel(ids[0])
+    assert daemon.wait(more)["status"] == "finished"  # all three, one after the other
+    gate(daemon).unlink()
+    assert ends(daemon, [*ids, waiting]) == ["stopped", *["finished"] * SLOTS]
+
+
+def test_one_that_fails_or_is_canceled_disturbs_no_other(daemon: Daemon):
+    canceled, killed, other = hold(daemon, 3)
+    broken = submit(daemon, then="raise")
+    job = daemon.wait(broken)
+    assert (job["status"], job["error"]) == ("failed", "RuntimeError: as told")
+    assert "Traceback" in (daemon.home.runs / broken / "log.txt").read_text()
+    daemon.client.cancel(canceled)
+    daemon.client.kill(killed)
+    assert ends(daemon, [canceled, killed]) == ["stopped", "stopped"]
+    assert daemon.client.job(killed)["error"] == "killed on request"
+    gate(daemon).unlink()
+    assert daemon.wait(other)["execution"] == 1
+    assert {pid_of(daemon, job_id) for job_id in (canceled, broken, other)} == {
+        pid_of(daemon, killed)
+    }
+
+
+def test_cancel_is_heard_within_fifty_milliseconds(daemon: Daemon):
+    delays = []
+    for job_id in hold(daemon, SLOTS):
+        asked = time.time()
+        daemon.client.cancel(job_id)
+        daemon.wait(job_id)
+        delays.append(daemon.events(job_id, "stopped")[0]["time"] - asked)
+    assert min(delays) < 0.05  # the others may have met with a busy machine
+
+
+def test_dead_horse_costs_every_job_one_execution_and_each_goes_on_alone(daemon: Daemon):
+    ids = hold(daemon, SLOTS)
+    old = pid_of(daemon, ids[0])
+    os.kill(old, signal.SIGKILL)
+    gate(daemon).unlink()
+    assert ends(daemon, ids) == ["finished"] * SLOTS
+    assert [daemon.client.job(job_id)["execution"] for job_id in ids] == [2] * SLOTS
+    # Each in a process of its own: one of them may have been the cause.
+    assert len({pid_of(daemon, job_id) for job_id in ids} | {old}) == SLOTS + 1
+    fresh = [submit(daemon) for _ in range(2)]
+    assert len({daemon.wait(job_id)["result"]["pid"] for job_id in fresh}) == 1
+
+
+def test_job_that_kills_its_horse_fails_and_takes_no_other_with_it(daemon: Daemon):
+    innocent = hold(daemon, SLOTS - 1)
+    deadly = submit(daemon, then="die")
+    wait_until(lambda: daemon.events(innocent[0], "requeued"))
+    gate(daemon).unlink()
+    job = daemon.wait(deadly)
+    assert job["status"] == "failed"
+    assert "3 times in a row" in job["error"]
+    assert ends(daemon, innocent) == ["finished"] * len(innocent)
+    assert {daemon.client.job(job_id)["execution"] for job_id in innocent} == {2}
+
+
+def test_new_jobs_do_not_wait_for_suspects(daemon: Daemon):
+    suspects = hold(daemon, SLOTS)
+    os.kill(pid_of(daemon, suspects[0]), signal.SIGKILL)
+    wait_until(lambda: all(daemon.events(job_id, "requeued") for job_id in suspects))
+    assert daemon.wait(submit(daemon))["status"] == "finished"
+    assert all(daemon.client.job(job_id)["status"] == "started" for job_id in suspects)
+    gate(daemon).unlink()
+    assert ends(daemon, suspects) == ["finished"] * SLOTS
+
+
+def test_every_model_has_a_horse_until_it_is_unloaded(daemon: Daemon, tmp_path: Path):
+    tiny.model(1).save_pretrained(tmp_path / "other")
+    tiny.tokenizer().save_pretrained(tmp_path / "other")
+    control.load_model(daemon.config, ModelConfig(name="other", path=str(tmp_path / "other")))
+    first, other = (daemon.wait(submit(daemon, model=name)) for name in ("tiny", "other"))
+    assert first["result"]["pid"] != other["result"]["pid"]
+    again = daemon.wait(submit(daemon, model="tiny"))
+    assert again["result"]["pid"] == first["result"]["pid"]
+    horse = psutil.Process(other["result"]["pid"])
+    control.unload_model(daemon.config, "other")
+    wait_until(lambda: not horse.is_running() or horse.status() == psutil.STATUS_ZOMBIE)
+    assert daemon.wait(submit(daemon, model="tiny"))["result"]["pid"] == first["result"]["pid"]
+
+
+def test_time_limit_ends_one_job_and_leaves_the_others(daemon: Daemon):
+    (other,) = hold(daemon, 1)
+    spec = drill.DrillSpec.parse({"gate": str(gate(daemon))})
+    late = daemon.client.submit(spec, timeout_s=1)
+    job = daemon.wait(late)
+    assert (job["status"], job["error"]) == ("failed", "took longer than its time limit of 1 s")
+    gate(daemon).unlink()
+    assert daemon.wait(other)["execution"] == 1
+
+
+@pytest.mark.slow
+def test_stop_gives_every_running_job_back(shared: Daemon):
+    ids = hold(shared, SLOTS)
+    shared.stop()
+    gate(shared).unlink()
+    shared.start()
+    assert ends(shared, ids) == ["finished"] * SLOTS
+    assert [shared.client.job(job_id)["execution"] for job_id in ids] == [2] * SLOTS
+
+
+def test_killed_worker_loses_none_of_its_jobs(shared: Daemon):
+    ids = hold(shared, SLOTS)
+    shared.kill("worker")
+    gate(shared).unlink()
+    assert ends(shared, ids) == ["finished"] * SLOTS
+
+
+def test_inference_keeps_its_priority(daemon: Daemon):
+    assert daemon.wait(submit(daemon))["result"]["niceness"] == os.nice(0)
