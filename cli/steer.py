@@ -1,12 +1,14 @@
-"""Acting on a job: `cancel`, `kill` and `resume`."""
+"""Acting on a job: `cancel`, `kill`, `pause`, `unpause` and `resume`."""
 
 from __future__ import annotations
 
 import click
 
+from ..jobs import spec_class
 from . import render
 from .app import App, common_options
 from .completion import job_argument
+from .submit import from_settings
 
 
 @click.command()
@@ -37,20 +39,63 @@ def kill(app: App, job: str | None) -> None:
 @click.command()
 @job_argument
 @click.option(
-    "--steps",
-    type=click.IntRange(min=1),
-    help="Go on to that many steps in all.  [default: as submitted]",
+    "--release",
+    is_flag=True,
+    help="Let it save and end, to free the memory: for days, or over a restart.",
 )
 @common_options
 @click.pass_obj
-def resume(app: App, job: str | None, steps: int | None) -> None:
-    """Queue JOB again after cancel, kill or failure.
+def pause(app: App, job: str | None, release: bool) -> None:
+    """Hold JOB at its next step's end until `unpause`.
 
-    It goes on from its latest checkpoint.
+    A running job keeps its memory and goes on at once. A waiting one leaves its queue.
     """
     client = app.client()
     job_id = client.find(job)
-    _report(app, job_id, client.resume(job_id, steps=steps))
+    _report(app, job_id, client.pause(job_id, release=release))
+
+
+@click.command()
+@job_argument
+@common_options
+@click.pass_obj
+def unpause(app: App, job: str | None) -> None:
+    """Let paused JOB go on.
+
+    One that left its queue comes back to the front of it.
+    """
+    client = app.client()
+    job_id = client.find(job)
+    _report(app, job_id, client.unpause(job_id))
+
+
+@click.command()
+@job_argument
+@click.option("--steps", metavar="N", help="Go on to that many steps in all.  [default: as before]")
+@click.option("--learning-rate", metavar="X", help="From here on.  [default: as before]")
+@click.option(
+    "--save-every", metavar="TEXT", help="Steps (25) or minutes (10m).  [default: as before]"
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change another option that may change on resume. May be repeated.",
+)
+@common_options
+@click.pass_obj
+def resume(app: App, /, job: str | None, settings: tuple[str, ...], **given: str | None) -> None:
+    """Queue JOB again after cancel, kill or failure.
+
+    It goes on from its latest checkpoint. The learning rate follows its schedule for the steps
+    that there are now.
+    """
+    client = app.client()
+    job_id = client.find(job)
+    changes = from_settings(settings, spec_class(job_id.split("-")[0]).options())
+    changes |= {name: value for name, value in given.items() if value is not None}
+    _report(app, job_id, client.resume(job_id, changes=changes))
 
 
 def _report(app: App, job_id: str, outcome: str) -> None:

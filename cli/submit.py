@@ -18,14 +18,14 @@ import click
 
 from ..jobs import KINDS, spec_class
 from ..jobs.errors import SpecError
+from ..jobs.training import TrainingSpec
 from . import render
 from .app import App, common_options, note
 from .completion import complete_job
 from .times import parse_duration, parse_time
 
 if TYPE_CHECKING:
-    from ..daemon.client import Client
-    from ..jobs.spec import OptionInfo, Spec
+    from ..jobs.spec import OptionInfo
 
 
 class KindGroup(click.Group):
@@ -65,9 +65,11 @@ class _Request:
     timeout: str | None
     wait: bool
     dry_run: bool
+    init_from: str | None = None
 
 
-def _request_options() -> list[click.Option]:
+def file_options() -> list[click.Option]:
+    """The options that name options."""
     return [
         click.Option(
             ["--config", "config_file"],
@@ -81,6 +83,12 @@ def _request_options() -> list[click.Option]:
             metavar="KEY=VALUE",
             help="Set one option; wins over --config. May be repeated.",
         ),
+    ]
+
+
+def _request_options() -> list[click.Option]:
+    return [
+        *file_options(),
         click.Option(["--front"], is_flag=True, help="Put the job before all waiting ones."),
         click.Option(
             ["--after"],
@@ -118,23 +126,55 @@ def _request_options() -> list[click.Option]:
     ]
 
 
+_INIT_FROM = click.Option(
+    ["--init-from"],
+    metavar="JOB[@STEP]",
+    shell_complete=complete_job,
+    help="Start from the final weights of that job, or from those of its checkpoint.",
+)
+
+
 def _kind_command(kind: str) -> click.Command:
     options = spec_class(kind).options()
+    requests = _request_options()
+    if issubclass(spec_class(kind), TrainingSpec):
+        requests.insert(0, _INIT_FROM)
+
+    argument = spec_class(kind).argument
+    arguments = [] if argument is None else [argument_of(options[argument])]
 
     def callback(**parameters: Any) -> int:
         given = {name: parameters.pop(name) for name in options}
+        if argument is not None:
+            take_argument(argument, given, parameters.pop(ARGUMENT))
         app = click.get_current_context().ensure_object(App)
         return _submit(app, kind, given, _Request(**parameters))
 
     about = sys.modules[spec_class(kind).__module__].__doc__ or ""
     return click.command(
         kind,
-        params=[*map(_spec_option, options.values()), *_request_options()],
+        params=[*arguments, *map(spec_option, options.values()), *requests],
         help=about.split("\n\n", 1)[0],
     )(common_options(callback))
 
 
-def _spec_option(info: OptionInfo) -> click.Option:
+ARGUMENT = "argument"
+
+
+def argument_of(info: OptionInfo) -> click.Argument:
+    """The argument that may stand for an option."""
+    return click.Argument([ARGUMENT], required=False, metavar=f"[{info.name.upper()}]")
+
+
+def take_argument(name: str, given: dict[str, Any], argument: str | None) -> None:
+    """Take the argument for the option that it stands for. Raises SpecError when both are given."""
+    if argument is not None:
+        if given[name] is not None:
+            raise SpecError(name, "must be given once, got it as argument and as option")
+        given[name] = argument
+
+
+def spec_option(info: OptionInfo) -> click.Option:
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
         return [choice for choice in info.choices or () if choice.startswith(incomplete)]
 
@@ -172,20 +212,19 @@ def _shown(default: Any) -> str:
 
 
 def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) -> int:
-    config = app.config()
-    values = {
-        **config.defaults.get(kind, {}),
-        **_from_file(request.config_file),
-        **_from_settings(request.settings, spec_class(kind).options()),
-        # click gives None for what was not given, and () for what may be repeated.
-        **{name: value for name, value in given.items() if value is not None and value != ()},
-    }
+    values = gathered(app, kind, given, request.config_file, request.settings)
+    client = app.client()
+    init = None
+    if request.init_from is not None:
+        if given.get("model") is not None:
+            raise SpecError("init_from", "must not be given together with --model")
+        init = client.weights(request.init_from)
+        values["model"] = init.name
     spec = spec_class(kind).parse(values)
     # For rewards of the user's own: an installed script does not look for modules where it is run.
     sys.path.append(os.getcwd())
-    client = app.client()
     if request.dry_run:
-        return _dry_run(app, client, spec)
+        return _dry_run(app, spec.kind, client.check(spec, init=init))
     job_id = client.submit(
         spec,
         front=request.front,
@@ -193,6 +232,7 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         at=_start(request),
         retries=request.retries,
         timeout_s=None if request.timeout is None else parse_duration("timeout", request.timeout),
+        init=init,
     )
     if app.as_json:
         render.json_line(client.job(job_id))
@@ -207,15 +247,35 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
     return follow(app, client, job_id, sys.stderr)
 
 
-def _dry_run(app: App, client: Client, spec: Spec) -> int:
-    checked = client.check(spec)
+def gathered(
+    app: App,
+    kind: str,
+    given: Mapping[str, Any],
+    config_file: Path | None,
+    settings: Iterable[str],
+) -> dict[str, Any]:
+    """Return the options of a spec, raw, from all that was said of them; the later source wins."""
+    return {
+        **app.config().defaults.get(kind, {}),
+        **_from_file(config_file),
+        **from_settings(settings, spec_class(kind).options()),
+        # click gives None for what was not given, and () for what may be repeated.
+        **{name: value for name, value in given.items() if value is not None and value != ()},
+    }
+
+
+def _dry_run(app: App, kind: str, checked: dict[str, Any]) -> int:
     if app.as_json:
-        render.json_line({"kind": spec.kind, **checked})
+        render.json_line({"kind": kind, **checked})
     else:
         import yaml
 
-        click.echo(f"# {spec.kind}: this would be queued; --config reads it back")
-        click.echo(yaml.safe_dump(checked["spec"], sort_keys=False, allow_unicode=True).rstrip())
+        spec, back = dict(checked["spec"]), "--config"
+        if "init_from" in checked:
+            back += f" with --init-from {checked['init_from']}"
+            del spec["model"]
+        click.echo(f"# {kind}: this would be queued; {back} reads it back")
+        click.echo(yaml.safe_dump(spec, sort_keys=False, allow_unicode=True).rstrip())
     return 0
 
 
@@ -237,7 +297,7 @@ def _from_file(path: Path | None) -> dict[str, Any]:
     return {_field(name): value for name, value in read_mapping(path).items()}
 
 
-def _from_settings(
+def from_settings(
     settings: Iterable[str], options: Mapping[str, OptionInfo]
 ) -> dict[str, str | tuple[str, ...]]:
     """Read `KEY=VALUE`, as text. A key that takes a list may be repeated, another one may not."""

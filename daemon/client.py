@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
 from functools import cached_property, wraps
 from pathlib import Path
@@ -16,14 +16,16 @@ import redis
 from rq.job import Job, JobStatus
 
 from ..configs.config import DaemonConfig, ModelConfig, redacted_url
-from ..jobs.errors import Conflict, NotFound, SpecError, Unavailable
+from ..jobs.errors import Conflict, NotFound, SpecError, Unavailable, WarmdError
 from ..jobs.spec import Spec
-from . import fetch, joblist, keys, stream
+from . import fetch, joblist, keys, stream, weights
+from .checkpoints import Checkpoints
 from .home import Home
 from .jobstore import ENDED, JobStore
 from .rundir import RunDir, is_id_prefix, is_job_id
 from .server import url_of
 from .warmset import known_models
+from .weights import Weights, step_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -79,18 +81,36 @@ class Client:
 
     # --- submitting -------------------------------------------------------------------------
 
-    def check(self, spec: Spec) -> dict[str, Any]:
+    def weights(self, text: str) -> Weights:
+        """Return what `JOB` (its final model) or `JOB@STEP` names, verified. Needs no server.
+
+        Raises SpecError, NotFound and CheckpointDamaged.
+        """
+        job, at, step = text.partition("@")
+        rundir = self.rundir(self.find(job))
+        if not at:
+            return weights.final_model(rundir)
+        if not (step.isascii() and step.isdigit()):
+            raise SpecError("init_from", f"must be JOB or JOB@STEP, got {text[:80]!r}")
+        return weights.checkpoint(rundir, int(step))
+
+    def check(self, spec: Spec, *, init: Weights | None = None) -> dict[str, Any]:
         """Check a spec against files and models; return what its run directory will say.
 
         Raises SpecError or NotFound. Needs no server.
         """
         located = spec.located(Path.cwd())
-        model = self._resolve_model(located)
+        if init is None:
+            model = self._resolve_model(located)
+        else:
+            model = ModelConfig(name=init.name, path=str(init.folder))
         document: dict[str, Any] = {"spec": located.to_json(), "python_path": [str(Path.cwd())]}
         settings = None
         if model is not None:
             document["model"] = model.__dict__
             settings = _model_settings(model)
+        if init is not None:
+            document["init_from"] = init.name
         located.check_inputs(settings)
         return document
 
@@ -104,18 +124,27 @@ class Client:
         at: datetime | None = None,
         retries: int = 0,
         timeout_s: float | None = None,
+        init: Weights | None = None,
     ) -> str:
         """Check and queue a job; return its id. Raises SpecError, NotFound or Unavailable.
 
         The run directory is whole before the job is queued, and gone again if it cannot be.
+        `init`: the weights to start from, by whose name the spec calls its model.
         """
-        document = self.check(spec)
+        document = self.check(spec, init=init)
         self.connection.ping()
         if after is not None:
             after = self.find(after)
         self.home.create()
         rundir = RunDir.create(self.home.runs, spec.kind, document)
         try:
+            if init is not None:
+                # Under a name of its own: the zygote tells models by their names, and the same
+                # checkpoint may be the beginning of several jobs.
+                folder = rundir.path / "init"
+                weights.link(init, folder)
+                own = ModelConfig(name=f"{rundir.path.name}:init", path=str(folder))
+                rundir.revise(model=own.__dict__)
             self.store.enqueue(
                 rundir.path.name,
                 spec.queue,
@@ -130,14 +159,36 @@ class Client:
             raise
         return rundir.path.name
 
+    @_needs_server
+    def submit_again(self, job_id: str, *, stop_at: int) -> str:
+        """Queue a copy of a job before all others, to end with a checkpoint at a step.
+
+        Its schedule is that of all steps; it reports to no tracker.
+        """
+        document = self.rundir(job_id).read_spec()
+        kept = ("python_path", "model", "init_from")
+        copy: dict[str, Any] = {name: document[name] for name in kept if name in document}
+        copy["spec"] = {**document["spec"], "report_to": []}
+        copy["stop_at"] = stop_at
+        rundir = RunDir.create(self.home.runs, document["kind"], copy)
+        try:
+            self.store.enqueue(rundir.path.name, _parse_spec(document).queue, front=True)
+        except BaseException:
+            rundir.remove()
+            raise
+        return rundir.path.name
+
     def _resolve_model(self, spec: Spec) -> ModelConfig | None:
-        """What the spec's `model` names: a warm model, a configured one, a folder, or a hub id."""
+        """What the spec's `model` names: a model warm or configured, a finished job, a folder or a
+        hub id."""
         name = getattr(spec, "model", None)
         if name is None:
             return None
         known = {m.name: m for m in self.config.models} | known_models(self.home)
         if name in known:
             return known[name]
+        if is_job_id(name) and (self.home.runs / name / "model").is_dir():
+            return ModelConfig(name=name, path=str(self.home.runs / name / "model"))
         folder = Path(name).expanduser()
         if folder.is_dir():
             return ModelConfig(name=folder.resolve().name, path=str(folder.resolve()))
@@ -247,14 +298,19 @@ class Client:
     def _views(self, jobs: list[Job]) -> list[dict[str, Any]]:
         places = joblist.positions(self.connection)
         recent = stream.newest(self.connection, [job.id for job in jobs], count=_RECENT)
-        numbers = joblist.execution_numbers(self.connection, jobs)
+        notes = joblist.notes(self.connection, jobs)
         return [
-            self._view(job, last, number, places.get(job.id))
-            for job, last, number in zip(jobs, recent, numbers, strict=True)
+            self._view(job, last, number, paused, places.get(job.id))
+            for job, last, (number, paused) in zip(jobs, recent, notes, strict=True)
         ]
 
     def _view(
-        self, job: Job, recent: list[dict[str, Any]], number: int, position: int | None
+        self,
+        job: Job,
+        recent: list[dict[str, Any]],
+        number: int,
+        paused: bool,
+        position: int | None,
     ) -> dict[str, Any]:
         rundir = self.home.runs / job.id
         try:
@@ -272,10 +328,12 @@ class Client:
             "id": job.id,
             "kind": job.id.split("-")[0],
             "status": status,
+            "paused": paused,
             "queue": job.origin,
             "model": document.get("spec", {}).get("model"),
-            "step": next((event["step"] for event in recent if event["step"] is not None), 0),
-            "steps_total": totals[0] if totals else None,
+            "init_from": document.get("init_from"),
+            "step": _step(recent),
+            "steps_total": totals[0] if status == "started" and totals else _steps_total(document),
             "execution": number,
             "run_dir": str(rundir),
             "error": error if status in ("failed", "stopped") else None,
@@ -317,33 +375,110 @@ class Client:
                 raise Conflict(f"job: {job_id} is {status.value} already")
 
     @_needs_server
-    def resume(self, job_id: str, *, steps: int | None = None) -> str:
-        """Queue an ended job again, to go on from its latest checkpoint, perhaps to more steps.
+    def pause(self, job_id: str, *, release: bool = False) -> str:
+        """Have a running job wait at its next step's end ("pausing"), or put a waiting one away.
 
-        Returns "queued", or "finished" when there is nothing left to do.
+        `release`: a running one saves, ends, and is put away, too ("paused" when it waits now).
+        What was put away comes back by `unpause` alone. Raises Conflict.
         """
         job = self._fetch(job_id)
-        status = job.get_status()
+        how = "release" if release else "hold"
+        while True:
+            status = job.get_status()
+            if status in ENDED:
+                raise Conflict(f"job: {job_id} is {status.value}: nothing to pause")
+            if self.store.pause_of(job) in (how, "release"):
+                raise Conflict(f"job: {job_id} is paused already: `warmd unpause` lets it go on")
+            if self.store.pause_waiting(job):
+                return "paused"
+            if job.origin == "infer" and not release:
+                raise Conflict(f"job: {job_id} answers now, and cannot wait: cancel it instead")
+            if self.store.request_pause(job, how):
+                return "pausing"
+
+    @_needs_server
+    def unpause(self, job_id: str) -> str:
+        """Let a paused job go on ("going on"), or back to where it waited, at the front.
+
+        Returns the status of one that waits again. Raises Conflict.
+        """
+        job = self._fetch(job_id)
+        while True:
+            if self.store.pause_of(job) is None:
+                raise Conflict(f"job: {job_id} is not paused")
+            if self.store.withdraw_pause(job):
+                return "going on"
+            if self.store.unpause(job):
+                return job.get_status().value
+
+    @_needs_server
+    def resume(
+        self, job_id: str, *, changes: Mapping[str, Any] | None = None, front: bool = False
+    ) -> str:
+        """Queue an ended job again, to go on from its latest checkpoint.
+
+        `changes`: other (raw) values for options that may change on resume; more `steps` make a
+        finished job go on. Returns "queued", or "finished" when there is nothing left to do.
+        Raises SpecError and Conflict.
+        """
+        job = self._fetch(job_id)
+        rundir = self.rundir(job_id)
+        with rundir.revising():
+            return self._resume(job, rundir, changes or {}, front=front)
+
+    def _resume(self, job: Job, rundir: RunDir, changes: Mapping[str, Any], *, front: bool) -> str:
+        job_id, status = job.id, job.get_status()
+        if status not in ENDED and not changes and self.store.pause_of(job) is not None:
+            return self.unpause(job_id)
         if status not in ENDED:
             raise Conflict(f"job: {job_id} is {status.value}: nothing to resume")
-        rundir = self.rundir(job_id)
         document = rundir.read_spec()
         spec = _parse_spec(document)
-        if steps is not None:
-            revised = spec.extended(steps)
-            if revised != spec:
-                rundir.revise_spec(revised.to_json())
-        if rundir.read_result() is not None and status == JobStatus.FINISHED:
+        revised = spec.revised(changes)
+        changed = revised.changes(spec.to_json())
+        steps, old_steps = (getattr(s, "steps_total", None) for s in (revised, spec))
+        if steps == old_steps and status == JobStatus.FINISHED and rundir.read_result() is not None:
+            if changed:
+                names = ", ".join(changed)
+                raise Conflict(f"job: {job_id} is finished: {names} would count with more steps")
             return "finished"
-        if not self.store.enqueue_again(job):
+        done = max(map(step_of, Checkpoints(rundir.checkpoints).list()), default=0)
+        if steps != old_steps and steps is not None and steps < done:
+            raise SpecError("steps", f"must be at least {done}, its latest checkpoint, got {steps}")
+        if changed:
+            revision = {"revision": document["revision"] + 1, "time": time.time()}
+            rundir.revise(
+                spec=revised.to_json(),
+                revisions=[*document.get("revisions", ()), {**revision, "changes": changed}],
+            )
+        if not self.store.enqueue_again(job, front=front):
             raise Conflict(f"job: {job_id} was resumed by somebody else")
         return "queued"
+
+    @_needs_server
+    def remove(self, job_id: str) -> None:
+        """Forget an ended job and delete its run directory, with everything that it made.
+
+        Raises Conflict for one that is not ended.
+        """
+        job = self._fetch(job_id)
+        if not self.store.remove(job):
+            raise Conflict(f"job: {job_id} is {job.get_status().value}: cancel it first")
+        self.rundir(job_id).remove()
 
 
 def _parse_spec(document: dict[str, Any]) -> Spec:
     from ..jobs import spec_class
 
     return spec_class(document["kind"]).parse(document["spec"])
+
+
+def _steps_total(document: dict[str, Any]) -> int | None:
+    """The optimizer steps of a training as it is asked for now; None where that cannot be said."""
+    try:
+        return getattr(_parse_spec(document), "steps_total", None) if document else None
+    except WarmdError:  # of another version
+        return None
 
 
 def _model_settings(model: ModelConfig) -> dict[str, Any] | None:
@@ -360,6 +495,12 @@ def _model_settings(model: ModelConfig) -> dict[str, Any] | None:
     if not isinstance(settings, dict):
         raise SpecError("model", f"must be a model folder, got {path} that is no JSON object")
     return settings
+
+
+def _step(recent: list[dict[str, Any]]) -> int:
+    """The step that a job has reached: of its latest execution, newest first."""
+    told = [event for event in recent if event["step"] is not None]
+    return max((e["step"] for e in told if e["execution"] == told[0]["execution"]), default=0)
 
 
 def _pace(steps: list[dict[str, Any]]) -> float | None:

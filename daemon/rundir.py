@@ -4,6 +4,7 @@ spec.json      what was asked for, with everything that the job needs to be run 
 events.jsonl   what happened
 log.txt        what its libraries printed
 checkpoints/   what it goes on from
+init/          the weights that it began with, when they are another job's
 model/         the final weights
 result.json    what came out, for the revision of the spec that it names
 lock           held by the horse that writes here; holds its pid
@@ -18,6 +19,8 @@ import re
 import shutil
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -76,10 +79,13 @@ class RunDir:
         return self.path / "checkpoints"
 
     @classmethod
-    def create(cls, runs: Path, kind: str, document: dict[str, Any]) -> RunDir:
+    def create(
+        cls, runs: Path, kind: str, document: dict[str, Any], *, durable: bool = True
+    ) -> RunDir:
         """Make the run directory of a new job, whole, under a fresh id.
 
         `document` is the content of spec.json but for `schema`, `id`, `kind` and `revision`.
+        When not `durable`, the caller flushes `unflushed` before anybody may rely on the job.
         """
         while True:
             now = datetime.now()
@@ -95,14 +101,19 @@ class RunDir:
                     "created": now.astimezone().isoformat(timespec="seconds"),
                     **document,
                 }
-                write_atomic(staging / "spec.json", _pretty(spec))
+                if durable:
+                    write_atomic(staging / "spec.json", _pretty(spec))
+                else:
+                    (staging / "spec.json").touch(mode=0o600)
+                    (staging / "spec.json").write_bytes(_pretty(spec))
                 staging.rename(runs / job_id)
             except FileExistsError:
                 continue
             except OSError as error:
                 shutil.rmtree(staging, ignore_errors=True)
                 raise SpecError("home", f"cannot write a run directory: {error}") from error
-            fsync_folder(runs)
+            if durable:
+                fsync_folder(runs)
             return cls(runs / job_id)
 
     @classmethod
@@ -111,6 +122,11 @@ class RunDir:
         if not is_job_id(job_id) or not (runs / job_id / "spec.json").is_file():
             raise NotFound(f"job: no job {job_id[:80]!r} in {runs}")
         return cls(runs / job_id)
+
+    @property
+    def unflushed(self) -> tuple[Path, ...]:
+        """What must be on disk for a new run directory to outlive a power cut."""
+        return self.path / "spec.json", self.path, self.path.parent
 
     def remove(self) -> None:
         """Remove it all; for a job that was never accepted."""
@@ -135,14 +151,21 @@ class RunDir:
                 raise Conflict(f"{path}: {name} must be {type.__name__}")
         return document
 
-    def revise_spec(self, options: dict[str, Any]) -> int:
-        """Change options of the spec and return its new revision; older results no longer count."""
-        document = self.read_spec()
-        document["spec"] = {**document["spec"], **options}
+    @contextmanager
+    def revising(self) -> Iterator[None]:
+        """Let one process at a time change what the job is; the others wait."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def revise(self, **parts: Any) -> None:
+        """Change parts of spec.json; results of the revision before no longer count."""
+        document = {**self.read_spec(), **parts}
         document["revision"] += 1
         write_atomic(self.path / "spec.json", _pretty(document))
-        revision: int = document["revision"]
-        return revision
 
     def read_result(self) -> dict[str, Any] | None:
         """Return the result of the spec as it stands, or None when there is none (yet).
@@ -163,6 +186,31 @@ class RunDir:
         document = {"schema": SCHEMA, "revision": revision, "result": result}
         write_atomic(self.path / "result.json", _pretty(document))
 
+    @contextmanager
+    def unused(self) -> Iterator[None]:
+        """Keep executions from beginning, for a moment. Raises Conflict when one is there.
+
+        For less than the patience of `lock`: a horse kills who holds it for longer.
+        """
+        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _sign(fd)
+            yield
+        except BlockingIOError:
+            raise Conflict(f"job: {self.path.name} runs: stop it first") from None
+        finally:
+            os.close(fd)
+
+    def holder(self) -> int | None:
+        """Return the process that writes here now, None for none."""
+        with contextlib.suppress(FileNotFoundError), open(self.path / "lock", "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(file.read(20) or 0) or None
+        return None
+
     def lock(self, *, patience_s: float = 5.0) -> int:
         """Take the directory for this process; return the lock's descriptor.
 
@@ -181,9 +229,13 @@ class RunDir:
                         os.kill(int(holder), signal.SIGKILL)
                 time.sleep(0.02)
             else:
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, str(os.getpid()).encode(), 0)
+                _sign(fd)
                 return fd
+
+
+def _sign(lock: int) -> None:
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
 
 
 def _pretty(document: dict[str, Any]) -> bytes:

@@ -27,6 +27,7 @@ from .corpus import Corpus
 from .errors import JobFailed, Stopped
 from .masks import IGNORED
 from .mlm_objectives import Batch, GraphObjective, Objective, Row, sum_of_losses, targets
+from .snapshot import read_job_state
 from .trainer import JobTrainer
 from .training import TrainingSpec
 
@@ -264,10 +265,14 @@ class MaskedTrainer(JobTrainer):
             "eval_is_due": self._eval_is_due,
         }
 
+    def take_up(self, checkpoint: Path) -> None:
+        super().take_up(checkpoint)
+        # Here, before the weights are read: a tokenizer of other data may not even fit them.
+        if read_job_state(checkpoint)["data"] != self.corpus.name:
+            raise JobFailed("data: it is not what the checkpoint was trained on")
+
     def load_job_state(self, state: dict[str, Any]) -> None:
         super().load_job_state(state)
-        if state["data"] != self.corpus.name:
-            raise JobFailed("data: it is not what the checkpoint was trained on")
         self.curve = Curve(self.curve.path, state["curve"].tolist())
         self.last_eval = state["last_eval"]
         self._eval_is_due = state["eval_is_due"]

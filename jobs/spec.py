@@ -10,7 +10,8 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
@@ -100,6 +101,11 @@ class OptionInfo:
         return self.maximum is None or value <= self.maximum
 
 
+def shown(value: Any) -> str:
+    """The value of an option in a few words; None stands for a default that is not a number."""
+    return "its default" if value is None else _shown(value)
+
+
 def _shown(value: Any) -> str:
     text = repr(value) if isinstance(value, str) else str(value)
     return text if len(text) <= 80 else text[:77] + "..."
@@ -108,14 +114,14 @@ def _shown(value: Any) -> str:
 def _to_int(value: Any) -> int | None:
     if isinstance(value, bool):
         return None
-    if isinstance(value, int):
-        return value
     if isinstance(value, float) and value.is_integer():
-        return int(value)
+        value = int(value)
     try:
-        return int(value) if isinstance(value, str) else None
+        number = int(value) if isinstance(value, int | str) else None
     except ValueError:
         return None
+    # Beyond 64 bits it is no number that JSON would bring back.
+    return number if number is not None and -(2**63) <= number < 2**63 else None
 
 
 def _to_float(value: Any) -> float | None:
@@ -157,14 +163,18 @@ class Spec:
 
     kind: ClassVar[str]
     queue: ClassVar[str] = "train"
+    argument: ClassVar[str | None] = None  # the option whose name may be left out in a shell
+
+    # What may be given another value when a job is resumed; all else decides what it has done
+    # already. And what to do for those.
+    changeable: ClassVar[tuple[str, ...]] = ()
+    otherwise: ClassVar[str] = "submit a new job"
 
     @classmethod
     def options(cls) -> dict[str, OptionInfo]:
         """Return every option by name: the kind's own first, as declared, then the inherited."""
-        hints = get_type_hints(cls)
-        own = inspect.get_annotations(cls)
-        declared = sorted(fields(cls), key=lambda f: f.name not in own)
-        return {f.name: _option_info(f, hints[f.name]) for f in declared}
+        kind: Any = cls  # mypy holds a frozen dataclass's class for unhashable
+        return dict(_options(kind))
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
@@ -192,10 +202,50 @@ class Spec:
         """Return the spec that trains to `steps` in all. Raises SpecError when it has no steps."""
         raise SpecError("steps", f"a {self.kind} job has none")
 
+    def revised(self, values: Mapping[str, Any]) -> Self:
+        """Return the spec with other (raw) values, for the resume of its job.
+
+        Raises SpecError for a value that is wrong, and for an option that may not change.
+        """
+        known, values = self.options(), dict(values)
+        spec = self.extended(values.pop("steps")) if "steps" in values else self
+        for name in values:
+            if name not in known:
+                raise SpecError(str(name), f"unknown option of {self.kind}{_hint(name, known)}")
+        spec = replace(spec, **{name: known[name].convert(v) for name, v in values.items()})
+        spec.changes(self.to_json())
+        spec.check()
+        return spec
+
+    def changes(self, options: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """Return what is not as in `options` (`to_json` of the job's spec once): [then, now].
+
+        Raises SpecError for what may not change. Options that another version of warmd knew, or
+        did not know yet, say nothing.
+        """
+        now = self.to_json()
+        found = {n: [options[n], now[n]] for n in now if n in options and options[n] != now[n]}
+        for name in found:
+            if name not in self.changeable:
+                raise SpecError(
+                    name,
+                    f"cannot change on resume (the job began with {shown(options[name])}); "
+                    f"{self.otherwise}",
+                )
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """Return every option by name, as plain JSON values; `parse` reads it back."""
         values = {name: getattr(self, name) for name in self.options()}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+
+@cache  # to read the annotations takes a millisecond, and a list of jobs parses many specs
+def _options(spec: Any) -> dict[str, OptionInfo]:
+    hints = get_type_hints(spec)
+    own = inspect.get_annotations(spec)
+    declared = sorted(fields(spec), key=lambda f: f.name not in own)
+    return {f.name: _option_info(f, hints[f.name]) for f in declared}
 
 
 def _option_info(f: Any, hint: Any) -> OptionInfo:

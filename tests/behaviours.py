@@ -52,3 +52,9 @@ def raises(prompts: list[str], completions: list[str], answers: list[str | None]
     if (folder / "broken").exists():
         raise RuntimeError("the reward is broken")
     return [len(text) / 10 for text in completions]
+
+
+def fickle(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
+    """Another reward at every call: no training on it can be repeated."""
+    _note(answers)
+    return [float(byte) for byte in os.urandom(len(completions))]

@@ -42,7 +42,7 @@ def commands() -> list[str]:
         command = command_of(name)
         usage = [name, *(p.make_metavar(click.Context(command)) for p in arguments(command))]
         if isinstance(command, click.Group):
-            usage.append("KIND")
+            usage.append(command.subcommand_metavar.split()[0])
         rows.append([code(" ".join(["warmd", *usage])), about, own_options(command)])
     return table(["Command", "What it does", "Options of its own"], rows)
 

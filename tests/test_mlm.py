@@ -741,10 +741,12 @@ def test_a_finished_run_can_be_given_more_steps(home, name):
         assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, 21))
 
 
-def test_a_resume_on_other_data_is_refused(home, name, tmp_path):
+@pytest.mark.parametrize("vocab_size", [300, 8000])  # 8000: as many as the data give
+def test_a_resume_on_other_data_is_refused(home, name, tmp_path, vocab_size):
     data = tmp_path / "texts.jsonl"
     data.write_bytes((home / "texts.jsonl").read_bytes())
-    run(text_spec(home, data=str(data), steps=4), begin(home, name).ctx)
-    data.write_bytes(data.read_bytes() + b'\n{"text": "one more"}')
+    spec = text_spec(home, data=str(data), steps=4, vocab_size=vocab_size)
+    run(spec, begin(home, name).ctx)
+    data.write_bytes(data.read_bytes() + b'\n{"text": "one more, zwei mehr, trois de plus"}')
     with pytest.raises(JobFailed, match=r"^data: it is not what the checkpoint was trained on$"):
-        run(text_spec(home, data=str(data)), begin(home, name).ctx)
+        run(spec.extended(12), begin(home, name).ctx)

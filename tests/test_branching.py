@@ -1,0 +1,183 @@
+"""`--init-from`: a new job from the weights of another, which may then go."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from daemons import Daemon
+from safetensors.torch import load_file
+from shell import Done, warmd
+from test_damage import flip
+from transformers import AutoModelForMaskedLM, BertConfig
+
+TESTS = Path(__file__).parent
+
+
+class Origin:
+    """A finished GRPO job of 6 steps with checkpoints 2, 4 and 6."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.id = daemon.submit(keep=100)
+        daemon.wait(self.id)
+        self.rundir = daemon.client.rundir(self.id)
+
+    def branch(self, at: str = "", *words: str, kind: str = "grpo") -> Done:
+        options = {
+            "--dataset": str(self.daemon.folder / "rows.jsonl"),
+            "--samples": "2",
+            "--num-generations": "2",
+            "--max-completion-length": "4",
+            "--reward": "behaviours:length",
+            "--learning-rate": "1e-12",
+        }
+        typed = [word for pair in options.items() for word in pair] if kind == "grpo" else []
+        words = ("submit", kind, "--init-from", self.id + at, *typed, *words)
+        return warmd(*words, home=self.daemon.home.path, folder=TESTS)
+
+
+@pytest.fixture(scope="module")
+def origin(shared_daemon: Daemon) -> Origin:
+    return Origin(shared_daemon)
+
+
+def finished(daemon: Daemon, done: Done) -> dict[str, Any]:
+    assert done.code == 0, done.err
+    job = daemon.wait(done.out.strip())
+    assert job["status"] == "finished", job["error"]
+    return job
+
+
+def test_a_branch_begins_at_step_0_with_the_weights_of_the_checkpoint(shared_daemon, origin):
+    job = finished(shared_daemon, origin.branch("@4"))
+    assert job["init_from"] == job["model"] == f"{origin.id}@4"
+    assert [event["step"] for event in shared_daemon.events(job["id"], "step")] == [1, 2]
+    four, six = (
+        load_file(origin.rundir.checkpoints / f"checkpoint-{n}" / "model.safetensors")
+        for n in (4, 6)
+    )
+    weights = load_file(Path(job["run_dir"]) / "model" / "model.safetensors")
+    # At a learning rate of 1e-12 they end as they began.
+    assert all((weights[name] - four[name]).abs().max() < 1e-9 for name in four)
+    assert any((weights[name] - six[name]).abs().max() > 1e-6 for name in six)
+    shown = warmd("show", job["id"], home=shared_daemon.home.path).out
+    assert f"init_from     {origin.id}@4\n" in shown
+
+
+def test_without_a_step_a_branch_begins_with_the_final_model(shared_daemon, origin):
+    job = finished(shared_daemon, origin.branch("", "--beta", "0.1"))
+    assert job["init_from"] == origin.id
+    init = Path(job["run_dir"]) / "init" / "model.safetensors"
+    assert init.samefile(origin.rundir.path / "model" / "model.safetensors")
+    # The reference is the weights that it began with: no distance to them yet.
+    assert shared_daemon.events(job["id"], "step")[0]["kl"] == pytest.approx(0, abs=1e-6)
+
+
+def test_two_branches_of_different_steps_have_their_own_weights(shared_daemon, origin):
+    both = [origin.branch(at) for at in ("@4", "@6")]
+    jobs = [finished(shared_daemon, done) for done in both]
+    weights = {(Path(j["run_dir"]) / "model" / "model.safetensors").read_bytes() for j in jobs}
+    assert len(weights) == 2
+
+
+def test_a_branch_outlives_the_job_that_it_came_from(shared_daemon):
+    origin = Origin(shared_daemon)
+    done = origin.branch("@2", "--steps", "1")
+    job = finished(shared_daemon, done)
+    shutil.rmtree(origin.rundir.path)
+    resumed = warmd("resume", job["id"], "--steps", "3", home=shared_daemon.home.path)
+    assert resumed.out == f"{job['id']} queued\n"
+    assert shared_daemon.wait(job["id"])["result"]["steps"] == 3
+
+
+def test_a_new_masked_model_is_trained_further_by_its_own_kind(shared_daemon, tmp_path):
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    BertConfig(**sizes, intermediate_size=32, max_position_embeddings=64).save_pretrained(tmp_path)
+    texts = tmp_path / "texts.jsonl"
+    texts.write_bytes(b"\n".join(orjson.dumps({"text": f"one {n} two"}) for n in range(40)))
+    typed = ("--objective", "mlm", "--data", str(texts), "--seq-len", "16", "--batch-size", "2")
+    common = (*typed, "--eval-every", "0")
+    first = warmd(
+        *("submit", "mlm", "--architecture", str(tmp_path), "--vocab-size", "300", "--steps", "4"),
+        *(*common, "--save-every", "2"),
+        home=shared_daemon.home.path,
+    )
+    job_id = finished(shared_daemon, first)["id"]
+    second = warmd(
+        *("submit", "mlm", "--init-from", f"{job_id}@2", "--steps", "1", *common),
+        *("--learning-rate", "1e-12"),
+        home=shared_daemon.home.path,
+    )
+    job = finished(shared_daemon, second)
+    checkpoint = Path(shared_daemon.client.rundir(job_id).checkpoints / "checkpoint-2")
+    began, ended = (
+        AutoModelForMaskedLM.from_pretrained(folder).state_dict()
+        for folder in (checkpoint, Path(job["run_dir"]) / "model")
+    )
+    assert all((ended[name] - began[name]).abs().max() < 1e-9 for name in began)
+
+
+@pytest.mark.parametrize(
+    ("at", "message"),
+    [
+        ("@3", "checkpoint: {id} has none of step 3, but of: 2, 4, 6"),
+        ("@", "init_from: must be JOB or JOB@STEP, got '{id}@'"),
+        ("@last", "init_from: must be JOB or JOB@STEP, got '{id}@last'"),
+        ("@-4", "init_from: must be JOB or JOB@STEP"),
+        ("x", "job: no job '{id}x'"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(origin, at, message):
+    runs = sorted(origin.rundir.path.parent.iterdir())
+    refusal = origin.branch(at)
+    assert refusal.is_refusal(2)
+    assert refusal.err.startswith("Error: " + message.format(id=origin.id))
+    assert sorted(origin.rundir.path.parent.iterdir()) == runs
+
+
+def test_a_model_beside_it_is_refused(origin):
+    refusal = origin.branch("", "--model", "tiny")
+    assert refusal.is_refusal(2)
+    assert refusal.err == "Error: init_from: must not be given together with --model\n"
+
+
+def test_a_damaged_checkpoint_is_refused(shared_daemon):
+    origin = Origin(shared_daemon)
+    flip(origin.rundir.checkpoints / "checkpoint-2" / "model.safetensors")
+    refusal = origin.branch("@2")
+    assert refusal.is_refusal(1)
+    assert "checkpoint-2: model.safetensors does not match its checksum" in refusal.err
+
+
+def test_a_job_without_a_final_model_names_its_checkpoints(shared_daemon, origin):
+    with_steps = shared_daemon.submit(reward="behaviours:raises", retries=0)
+    shared_daemon.wait(with_steps)
+    rundir = shared_daemon.client.rundir(with_steps)
+    (rundir.path / "result.json").unlink()
+    refusal = warmd("submit", "grpo", "--init-from", with_steps, home=shared_daemon.home.path)
+    assert refusal.is_refusal(2)
+    assert "no final model yet: name a checkpoint as JOB@STEP, of 2, 4, 6" in refusal.err
+
+
+def test_a_dry_run_checks_it_and_makes_nothing(origin):
+    runs = sorted(origin.rundir.path.parent.iterdir())
+    done = origin.branch("@4", "--dry-run", "--json")
+    assert done.objects[0]["init_from"] == f"{origin.id}@4"
+    lines = origin.branch("@4", "--dry-run").out.splitlines()
+    assert lines[0].endswith(f"--config with --init-from {origin.id}@4 reads it back")
+    assert not any(line.startswith("model:") for line in lines)
+    assert sorted(origin.rundir.path.parent.iterdir()) == runs
+
+
+def test_what_does_not_train_has_no_such_option(shared_daemon):
+    done = warmd("submit", "encode", "--init-from", "x", home=shared_daemon.home.path)
+    assert done.is_refusal(2)
+    assert "No such option" in done.err

@@ -1,0 +1,254 @@
+"""`warmd checkpoints`: what is there, whether it is whole, what can go, a model to take away."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from daemons import Daemon
+from shell import CLEAN_ENVIRON, Done, warmd
+from test_damage import flip
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from waiting import wait_until
+
+from warmd.daemon.checkpoints import Checkpoints, verify
+from warmd.daemon.weights import STATE_FILES
+from warmd.jobs import snapshot
+
+
+class Job:
+    """A finished job of 6 steps with checkpoints 2, 4 and 6."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.home = daemon.home.path
+        self.id = daemon.submit(keep_best="learning_rate")  # falls: checkpoint 2 is the best
+        daemon.wait(self.id)
+        self.rundir = daemon.client.rundir(self.id)
+
+    def checkpoints(self, what: str, *words: str) -> Done:
+        return warmd("checkpoints", what, self.id, *words, home=self.home)
+
+    @property
+    def steps(self) -> list[int]:
+        return [
+            int(path.name.split("-")[1]) for path in Checkpoints(self.rundir.checkpoints).list()
+        ]
+
+    def path(self, step: int) -> Path:
+        return self.rundir.checkpoints / f"checkpoint-{step}"
+
+
+@pytest.fixture
+def job(shared_daemon: Daemon) -> Job:
+    return Job(shared_daemon)
+
+
+@pytest.fixture(scope="module")
+def one_job(shared_daemon: Daemon) -> Iterator[Job]:
+    """One for all the tests that change nothing."""
+    made = Job(shared_daemon)
+    before = changed(made)
+    yield made
+    assert changed(made) == before
+
+
+def changed(job: Job) -> dict[Path, int]:
+    """When each file of the job was changed; its lock is taken by who looks, too."""
+    files = (path for path in job.rundir.path.rglob("*") if path.name != "lock")
+    return {path: path.stat().st_mtime_ns for path in files}
+
+
+def test_a_list_shows_steps_sizes_metrics_and_the_best_one(one_job):
+    done = one_job.checkpoints("list")
+    lines = done.out.splitlines()
+    assert lines[0].split() == ["STEP", "SIZE", "SAVED", "AGE", "STATE", "METRICS"]
+    assert [line.split("kB")[0].split()[:-1] for line in lines[1:]] == [["best", "2"], ["4"], ["6"]]
+    assert "loss " in lines[1]
+    assert str(one_job.rundir.checkpoints) in done.err
+    rows = one_job.checkpoints("list", "--json").objects
+    assert [(row["step"], row["best"], row["error"]) for row in rows] == [
+        (2, True, None),
+        (4, False, None),
+        (6, False, None),
+    ]
+    for row in rows:
+        files = [path.stat().st_size for path in one_job.path(row["step"]).iterdir()]
+        assert row["bytes"] == sum(files)
+        assert row["metrics"]["learning_rate"] > 0
+        assert row["saved_at"] > 1.7e9
+
+
+def test_verify_reads_them_all_and_names_the_file_that_is_damaged(job):
+    assert job.checkpoints("verify").out.splitlines() == [
+        f"checkpoint-{step}  whole" for step in (2, 4, 6)
+    ]
+    flip(job.path(4) / "optimizer.pt")
+    done = job.checkpoints("verify")
+    assert done.code == 1
+    assert done.out.splitlines()[1] == (
+        "checkpoint-4  damaged  checkpoint-4: optimizer.pt does not match its checksum"
+    )
+    assert job.checkpoints("verify", "--step", "6").code == 0
+    rows = job.checkpoints("verify", "--json").objects
+    assert [(row["step"], row["state"]) for row in rows] == [
+        (2, "whole"),
+        (4, "damaged"),
+        (6, "whole"),
+    ]
+    assert job.checkpoints("verify", "--step", "5").is_refusal(2)
+
+
+def test_a_manifest_that_cannot_be_read_shows_in_the_list(job):
+    flip(job.path(4) / "manifest.json")
+    lines = job.checkpoints("list").out.splitlines()
+    assert "damaged" in lines[2]
+    assert "manifest.json" in lines[2]
+
+
+def test_verify_shows_its_progress_on_a_terminal(one_job):
+    pid, terminal = pty.fork()
+    if pid == 0:
+        command = [sys.executable, "-m", "warmd.cli", "checkpoints", "verify", one_job.id]
+        os.execve(sys.executable, command, {**CLEAN_ENVIRON, "WARMD_HOME": str(one_job.home)})
+    seen = b""
+    try:
+        while chunk := os.read(terminal, 4096):
+            seen += chunk
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    os.waitpid(pid, 0)
+    os.close(terminal)
+    assert b"reading " in seen
+    assert b"100%" in seen
+
+
+def test_prune_only_says_what_would_go(one_job):
+    done = one_job.checkpoints("prune", "--keep", "1")
+    assert done.code == 0
+    assert done.out.split()[0] == "checkpoint-4"  # 2 is the best, 6 the newest
+    assert len(done.out.splitlines()) == 1
+    assert "would free" in done.err
+    assert "--keep 1 --yes" in done.err
+    assert one_job.steps == [2, 4, 6]
+    assert one_job.checkpoints("prune").err == "nothing to prune\n"
+
+
+def test_prune_frees_what_it_said(job):
+    [said] = job.checkpoints("prune", "--keep", "1", "--json").objects
+    [done] = job.checkpoints("prune", "--keep", "1", "--yes", "--json").objects
+    assert said == {"step": 4, "bytes": done["bytes"], "removed": False}
+    assert done["removed"] is True
+    assert job.steps == [2, 6]
+
+
+def test_prune_never_takes_the_latest_whole_one(job):
+    flip(job.path(6) / "model.safetensors")
+    flip(job.path(4) / "rng_state.pth")
+    assert job.checkpoints("prune", "--keep", "1", "--yes").code == 0
+    assert job.steps == [2]
+    verify(job.path(2))
+    flip(job.path(2) / "scheduler.pt")
+    refusal = job.checkpoints("prune", "--keep", "1", "--yes")
+    assert refusal.is_refusal(2)
+    assert "none that is whole" in refusal.err
+    assert job.steps == [2]
+
+
+def test_prune_counts_nothing_as_freed_that_the_final_model_shares(job):
+    shared = job.rundir.path / "model" / "model.safetensors"
+    assert shared.samefile(job.path(6) / "model.safetensors")
+    flip(job.path(6) / "rng_state.pth")
+    [six] = job.checkpoints("prune", "--keep", "1", "--json").objects
+    assert six["step"] == 6
+    state = [path for path in job.path(6).iterdir() if path.name in (*STATE_FILES, "manifest.json")]
+    assert six["bytes"] == sum(path.stat().st_size for path in state)
+
+
+def test_prune_leaves_a_job_alone_that_runs(shared_daemon):
+    gate = shared_daemon.folder / "gate"
+    gate.touch()
+    calls = shared_daemon.folder / "calls"
+    calls.unlink(missing_ok=True)
+    job_id = shared_daemon.submit(reward="behaviours:gated")
+    wait_until(lambda: shared_daemon.events(job_id, "step"))
+    wait_until(lambda: Checkpoints(shared_daemon.client.rundir(job_id).checkpoints).list())
+    refusal = warmd("checkpoints", "prune", job_id, "--yes", home=shared_daemon.home.path)
+    gate.unlink()
+    assert refusal.is_refusal(2)
+    assert "runs: stop it first" in refusal.err
+    assert shared_daemon.wait(job_id)["status"] == "finished"
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_an_export_opens_in_transformers_and_holds_no_training_state(one_job, tmp_path):
+    done = one_job.checkpoints("export", str(tmp_path / "model"))
+    assert done.out == f"{tmp_path / 'model'}\n"
+    assert names(tmp_path / "model") == names(one_job.rundir.path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert model.num_parameters() > 0
+    assert names(tmp_path) == {"model"}
+
+
+def test_an_export_of_a_step_is_a_copy_of_its_own(job, tmp_path):
+    weights = (job.path(4) / "model.safetensors").read_bytes()
+    [row] = job.checkpoints("export", str(tmp_path / "four"), "--step", "4", "--json").objects
+    assert row["from"] == f"{job.id}@4"
+    assert row["bytes"] == sum(path.stat().st_size for path in (tmp_path / "four").iterdir())
+    exported = tmp_path / "four" / "model.safetensors"
+    assert exported.read_bytes() == weights
+    flip(exported)
+    verify(job.path(4))
+    job.checkpoints("prune", "--keep", "1", "--yes")
+    assert exported.is_file()
+
+
+def test_an_export_with_the_optimizer_has_all_of_the_checkpoint(one_job, tmp_path):
+    one_job.checkpoints("export", str(tmp_path / "all"), "--with-optimizer")
+    assert names(tmp_path / "all") == names(one_job.path(6)) - {"manifest.json"}
+    assert names(tmp_path / "all") >= set(STATE_FILES)
+
+
+def test_the_state_files_are_those_that_a_checkpoint_has():
+    assert set(snapshot.STATE_FILES) == set(STATE_FILES)
+
+
+def test_an_export_that_cannot_be_leaves_nothing_behind(job, tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "mine.txt").touch()
+    for dest in ("there", "no/such/place"):
+        refusal = job.checkpoints("export", str(tmp_path / dest))
+        assert refusal.is_refusal(2)
+        assert refusal.err.startswith("Error: dest: must be")
+    assert job.checkpoints("export", str(tmp_path / "x"), "--step", "3").is_refusal(2)
+    flip(job.path(4) / "model.safetensors")
+    refusal = job.checkpoints("export", str(tmp_path / "x"), "--step", "4")
+    assert refusal.is_refusal(1)
+    assert "model.safetensors" in refusal.err
+    assert names(tmp_path) == {"there"}
+    assert names(tmp_path / "there") == {"mine.txt"}
+    (tmp_path / "empty").mkdir()
+    assert job.checkpoints("export", str(tmp_path / "empty")).code == 0
+
+
+@pytest.mark.parametrize("words", [("list",), ("verify",), ("prune",), ("export", "dest")])
+def test_a_job_that_is_none_is_refused_and_one_without_checkpoints_says_so(shared_daemon, words):
+    what, *rest = words
+    home = shared_daemon.home.path
+    assert warmd("checkpoints", what, "grpo-20200101-000000-aaaa", *rest, home=home).is_refusal(2)
+    job_id = shared_daemon.submit(samples=1, save_every="9m")
+    shared_daemon.wait(job_id)
+    rundir = shared_daemon.client.rundir(job_id)
+    shutil.rmtree(rundir.checkpoints)
+    (rundir.path / "result.json").unlink()
+    done = warmd("checkpoints", what, job_id, *rest, home=home)
+    assert done.out == ""
+    assert ("nothing to" in done.err) if what in ("list", "prune") else done.is_refusal(2)

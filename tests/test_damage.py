@@ -1,0 +1,190 @@
+"""The damage drill: whatever happens to a file of a checkpoint, no resume is wrong."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+
+from warmd.daemon.checkpoints import Checkpoints, verify
+from warmd.jobs.compare import compare_checkpoints
+from warmd.jobs.context import MANIFEST
+from warmd.jobs.errors import CheckpointDamaged, JobFailed
+from warmd.jobs.grpo import GrpoSpec, run
+from warmd.jobs.snapshot import STATE_FILES
+
+FILES = (
+    "config.json",
+    "generation_config.json",
+    "job_state.pt",
+    MANIFEST,
+    "model.safetensors",
+    "optimizer.pt",
+    "rng_state.pth",
+    "scheduler.pt",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "trainer_state.json",
+)
+SPEC = GrpoSpec.parse(
+    {
+        "samples": 6,
+        "num_generations": 2,
+        "max_completion_length": 4,
+        "reward": ["tiny:digit_share"],
+        "learning_rate": 1e-2,
+        "save_every": 2,
+        "keep": 100,
+    }
+)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+DAMAGES = (truncate, flip, remove, make_folder, empty)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _like_a_work_horse() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of a job of 6 steps that nothing happened to."""
+    folder = tmp_path_factory.mktemp("whole")
+    run(SPEC, tiny.surroundings(folder).ctx)
+    return folder
+
+
+@pytest.fixture
+def stopped(whole: Path, tmp_path: Path) -> Path:
+    """The same, as it was after step 4."""
+    for step in (2, 4):
+        name = f"checkpoint-{step}"
+        shutil.copytree(whole / "checkpoints" / name, tmp_path / "checkpoints" / name)
+    return tmp_path
+
+
+def resume(folder: Path) -> tiny.Surroundings:
+    again = tiny.surroundings(folder)
+    run(SPEC, again.ctx)
+    return again
+
+
+def test_the_drill_knows_every_file(whole):
+    found = (whole / "checkpoints" / "checkpoint-4").iterdir()
+    assert sorted(path.name for path in found) == sorted(FILES)
+    assert set(STATE_FILES) < set(FILES)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_is_named_and_its_checkpoint_passed_over(stopped, name, damage):
+    checkpoint = stopped / "checkpoints" / "checkpoint-4"
+    damage(checkpoint / name)
+    with pytest.raises(CheckpointDamaged) as problem:
+        verify(checkpoint)
+    assert str(problem.value).startswith(f"checkpoint-4: {name}")
+    assert "\n" not in str(problem.value)
+    told: list[str] = []
+    latest = Checkpoints(stopped / "checkpoints", on_skip=told.append).latest()
+    assert latest == stopped / "checkpoints" / "checkpoint-2"
+    assert told == [str(problem.value)]
+
+
+def check_resume(whole: Path, folder: Path, *, resumed_from: int | None) -> list[dict[str, Any]]:
+    """Resume, and compare all that came of it with the run that nothing happened to."""
+    again = resume(folder)
+    assert again.of_type("begin")[0]["resumed_from"] == resumed_from
+    assert again.last_step == 6
+    found = compare_checkpoints(
+        whole / "checkpoints" / "checkpoint-6", folder / "checkpoints" / "checkpoint-6"
+    )
+    assert {name: problem for name, problem in found.items() if problem} == {}
+    for file in (whole / "model").iterdir():
+        assert (folder / "model" / file.name).read_bytes() == file.read_bytes()
+    return again.of_type("warning")
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        pytest.param(
+            name,
+            damage,
+            marks=() if (name, damage) == ("optimizer.pt", flip) else pytest.mark.slow,
+        )
+        for name in FILES
+        for damage in DAMAGES
+    ],
+)
+def test_a_resume_from_the_one_before_ends_with_the_same_bits(whole, stopped, name, damage):
+    damage(stopped / "checkpoints" / "checkpoint-4" / name)
+    [warning] = check_resume(whole, stopped, resumed_from=2)
+    assert warning["message"].startswith(f"checkpoint-4: {name}")
+
+
+def test_with_every_checkpoint_damaged_all_is_computed_again(whole, stopped):
+    flip(stopped / "checkpoints" / "checkpoint-2" / "model.safetensors")
+    remove(stopped / "checkpoints" / "checkpoint-4" / "rng_state.pth")
+    warnings = check_resume(whole, stopped, resumed_from=None)
+    assert len(warnings) == 2
+
+
+def manifest_again(folder: Path, change: Callable[[Path], None]) -> None:
+    """Commit the newest checkpoint once more with a change: whole, by its manifest."""
+    checkpoints = Checkpoints(folder / "checkpoints")
+    newest = checkpoints.list()[-1]
+    about = checkpoints.about(newest)
+    copy = shutil.copytree(newest, folder / "copy", ignore=shutil.ignore_patterns(MANIFEST))
+    change(copy)
+    with checkpoints.commit(4, about) as staging:
+        shutil.copytree(copy, staging.path, dirs_exist_ok=True)
+    verify(newest)
+
+
+@pytest.mark.parametrize("name", STATE_FILES)
+def test_a_state_that_was_never_saved_is_an_error_and_no_fresh_start(stopped, name):
+    manifest_again(stopped, lambda copy: (copy / name).unlink())
+    with pytest.raises(JobFailed, match=rf"^checkpoint-4: {name} is missing") as problem:
+        resume(stopped)
+    assert "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize("name", [*STATE_FILES, "model.safetensors", "config.json"])
+def test_a_file_that_was_saved_torn_never_trains_on(stopped, name):
+    manifest_again(stopped, lambda copy: truncate(copy / name))
+    again = tiny.surroundings(stopped)
+    with pytest.raises(Exception, match=r".+"):  # whatever its reader says
+        run(SPEC, again.ctx)
+    assert again.of_type("step") == []
