@@ -34,8 +34,8 @@ from .models import print_models
     "--workers",
     multiple=True,
     metavar="NAME=QUEUE",
-    help="Run a worker, as NAME=QUEUE[,isolation=…][,threads=…]. May be repeated.  "
-    "[default: train-0=train, infer-0=infer]",
+    help="Run a worker, as NAME=QUEUE[,isolation=…][,slots=…][,threads=…][,nice=…]. May be "
+    "repeated.  [default: train-0=train, infer-0=infer,isolation=resident,slots=32]",
 )
 @click.option(
     "--config",
@@ -139,7 +139,9 @@ def status(app: App) -> None:
     if app.as_json:
         render.json_line(found)
         return
-    render.print_fields({name: _summary(found[name]) for name in ("daemon", "server", "zygote")})
+    render.print_fields(
+        {name: _summary(found[name]) for name in ("daemon", "server", "zygote", "http")}
+    )
     click.echo()
     _print_workers(found["workers"])
     click.echo()
@@ -173,11 +175,17 @@ def _print_workers(workers: list[dict[str, Any]]) -> None:
             worker["state"],
             render.steps(worker),
             render.duration(worker["uptime_s"]),
-            worker["job"] or render.NOTHING,
+            _jobs_of(worker),
         ]
         for worker in workers
     ]
     render.print_table(["WORKER", "QUEUE", "STATE", ">STEP", ">UP", "JOB"], rows)
+
+
+def _jobs_of(worker: dict[str, Any]) -> str:
+    """The job that a worker runs, and how many others."""
+    others = len(worker["jobs"]) - 1
+    return f"{worker['job'] or render.NOTHING}{f' and {others} more' if others > 0 else ''}"
 
 
 def _print_queues(queues: list[dict[str, Any]]) -> None:

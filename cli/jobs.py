@@ -22,6 +22,7 @@ STATUSES = (
     "canceled",
     "deferred",
     "scheduled",
+    "paused",
 )
 
 # What `queue` shows, in its order: what runs, what waits, what waits for something else.
@@ -45,7 +46,7 @@ def queue(app: App) -> None:
             job["id"],
             job["queue"],
             job["model"] or render.NOTHING,
-            render.status(job["status"]),
+            render.status(_status(job)),
             render.duration(time.time() - job["created_at"]),
             render.steps(job),
             render.duration(eta_s(job)),
@@ -66,7 +67,14 @@ def _turn(job: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
+def _status(job: dict[str, Any]) -> str:
+    """RQ knows no pause: to it such a job is started, or scheduled for the end of time."""
+    return "paused" if job["paused"] else str(job["status"])
+
+
 def _waits_for(job: dict[str, Any]) -> str:
+    if job["paused"]:
+        return "unpause"
     if job["status"] == "deferred":
         return ", ".join(job["after"])
     return render.clock(job["scheduled_at"]) if job["status"] == "scheduled" else ""
@@ -74,7 +82,12 @@ def _waits_for(job: dict[str, Any]) -> str:
 
 def eta_s(job: dict[str, Any]) -> float | None:
     """Seconds until a running job is done at its recent pace, or None where nobody can know."""
-    if job["status"] != "started" or not job["seconds_per_step"] or not job["steps_total"]:
+    if (
+        job["status"] != "started"
+        or job["paused"]
+        or not job["seconds_per_step"]
+        or not job["steps_total"]
+    ):
         return None
     left: float = job["seconds_per_step"] * (job["steps_total"] - (job["step"] or 0))
     return left
@@ -95,7 +108,11 @@ def eta_s(job: dict[str, Any]) -> float | None:
 @click.pass_obj
 def jobs(app: App, statuses: tuple[str, ...], limit: int | None) -> None:
     """List all jobs, the newest first."""
-    found = app.client().jobs(statuses=statuses or None)[:limit]
+    wanted = {*statuses, "started", "scheduled"} if "paused" in statuses else statuses
+    found = app.client().jobs(statuses=wanted or None)
+    if statuses:
+        found = [job for job in found if _status(job) in statuses]
+    found = found[:limit]
     if app.as_json:
         for job in found:
             render.json_line(job)
@@ -104,7 +121,7 @@ def jobs(app: App, statuses: tuple[str, ...], limit: int | None) -> None:
         [
             job["id"],
             job["model"] or render.NOTHING,
-            render.status(job["status"]),
+            render.status(_status(job)),
             render.steps(job),
             render.clock(job["created_at"]),
             render.duration(_took_s(job)),
@@ -137,14 +154,14 @@ def show(app: App, job: str | None) -> None:
     times = {"created_at", "enqueued_at", "scheduled_at", "started_at", "ended_at"}
     shown = {}
     for name, value in found.items():
-        if value is None or value == [] or name == "step":
+        if value is None or value == [] or name in ("step", "paused"):
             continue
         if name in times:
             shown[name.removesuffix("_at")] = render.clock(value)
         elif name == "steps_total":
             shown["step"] = render.steps(found)
         elif name == "status":
-            shown[name] = render.status(value)
+            shown[name] = render.status(_status(found))
         elif name == "seconds_per_step":
             shown["pace"] = f"{render.duration(value)}/step"
         elif name == "result":
@@ -173,7 +190,7 @@ def result(app: App, job: str | None) -> None:
 
 
 def _no_result(app: App, job: dict[str, Any]) -> Exception:
-    job_id, status = job["id"], job["status"]
+    job_id, status = job["id"], _status(job)
     if status == "failed":
         return JobFailed(f"{job_id} failed: {job['error']}")
     if status in ("stopped", "canceled"):

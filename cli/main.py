@@ -28,15 +28,23 @@ COMMANDS = {
     "load": ("models", "Make a model warm without disturbing the running jobs."),
     "unload": ("models", "Forget a warm model."),
     "models": ("models", "List the warm models."),
+    "run": ("run", "Have a model go on from PROMPT, and show the text as it comes."),
+    "chat": ("chat", "Talk with MODEL."),
     "submit": ("submit", "Queue a job of KIND and print its id."),
     "tail": ("watch", "Show what JOB did and does, until it ends."),
+    "plot": ("plot", "Draw the curves of JOB, or of several to compare them."),
     "queue": ("jobs", "Show the jobs that run and wait, in their order."),
     "jobs": ("jobs", "List all jobs, the newest first."),
     "show": ("jobs", "Show all that is known of JOB."),
     "result": ("jobs", "Print the result of JOB."),
     "cancel": ("steer", "Take JOB out of its queue, or let it save and stop."),
     "kill": ("steer", "End JOB now, losing what it did since its last checkpoint."),
+    "pause": ("steer", "Hold JOB at its next step's end until `unpause`."),
+    "unpause": ("steer", "Let paused JOB go on."),
     "resume": ("steer", "Queue JOB again after cancel, kill or failure."),
+    "checkpoints": ("checkpoints", "List, verify, prune or export the checkpoints of JOB."),
+    "verify-resume": ("verify", "Prove on the first steps of JOB that its resume is exact."),
+    "bench": ("bench", "Measure a short job of KIND, and say what a long one takes."),
     "logs": ("logs", "Show the log of the daemon, or of JOB (`-` for the latest)."),
     "doctor": ("doctor", "Check this machine and say what to do."),
     "completion": ("completion", "Print the script that completes commands and job ids."),
@@ -57,7 +65,7 @@ class CommandGroup(click.Group):
         if name not in COMMANDS:
             return None
         module = import_module(f".{COMMANDS[name][0]}", __package__)
-        command: click.Command = getattr(module, name)
+        command: click.Command = getattr(module, name.replace("-", "_"))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,125 +1,139 @@
-"""What a job's events look like: a line each, and one live line with a bar and an honest ETA."""
+"""How far a job is, from its events: one live line with a bar and an honest ETA."""
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 from . import render
 
-# Steps that the pace is judged by: enough to pass over a checkpoint, few enough to follow a change.
+# Steps that the pace is judged by: enough to pass over a slow one, few enough to follow a change.
 _RECENT = 20
 
-# Of a step, what fits on a line; everything is in `--json`.
-_STEP_FIELDS = ("loss", "reward", "reward_std", "kl", "grad_norm", "completion_length")
-_HIDDEN = {"seq", "execution", "time", "type", "step", "steps_total", "traceback"}
 _BAR = 20
 
 
-def describe(event: Mapping[str, Any]) -> str:
-    """Say what happened, on one line that begins with the time of day."""
-    parts = [time.strftime("%H:%M:%S", time.localtime(event["time"])), _headline(event)]
-    names = _STEP_FIELDS if event["type"] == "step" else [n for n in event if n not in _HIDDEN]
-    if event["type"] == "finished":
-        parts += _values(event.get("result") or {})
-    parts += _values({name: event.get(name) for name in names})
-    return "  ".join(parts)
-
-
-def _headline(event: Mapping[str, Any]) -> str:
-    step, total = event.get("step"), event.get("steps_total")
-    at = f"{step}/{total}" if step is not None and total else step
-    if event["type"] == "step":
-        return f"step {at}"
-    if event["type"] == "started":
-        return f"started (execution {event['execution']})"
-    return str(event["type"]) if step is None else f"{event['type']} at step {step}"
-
-
-def _values(fields: Mapping[str, Any]) -> list[str]:
-    """Names and values of what can be said in a word: no lists, no objects, nothing empty."""
-    shown = []
-    for name, value in fields.items():
-        if isinstance(value, bool) or (isinstance(value, str) and value):
-            shown.append(f"{name} {render.one_line(value)}")
-        elif isinstance(value, int | float):
-            if name == "seconds":
-                shown.append(render.duration(value))
-            elif name.endswith("_s"):
-                shown.append(f"{name.removesuffix('_s')} {render.duration(value)}")
-            elif name.endswith("bytes"):
-                shown.append(render.size(value))
-            else:
-                shown.append(f"{name} {render.number(value)}")
-    return shown
-
-
 class Progress:
-    """How far a job is, from its events."""
+    """How far a job is, and when it will be done.
+
+    The pace of the steps is the median of the recent ones, without the evaluations and checkpoints
+    between them. These have their own share in the ETA: what they have taken so far, spread over
+    the steps up to the latest of them.
+    """
 
     def __init__(self) -> None:
         self.phase = "waiting"
         self.step = 0
         self.steps_total: int | None = None
+        self.micro_steps: int | None = None  # of a kind that counts them, where there are several
+        self.micro_steps_total: int | None = None
         self.metrics: dict[str, float] = {}
-        self._durations: deque[float] = deque(maxlen=_RECENT)
+        self._durations: deque[tuple[int, float]] = deque(maxlen=_RECENT)  # with the step they end
+        self._between: dict[tuple[int, str], float] = {}  # seconds after a step, by what took them
         self._execution = 0
-        self._last_step_at: float | None = None
+        self._first_step: int | None = None  # that was seen
+        self._last_step_at: float | None = None  # of this execution, with no pause since
+        self._known: tuple[int, float] | None = None  # a step that had ended at a time
 
     def update(self, event: Mapping[str, Any]) -> None:
         """Take in the next event."""
         if event["execution"] != self._execution:
             self._execution = event["execution"]
-            self._last_step_at = None
+            self._last_step_at = self._known = None
         self.steps_total = event.get("steps_total") or self.steps_total
-        if event["type"] == "step":
+        self.micro_steps_total = event.get("micro_steps_total") or self.micro_steps_total
+        kind = event["type"]
+        if kind == "step":
             self._take_step(event)
-        elif event["type"] in ("started", "begin"):
+        elif kind == "started":
             self.phase = "starting"
-        elif event["type"] == "requeued":
+        elif kind == "begin":
+            self.phase = "starting"
+            # The steps since the checkpoint are computed once more, and nobody is told of them.
+            self._known = (event.get("resumed_from") or 0, event["time"])
+        elif kind == "requeued":
             self.phase = "waiting"
-        elif event["type"] in render.STATUS_COLOURS:  # it ended
-            self.phase = event["type"]
+        elif kind == "paused":
+            self.phase = "paused"
+            self._last_step_at = self._known = None
+        elif kind == "unpaused":
+            self.phase = "running"
+            self._known = (self.step, event["time"])
+        elif kind == "eval" and event.get("phase", "during") == "during":
+            self._take_between(event, event.get("seconds"))
+        elif kind == "checkpoint":
+            self._take_between(event, event.get("blocked_s"))
+        elif kind in render.STATUS_COLOURS:  # it ended
+            self.phase = kind
 
     def _take_step(self, event: Mapping[str, Any]) -> None:
         self.phase = "running"
         if self._last_step_at is not None:
-            self._durations.append(event["time"] - self._last_step_at)
+            self._durations.append((event["step"], event["time"] - self._last_step_at))
         self._last_step_at = event["time"]
+        self._known = (event["step"], event["time"])
         self.step = event["step"]
+        if self._first_step is None:
+            self._first_step = self.step
+        self.micro_steps = event.get("micro_steps")
         metrics = {name: event.get(name) for name in ("loss", "reward")}
         self.metrics = {n: v for n, v in metrics.items() if isinstance(v, int | float)}
 
+    def _take_between(self, event: Mapping[str, Any], seconds: float | None) -> None:
+        if seconds is not None and event.get("step"):
+            self._between[event["step"], event["type"]] = seconds
+
     @property
     def seconds_per_step(self) -> float | None:
-        """The median of the recent steps, or None before the second step of an execution."""
-        return statistics.median(self._durations) if self._durations else None
+        """The median of the recent steps alone, or None before the second one of an execution."""
+        if not self._durations:
+            return None
+        after: dict[int, float] = {}
+        for (step, _), seconds in self._between.items():
+            after[step] = after.get(step, 0.0) + seconds
+        return statistics.median(
+            max(seconds - after.get(step - 1, 0.0), 0.0) for step, seconds in self._durations
+        )
+
+    @property
+    def seconds_between_steps(self) -> float:
+        """What evaluations and checkpoints add to a step, on the average so far."""
+        if not self._between or self._first_step is None:
+            return 0.0
+        latest = max(step for step, _ in self._between)
+        return sum(self._between.values()) / max(latest - self._first_step + 1, 1)
 
     def eta_s(self, now: float) -> float | None:
-        """Seconds until the last step at the recent pace, or None where nobody can know."""
+        """Seconds until the last step at the recent pace, or None where nobody can know.
+
+        It stands still while a step takes longer than it should.
+        """
         pace = self.seconds_per_step
-        if pace is None or self.steps_total is None or self._last_step_at is None:
+        if pace is None or self.steps_total is None or self._known is None:
             return None
-        left = pace * (self.steps_total - self.step)
-        return max(left - (now - self._last_step_at), 0.0)
+        step, at = self._known
+        pace += self.seconds_between_steps
+        left = pace * (self.steps_total - step)
+        return max(left - min(now - at, pace * max(self.step - step + 1, 1)), 0.0)
 
     def line(self, now: float, width: int) -> str:
         """Draw the live line, with as much on it as `width` allows."""
-        if self.steps_total is None or self.phase not in ("starting", "running"):
+        if self.steps_total is None or self.phase not in ("starting", "running", "paused"):
             return self.phase[: width - 1]
         eta_s = self.eta_s(now)
         parts = [f"{self.step}/{self.steps_total}"]
         if eta_s is not None:
             parts.append(f"ETA {render.duration(eta_s)}")
             parts.append(f"done at {render.clock(now + eta_s, now=now)}")
-        elif self.phase != "running":
+        if self.phase != "running":
             parts.append(self.phase)
         parts += [f"{name} {render.number(value)}" for name, value in self.metrics.items()]
         if self.seconds_per_step is not None:
             parts.append(f"{render.duration(self.seconds_per_step)}/step")
+        if self.micro_steps and self.micro_steps_total and self.micro_steps != self.step:
+            parts.append(f"{self.micro_steps}/{self.micro_steps_total} micro-steps")
         line = _bar(self.step / self.steps_total)
         for part in parts:
             if len(line) + 2 + len(part) >= width:

@@ -14,6 +14,7 @@ STATUS_COLOURS = {
     "failed": "red",
     "stopped": "yellow",
     "canceled": "yellow",
+    "paused": "yellow",
     "deferred": "cyan",
     "scheduled": "cyan",
 }

@@ -14,10 +14,13 @@ import click
 from . import render
 from .app import EXIT_INTERRUPTED, App, common_options, note
 from .completion import job_argument
-from .progress import Progress, describe
+from .describe import describe
+from .progress import Progress
 
 if TYPE_CHECKING:
     from ..daemon.client import Client
+
+_TROUBLE = ("stall", "divergence", "save_failed", "warning")  # events that ask for a look
 
 EXIT_CODES = {"finished": 0, "failed": 1, "stopped": 4, "canceled": 4}
 
@@ -53,35 +56,53 @@ def follow(app: App, client: Client, job_id: str, stream: TextIO) -> int:
     return EXIT_CODES.get(client.job(job_id)["status"], 0)
 
 
+def wait(client: Client, job_id: str) -> str:
+    """Wait until a job ends, with nothing but a live line on a terminal; return its status."""
+    progress = Progress()
+    with _LiveLine(enabled=_is_terminal(sys.stderr)) as live:
+        for event in client.follow(job_id):
+            if event is not None:
+                progress.update(event)
+            if live.enabled:
+                live.draw(_line(client, job_id, progress, is_silent=event is None))
+    status: str = client.job(job_id)["status"]
+    return status
+
+
 def _show_events(app: App, client: Client, job_id: str, stream: TextIO, live: _LiveLine) -> None:
     progress = Progress()
     for event in client.follow(job_id):
-        if event is None:
-            if live.enabled and progress.phase == "waiting":
-                live.draw(_waiting(client.job(job_id)))
-                continue
-        elif app.as_json:
+        if event is not None and app.as_json:
             render.json_line(event)
-            continue
-        else:
+        elif event is not None:
             progress.update(event)
             if event["type"] != "step" or not live.enabled:
                 live.clear()
                 click.echo(_in_colour(event), file=stream)
-        live.draw(progress.line(time.time(), shutil.get_terminal_size().columns))
+        if live.enabled:
+            live.draw(_line(client, job_id, progress, is_silent=event is None))
+
+
+def _line(client: Client, job_id: str, progress: Progress, *, is_silent: bool) -> str:
+    if is_silent and progress.phase == "waiting":
+        return _waiting(client.job(job_id))
+    return progress.line(time.time(), shutil.get_terminal_size().columns)
 
 
 def _waiting(job: dict[str, Any]) -> str:
-    line = f"{job['status']} for {render.duration(time.time() - job['created_at'])}"
+    status = "paused" if job["paused"] else job["status"]
+    line = f"{status} for {render.duration(time.time() - job['created_at'])}"
     if job["position"] is not None:
         line += f", position {job['position']} in {job['queue']}"
+    if job["steps_total"]:
+        line += f", {job['steps_total']} steps"
     if job["after"]:
         line += f", after {', '.join(job['after'])}"
     return line
 
 
 def _in_colour(event: dict[str, Any]) -> str:
-    colour = render.STATUS_COLOURS.get(event["type"])
+    colour = "yellow" if event["type"] in _TROUBLE else render.STATUS_COLOURS.get(event["type"])
     return click.style(describe(event), fg=colour) if colour else describe(event)
 
 

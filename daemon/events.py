@@ -1,7 +1,8 @@
 """The event log of a job: `events.jsonl` is the truth, the Redis stream a copy of it.
 
 Every event has `seq` (1, 2, … without gaps), `execution`, `time` (unix seconds), `type` and `step`.
-One process at a time writes: the horse while it lives, its worker before and after.
+One process at a time writes: the horse while it lives, its worker before and after. In the horse
+several threads do: the training, and the watch that says when it stalls.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +21,9 @@ import orjson
 
 # The types that end an execution, and with it what `tail` waits for.
 TERMINAL = ("finished", "failed", "stopped", "canceled")
+
+# The types that follow from the step alone: computed again after a resume, they are the same again.
+_ONCE_A_STEP = ("step", "divergence")
 
 
 def read(path: Path, *, after: int = 0) -> Iterator[dict[str, Any]]:
@@ -55,9 +60,10 @@ class EventLog:
         self.execution = execution
         self.publish = publish
         self.step: int | None = None
-        self._last_step = 0  # highest step with a `step` event, of all executions
         self.seq = 0
+        self._latest = dict.fromkeys(_ONCE_A_STEP, 0)  # highest step of each, of all executions
         self._path = path
+        self._lock = threading.Lock()
         whole = 0
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115
         with open(path, "rb") as written:
@@ -68,8 +74,9 @@ class EventLog:
                 if event is None:
                     continue
                 self.seq = max(self.seq, event["seq"])
-                if event["type"] == "step":
-                    self._last_step = max(self._last_step, event.get("step") or 0)
+                if event["type"] in self._latest:
+                    latest = max(self._latest[event["type"]], event.get("step") or 0)
+                    self._latest[event["type"]] = latest
         self._file.truncate(whole)
 
     def __enter__(self) -> Self:
@@ -84,24 +91,29 @@ class EventLog:
         self._file.close()
 
     def emit(self, type: str, /, *, step: int | None = None, **fields: Any) -> None:
-        """Append an event and publish it (jobs.context.Emit).
+        """Append an event and publish it (jobs.context.Emit); from any thread.
 
         A `step` event that an earlier execution already logged is left out: after a resume from
         checkpoint 5 the steps up to the kill are computed again, with the same numbers, and a
-        reader sees each step once.
+        reader sees each step once. So is a `divergence`.
         """
+        with self._lock:
+            self._emit(type, step, fields)
+
+    def _emit(self, type: str, step: int | None, fields: dict[str, Any]) -> None:
         if step is not None:
-            self.step = step
-            if type == "step":
-                if step <= self._last_step:
+            # That a checkpoint is written is said some steps after its own.
+            self.step = max(step, self.step or 0)
+            if type in self._latest:
+                if step <= self._latest[type]:
                     return
-                self._last_step = step
+                self._latest[type] = step
         event = {
             "seq": self.seq + 1,
             "execution": self.execution,
             "time": round(time.time(), 3),
             "type": type,
-            "step": self.step,
+            "step": self.step if step is None else step,
             **_plain(fields),
         }
         line = orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)

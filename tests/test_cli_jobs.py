@@ -16,7 +16,6 @@ from typing import Any
 
 import orjson
 import pytest
-from rq.job import Job
 from shell import CLEAN_ENVIRON, Done, warmd
 
 from warmd.configs.config import load
@@ -59,23 +58,22 @@ class Desk:
 
     def begin(self) -> "Run":
         """Take the next job and begin its execution."""
-        job = self.client.store.take("train", "w", timeout_s=5)
-        assert job is not None
-        return Run(self, job)
+        popped: Any = self.client.connection.blpop("rq:queue:train", 5)
+        return Run(self, popped[1])
 
 
 class Run:
     """One execution of a job, step by step."""
 
-    def __init__(self, desk: Desk, job: Job) -> None:
-        self.id = job.id
-        self.job = job
+    def __init__(self, desk: Desk, popped: bytes) -> None:
+        self.id = job_id = popped.decode()
         self.store = desk.client.store
-        execution = self.store.begin(job, "w")
-        assert execution is not None
-        self.execution = execution
-        path = desk.client.rundir(job.id).events
-        publisher = Publisher(desk.client.connection, job.id, path)
+        taken = self.store.begin(popped, "train", "w")
+        assert taken is not None
+        self.job, begun = taken
+        self.execution = begun.claim
+        path = desk.client.rundir(job_id).events
+        publisher = Publisher(desk.client.connection, job_id, path)
         log = EventLog(path, execution=1, publish=publisher.publish)
         self.log = desk.logs.enter_context(log)
         self.log.emit("started")
@@ -122,6 +120,15 @@ def test_submit_prints_the_job_id_alone_and_the_queue_shows_its_turn(desk):
     assert text[0].split()[:3] == ["POS", "JOB", "QUEUE"]
     assert [line.split()[1] for line in text[1:]] == [job["id"] for job in queue]
     assert text[5].endswith(first)
+
+
+def test_a_waiting_job_shows_how_many_steps_it_will_take(desk):
+    job_id = desk.submit()
+    assert [job["steps_total"] for job in desk.rows("queue")] == [4]
+    assert "  0/4  " in desk.warmd("queue").out
+    desk.warmd("cancel", job_id)
+    desk.warmd("resume", job_id, "--steps", "9")
+    assert desk.rows("show", job_id)[0]["steps_total"] == 9
 
 
 def test_jobs_are_listed_newest_first_and_can_be_narrowed(desk):

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from warmd.cli import render
-from warmd.cli.progress import Progress, describe
+from warmd.cli.describe import describe
+from warmd.cli.progress import Progress
 from warmd.cli.times import parse_duration, parse_time
 from warmd.configs.values import ConfigError
 from warmd.jobs.errors import SpecError
@@ -141,7 +142,15 @@ def test_the_eta_is_the_median_of_recent_steps_so_that_one_slow_step_changes_lit
         progress.update(step(number, at))
     assert progress.seconds_per_step == 2
     assert progress.eta_s(now=at) == 75 * 2
-    assert progress.eta_s(now=at + 10) == 75 * 2 - 10
+    assert progress.eta_s(now=at + 1) == 75 * 2 - 1
+
+
+def test_the_eta_stands_still_while_a_step_takes_longer_than_it_should():
+    progress = Progress()
+    for number in (1, 2, 3):
+        progress.update(step(number, 2.0 * number))
+    assert progress.eta_s(now=7.0) == 77 * 2 - 1
+    assert progress.eta_s(now=8.0) == progress.eta_s(now=5000.0) == 76 * 2
 
 
 def test_nobody_knows_the_eta_before_the_second_step_nor_right_after_a_resume():
@@ -153,6 +162,106 @@ def test_nobody_knows_the_eta_before_the_second_step_nor_right_after_a_resume():
     assert progress.eta_s(now=5000.0) is None
     progress.update(step(3, 5009.0, execution=2))
     assert progress.seconds_per_step == 3  # the pause and the start are no step
+
+
+def other(type: str, at: float, *, number: int | None = None, **fields: Any) -> dict[str, Any]:
+    return {"seq": 1, "execution": 1, "time": at, "type": type, "step": number, **fields}
+
+
+@given(st.integers(1, 20), st.integers(1, 20))
+def test_the_eta_counts_the_evaluations_and_checkpoints_to_come(eval_every, save_every):
+    at, clocks = 0.0, []
+    progress = Progress()
+    for number in range(1, 81):
+        at += 1.0
+        progress.update(step(number, at))
+        clocks.append((at, progress.eta_s(now=at)))
+        if number % eval_every == 0:
+            at += 30.0
+            progress.update(other("eval", at, number=number, phase="during", seconds=30.0))
+        if number % save_every == 0:
+            at += 3.0
+            progress.update(other("checkpoint", at, number=number, blocked_s=3.0))
+    assert progress.seconds_per_step == 1.0
+    for when, eta_s in clocks[40:]:
+        # The share of an interval that has begun is not known to a step.
+        assert eta_s == pytest.approx(at - when, abs=2 * (30.0 + 3.0), rel=0.15)
+
+
+def test_a_pause_is_no_part_of_any_step_and_has_no_eta():
+    progress = Progress()
+    for number in (1, 2, 3):
+        progress.update(step(number, 2.0 * number))
+    progress.update(other("paused", 6.0, number=3))
+    assert progress.line(500.0, 120).split("  ")[1:] == ["3/80", "paused", "2.0 s/step"]
+    assert progress.eta_s(now=500.0) is None
+    progress.update(other("unpaused", 9000.0, number=3))
+    assert progress.eta_s(now=9000.0) == 77 * 2
+    progress.update(step(4, 9002.0))
+    assert (progress.seconds_per_step, progress.eta_s(now=9002.0)) == (2, 76 * 2)
+
+
+def test_after_a_resume_the_eta_counts_the_steps_that_are_computed_once_more():
+    progress = Progress()
+    for number in range(1, 9):
+        progress.update(step(number, 2.0 * number))
+    begin = other("begin", 100.0, steps_total=80, resumed_from=5)
+    progress.update({**begin, "execution": 2})
+    assert progress.eta_s(now=100.0) == 75 * 2
+    assert progress.eta_s(now=106.0) == 72 * 2
+    assert "ETA 2m 24s" in progress.line(106.0, 120)
+    progress.update(step(9, 108.0, execution=2))
+    assert progress.eta_s(now=108.0) == 71 * 2
+
+
+def test_micro_steps_are_shown_apart_where_a_step_has_several():
+    progress = Progress()
+    progress.update(other("begin", 0.0, steps_total=80, micro_steps_total=320))
+    progress.update(step(10, 1.0, micro_steps=40))
+    assert progress.line(1.0, 120).endswith("10/80  40/320 micro-steps")
+    progress.update(other("begin", 0.0, steps_total=80, micro_steps_total=80))
+    progress.update(step(11, 2.0, micro_steps=11))
+    assert "micro" not in progress.line(2.0, 120)
+
+
+@pytest.mark.parametrize(
+    ("type", "fields", "words"),
+    [
+        (
+            "stall",
+            {"activity": "step", "seconds": 52.0, "median_s": 1.25},
+            "stalled: after step 7 the step has taken 52 s and goes on; the median is 1.2 s",
+        ),
+        (
+            "divergence",
+            {"metric": "loss", "value": 9.25, "median": 2.0},
+            "diverges at step 7: loss is 9.25, its median 2",
+        ),
+        ("paused", {}, "paused after step 7, in memory, until `warmd unpause`"),
+        (
+            "paused",
+            {"released": True},
+            "paused after step 7, saved, and its memory released, until `warmd unpause`",
+        ),
+        ("unpaused", {}, "goes on after step 7"),
+        ("revised", {"learning_rate": [1e-4, 5e-5]}, "revised: learning_rate 0.0001 -> 5e-05"),
+        (
+            "revised",
+            {"options": {"save_every": ["25", "10m"], "keep_best": [None, "loss"]}},
+            "revised: save_every 25 -> 10m; keep_best None -> loss",
+        ),
+        ("extended", {"steps": [40, 80]}, "extended: steps 40 -> 80"),
+        (
+            "save_failed",
+            {"error": "[Errno 28] No space left\non device", "seconds": 3.21},
+            "no checkpoint of step 7: [Errno 28] No space left on device (after 3.2 s)",
+        ),
+    ],
+)
+def test_what_deserves_a_look_is_said_in_a_sentence(type, fields, words):
+    event = other(type, NOW.timestamp(), number=7, **fields)
+    assert describe(event) == f"18:00:00  {words}"
+    assert describe(other(type, NOW.timestamp())).isprintable()  # of another version
 
 
 def test_the_live_line_holds_bar_pace_and_the_time_of_day_it_will_be_done():

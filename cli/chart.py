@@ -1,0 +1,120 @@
+"""Line charts in text: two by four dots of braille a character, with numbers on both axes.
+
+Our own, for want of a small library: plotext 6 brings a compiled kernel for each platform, takes
+0.11 s to import, and broke the interface of plotext 5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import click
+
+COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
+MARKERS = "ox+*#@"  # of the lines, where there is no colour to tell several apart
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of braille: by x, then y
+_ROW_STEP = 4  # rows between two numbers of the y axis
+
+Line = tuple[Sequence[float], Sequence[float]]  # x, which rises, and y
+
+
+def chart(lines: Sequence[Line], *, width: int, height: int, in_colour: bool) -> list[str]:
+    """Draw lines in `width` columns and `height` rows, and a row of numbers below.
+
+    One line, or each in a colour of its own, is drawn in dots. Several without colour are drawn in
+    `MARKERS`. No text is wider than `width`, which is at least 20. The y axis has a number at every
+    fourth row: with 4 n + 1 rows, at the last one, too.
+    """
+    left, right = min(min(xs) for xs, _ in lines), max(max(xs) for xs, _ in lines)
+    low, high = min(min(ys) for _, ys in lines), max(max(ys) for _, ys in lines)
+    labels = {
+        row: _number(high - (high - low) * row / (height - 1), high - low)
+        for row in range(0, height, _ROW_STEP)
+        if low < high or row == 0
+    }
+    margin = max(map(len, labels.values()))
+    columns = width - margin - 2
+    is_dotted = in_colour or len(lines) == 1
+    canvas = _Canvas(columns, height, dots=(2, 4) if is_dotted else (1, 1))
+    for number, (xs, ys) in enumerate(lines):
+        points = [
+            ((x - left) / (right - left or 1), (high - y) / (high - low or 1))
+            for x, y in zip(xs, ys, strict=True)
+        ]
+        canvas.draw(number, points)
+    rows = [
+        f"{labels.get(row, ''):>{margin}} {'┤' if row in labels else '│'}"
+        + "".join(_cell(cell, is_dotted, in_colour) for cell in cells)
+        for row, cells in enumerate(canvas.cells)
+    ]
+    return [*rows, _x_axis(left, right, margin, columns)]
+
+
+def key(name: str, number: int, *, in_colour: bool) -> str:
+    """Say whose the line of this number is, as `chart` draws it."""
+    if in_colour:
+        return click.style(f"━ {name}", fg=COLOURS[number % len(COLOURS)])
+    return f"{MARKERS[number % len(MARKERS)]} {name}"
+
+
+class _Canvas:
+    """Rows of characters, each of so many dots, and which line was there last."""
+
+    def __init__(self, columns: int, rows: int, *, dots: tuple[int, int]) -> None:
+        self.dots = dots
+        self.size = (columns * dots[0] - 1, rows * dots[1] - 1)
+        # Of each character: the dots that are set, as braille has them, and the line's number.
+        self.cells = [[(0, -1)] * columns for _ in range(rows)]
+
+    def draw(self, line: int, points: Sequence[tuple[float, float]]) -> None:
+        """Connect points, both coordinates from 0 to 1, from the upper left."""
+        last: tuple[int, int] | None = None
+        for x, y in points:
+            here = (round(x * self.size[0]), round(y * self.size[1]))
+            if here != last:
+                for dot in _between(last or here, here):
+                    self._set(line, *dot)
+                last = here
+
+    def _set(self, line: int, x: int, y: int) -> None:
+        column, dx = divmod(x, self.dots[0])
+        row, dy = divmod(y, self.dots[1])
+        self.cells[row][column] = (self.cells[row][column][0] | _DOTS[dx][dy], line)
+
+
+def _between(start: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """The dots of a straight line."""
+    (x0, y0), (x1, y1) = start, end
+    count = max(abs(x1 - x0), abs(y1 - y0), 1)
+    for i in range(count + 1):
+        yield round(x0 + (x1 - x0) * i / count), round(y0 + (y1 - y0) * i / count)
+
+
+def _cell(cell: tuple[int, int], is_dotted: bool, in_colour: bool) -> str:
+    dots, line = cell
+    if not dots:
+        return " "
+    text = chr(0x2800 + dots) if is_dotted else MARKERS[line % len(MARKERS)]
+    return click.style(text, fg=COLOURS[line % len(COLOURS)]) if in_colour else text
+
+
+def _x_axis(left: float, right: float, margin: int, columns: int) -> str:
+    """Numbers at the left, in the middle and at the right, as far as there is room."""
+    first, last = f"{left:.10g}", f"{right:.10g}"
+    middle = f"{round((left + right) / 2)}"
+    room = columns - len(first) - len(last)
+    if left == right or room < 1:
+        return " " * (margin + 2) + first
+    gap = " " * room
+    if room > len(middle) + 2 and right - left > 1:
+        at = (columns - len(middle)) // 2 - len(first)
+        gap = gap[:at] + middle + gap[at + len(middle) :]
+    return " " * (margin + 2) + first + gap + last
+
+
+def _number(value: float, span: float) -> str:
+    """A number of an axis, to a hundredth of what the axis spans."""
+    if span == 0 or not 1e-3 <= max(abs(value), span) < 1e6:
+        return f"{value:.4g}"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(span)))}f}"

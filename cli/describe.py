@@ -1,0 +1,133 @@
+"""What an event says, in words: one line each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from . import render
+
+# Of a step, what fits on a line; everything is in `--json`.
+_STEP_FIELDS = ("loss", "reward", "reward_std", "kl", "grad_norm", "completion_length")
+_HIDDEN = {"seq", "execution", "time", "type", "step", "steps_total", "traceback"}
+
+Event = Mapping[str, Any]
+
+
+def describe(event: Event) -> str:
+    """Say what happened, on one line that begins with the time of day."""
+    at = time.strftime("%H:%M:%S", time.localtime(event["time"]))
+    if event["type"] in _SENTENCES:
+        return f"{at}  {render.one_line(_SENTENCES[event['type']](event))}"
+    parts = [at, _headline(event)]
+    names = _STEP_FIELDS if event["type"] == "step" else [n for n in event if n not in _HIDDEN]
+    if event["type"] == "finished":
+        parts += _values(event.get("result") or {})
+    parts += _values({name: event.get(name) for name in names})
+    return "  ".join(parts)
+
+
+def _headline(event: Event) -> str:
+    step, total = event.get("step"), event.get("steps_total")
+    at = f"{step}/{total}" if step is not None and total else step
+    if event["type"] == "step":
+        return f"step {at}"
+    if event["type"] == "started":
+        return f"started (execution {event['execution']})"
+    return str(event["type"]) if step is None else f"{event['type']} at step {step}"
+
+
+def _values(fields: Mapping[str, Any]) -> list[str]:
+    """Names and values of what can be said in a word: no lists, no objects, nothing empty."""
+    shown = []
+    for name, value in fields.items():
+        if isinstance(value, bool) or (isinstance(value, str) and value):
+            shown.append(f"{name} {render.one_line(value)}")
+        elif isinstance(value, int | float):
+            if name == "seconds":
+                shown.append(render.duration(value))
+            elif name.endswith("_s"):
+                shown.append(f"{name.removesuffix('_s')} {render.duration(value)}")
+            elif name.endswith("bytes"):
+                shown.append(render.size(value))
+            else:
+                shown.append(f"{name} {render.number(value)}")
+    return shown
+
+
+# Those that deserve a sentence. What a writer of another version left out is left out here, too.
+
+
+def _stall(event: Event) -> str:
+    said = f"stalled: {_after(event)} the {event.get('activity', 'step')} has taken "
+    said += f"{render.duration(event.get('seconds'))} and goes on"
+    if event.get("median_s") is not None:
+        said += f"; the median is {render.duration(event['median_s'])}"
+    return said
+
+
+def _divergence(event: Event) -> str:
+    said = f"diverges at step {event['step']}: {event.get('metric', 'the loss')} is "
+    said += _number(event.get("value"))
+    if event.get("median") is not None:
+        said += f", its median {_number(event['median'])}"
+    return said
+
+
+def _paused(event: Event) -> str:
+    if event.get("released"):
+        return f"paused {_after(event)}, saved, and its memory released, until `warmd unpause`"
+    return f"paused {_after(event)}, in memory, until `warmd unpause`"
+
+
+def _unpaused(event: Event) -> str:
+    return f"goes on {_after(event)}"
+
+
+def _revised(event: Event) -> str:
+    return f"revised: {'; '.join(_changes(event)) or 'its options'}"
+
+
+def _extended(event: Event) -> str:
+    return f"extended: {'; '.join(_changes(event)) or 'to more steps'}"
+
+
+def _save_failed(event: Event) -> str:
+    said = f"no checkpoint of step {event['step']}: {event.get('error') or 'it failed'}"
+    if event.get("seconds") is not None:
+        said += f" (after {render.duration(event['seconds'])})"
+    return said
+
+
+_SENTENCES: dict[str, Callable[[Event], str]] = {
+    "stall": _stall,
+    "divergence": _divergence,
+    "paused": _paused,
+    "unpaused": _unpaused,
+    "revised": _revised,
+    "extended": _extended,
+    "save_failed": _save_failed,
+}
+
+
+def _after(event: Event) -> str:
+    return f"after step {event['step']}" if event.get("step") else "before the first step"
+
+
+def _changes(event: Event) -> list[str]:
+    """The options that changed: fields of old and new value, or one field that holds them all."""
+    changes = []
+    for name, value in event.items():
+        if name in _HIDDEN:
+            continue
+        if isinstance(value, dict):
+            changes += _changes(value)
+        elif isinstance(value, list | tuple) and len(value) == 2:
+            changes.append(f"{name} {_number(value[0])} -> {_number(value[1])}")
+    return changes
+
+
+def _number(value: Any) -> str:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return render.number(value) if is_number else str(value)
