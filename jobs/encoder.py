@@ -14,8 +14,8 @@ the embedding and are computed at labelled positions only.
 
     loss = w_mlm · CE(mlm) + w_mnm · CE(mnm) + w_constraint · constraint
 
-Written by `save_pretrained` and read by `CodeGraphEncoder.from_pretrained(folder)`; the Auto
-classes of transformers do not know it.
+Importing this module makes the Auto classes of transformers know it, as `AutoModel` and as
+`AutoModelForMaskedLM`: a folder that `save_pretrained` has written is a model like any other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedConfig, PreTrainedModel, initialization as init
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    initialization as init,
+)
 from transformers.utils.generic import ModelOutput
 
 from .chains import NUM_RELATION_IDS, PAD_ID, Role
@@ -50,6 +57,7 @@ class CodeGraphConfig(PreTrainedConfig):
     intermediate_size: int = 3072
     num_relations: int = NUM_RELATION_IDS  # with 0, which is none
     max_position_embeddings: int = 4096
+    trained_length: int | None = None  # most tokens of a row in its training; places beyond are raw
     max_chains: int = 1000
     max_depth: int = 20
     num_roles: int = len(Role)
@@ -260,6 +268,20 @@ class CodeGraphEncoder(PreTrainedModel):
         for layer in self.layers:
             hidden = layer(hidden, related, is_code, padding)
         return cast(Tensor, self.final_norm(hidden))
+
+
+def new_encoder(config: CodeGraphConfig) -> CodeGraphEncoder:
+    """Make an encoder with new weights, from torch's generator."""
+    # Built plainly, its matrices would be filled twice: by torch, and then as `config` says.
+    with init.no_init_weights():
+        model = CodeGraphEncoder(config)
+    cast(Any, model).init_weights()
+    return model
+
+
+AutoConfig.register(CodeGraphConfig.model_type, CodeGraphConfig)
+AutoModel.register(CodeGraphConfig, CodeGraphEncoder)
+AutoModelForMaskedLM.register(CodeGraphConfig, CodeGraphEncoder)
 
 
 def _predict(

@@ -17,6 +17,7 @@ from warmd.jobs.encoder import (
     CodeGraphEncoder,
     RelationBias,
     constraint,
+    new_encoder,
 )
 from warmd.jobs.masks import IGNORED
 
@@ -358,3 +359,22 @@ def test_the_weights_start_as_the_configuration_says():
         assert float(layer.intermediate.weight.detach().std()) == pytest.approx(0.02, rel=0.1)
         assert not layer.intermediate.bias.any()
     assert float(model.embedding.token.weight.detach().std()) == pytest.approx(0.02, rel=0.1)
+
+
+def test_new_weights_follow_from_the_seed_and_are_distributed_like_those_of_a_plain_one():
+    config = CodeGraphConfig(
+        vocab_size=300, hidden_size=64, num_hidden_layers=1, num_attention_heads=4
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        plain = CodeGraphEncoder(config).state_dict()
+        made = []
+        for _ in range(2):
+            torch.manual_seed(3)
+            # What is not filled keeps what the memory held: here, something else each time.
+            made.append(new_encoder(config).state_dict())
+    assert made[0].keys() == plain.keys()
+    for name, weight in made[0].items():
+        assert torch.equal(weight, made[1][name]), name
+        assert float(weight.std()) == pytest.approx(float(plain[name].std()), abs=5e-3), name
+        assert float(weight.mean()) == pytest.approx(float(plain[name].mean()), abs=5e-3), name

@@ -1,0 +1,455 @@
+"""Encode jobs: vectors that depend on nothing but the text, however they are computed and kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import tiny
+import torch
+from safetensors import safe_open
+from shell import warmd
+from transformers import (
+    AutoModel,
+    BertConfig,
+    BertForMaskedLM,
+    DistilBertConfig,
+    DistilBertModel,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
+
+from warmd.configs.config import ModelConfig, WorkerConfig
+from warmd.daemon.models import WarmModels
+from warmd.jobs import embedder, encode, spec_class
+from warmd.jobs.chains import Role, train_tokenizer
+from warmd.jobs.context import WarmModel
+from warmd.jobs.corpus import as_pretrained
+from warmd.jobs.embedder import batches
+from warmd.jobs.encode import EncodeSpec, run
+from warmd.jobs.encoder import CodeGraphConfig, CodeGraphEncoder
+from warmd.jobs.errors import JobFailed, SpecError, Stopped
+from warmd.jobs.passages import from_sources
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "initializer_range": 0.2,
+}
+SPECIAL: dict[str, Any] = {
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+}
+MODULE = '''
+import json
+
+
+def double(number: int) -> int:
+    """Twice the number."""
+    return add(number, number)
+
+
+class Store:
+    limit = {n}
+
+    def value(self) -> int:
+        return double(self.limit)
+'''
+TEXTS = [f"number {n}, then {n + 1}{' and more' * (n % 7)}" for n in range(20)]
+
+
+def make(name: str, positions: int = 64) -> Any:
+    torch.manual_seed(0)
+    models: dict[str, Any] = {
+        "code": lambda: CodeGraphEncoder(CodeGraphConfig(**SIZES)),
+        "bert": lambda: BertForMaskedLM(BertConfig(max_position_embeddings=positions, **SIZES)),
+        "roberta": lambda: RobertaForMaskedLM(
+            RobertaConfig(
+                max_position_embeddings=positions + 2, pad_token_id=0, type_vocab_size=1, **SIZES
+            )
+        ),
+        "modernbert": lambda: ModernBertForMaskedLM(
+            ModernBertConfig(max_position_embeddings=positions, **SIZES, **SPECIAL)
+        ),
+        "distilbert": lambda: DistilBertModel(
+            DistilBertConfig(
+                vocab_size=300, dim=16, n_layers=2, n_heads=2, hidden_dim=32, initializer_range=0.2
+            )
+        ),
+    }
+    model = models[name]()
+    for parameter_name, parameter in model.named_parameters():
+        if "relation_bias" in parameter_name:
+            torch.nn.init.normal_(parameter)
+    return model.requires_grad_(False).eval()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return as_pretrained(train_tokenizer([*TEXTS, MODULE], 300))
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sources")
+    for n in range(3):
+        (folder / f"module{n}.py").write_text(MODULE.format(n=n))
+    (folder / "broken.py").write_text("def (")
+    return folder
+
+
+@pytest.fixture(scope="module", params=["code", "bert", "roberta", "modernbert", "distilbert"])
+def model(request: pytest.FixtureRequest) -> Any:
+    return make(request.param)
+
+
+class Job:
+    """A job on one model, in a run directory that stays."""
+
+    def __init__(self, folder: Path, model: Any, tokenizer: Any) -> None:
+        self.made = tiny.surroundings(folder, model)
+        self.made.ctx.models.tokenizer = tokenizer  # type: ignore[attr-defined]
+
+    def run(self, **options: Any) -> dict[str, Any]:
+        return run(EncodeSpec.parse(options), self.made.ctx)
+
+    def vectors(self, **options: Any) -> Any:
+        return np.array(self.run(**options)["embeddings"], np.float32)
+
+
+@pytest.fixture
+def job(tmp_path: Path, model: Any, tokenizer: Any) -> Job:
+    return Job(tmp_path / "run", model, tokenizer)
+
+
+@pytest.fixture
+def code_job(tmp_path: Path, tokenizer: Any) -> Job:
+    return Job(tmp_path / "run", make("code"), tokenizer)
+
+
+def write_rows(path: Path, texts: list[str]) -> Path:
+    path.write_bytes(b"".join(orjson.dumps({"text": text}) + b"\n" for text in texts))
+    return path
+
+
+# --- What a vector is -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_batch_of_mixed_lengths_gives_what_one_by_one_gives_in_the_order_of_the_input(
+    job, pooling
+):
+    together = job.vectors(text=TEXTS, pooling=pooling)
+    for text, vector in zip(TEXTS, together, strict=True):
+        alone = job.vectors(text=[text], pooling=pooling, batch_size=1)[0]
+        np.testing.assert_allclose(vector, alone, rtol=1e-5, atol=2e-6)
+    assert len({tuple(vector) for vector in together.tolist()}) == len(TEXTS)
+
+
+def test_vectors_are_those_of_the_model_itself(job, model, tokenizer):
+    text = TEXTS[5]
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    if isinstance(model, CodeGraphEncoder):
+        roles = torch.full_like(ids, Role.CODE)
+        roles[0, [0, -1]] = Role.SPECIAL
+        hidden = model(ids, role_ids=roles).last_hidden_state[0]
+    else:
+        hidden = model.base_model(ids).last_hidden_state[0]
+    expected = {"mean": hidden.mean(0), "cls": hidden[0]}
+    for pooling, vector in expected.items():
+        found = job.vectors(text=[text], pooling=pooling)[0]
+        np.testing.assert_allclose(found, vector.numpy(), rtol=1e-5, atol=2e-6)
+    unit = job.vectors(text=[text], normalize=True)[0]
+    mean = expected["mean"].numpy()
+    np.testing.assert_allclose(unit, mean / np.linalg.norm(mean), rtol=1e-5, atol=2e-6)
+
+
+def test_what_is_too_long_is_cut_and_said_so(job):
+    result = job.run(text=["one two three " * 40, "one"], max_length=16)
+    assert (result["rows"], result["cut"]) == (2, 1)
+    assert result["tokens"] < 16 + 16
+    whole = job.vectors(text=["one two three " * 40], max_length=16)
+    np.testing.assert_allclose(whole[0], result["embeddings"][0], rtol=1e-5, atol=2e-6)
+
+
+def test_the_products_of_this_machine_are_those_of_torch_within_rounding(code_job, monkeypatch):
+    from contextlib import nullcontext
+
+    fast = code_job.vectors(text=TEXTS)
+    monkeypatch.setattr(embedder, "fast_kernels", nullcontext)
+    np.testing.assert_allclose(fast, code_job.vectors(text=TEXTS), rtol=1e-5, atol=2e-6)
+
+
+def test_int8_is_close_and_says_how_close(job):
+    exact = job.vectors(text=TEXTS)
+    result = job.run(text=TEXTS, dtype="int8")
+    found = np.array(result["embeddings"])
+    norms = np.linalg.norm(found, axis=1) * np.linalg.norm(exact, axis=1)
+    cosines = (found * exact).sum(1) / norms
+    assert cosines.min() > 0.99
+    assert not np.array_equal(found, exact)
+    assert result["int8"]["rows"] == 8
+    assert result["int8"]["cosine_min"] == pytest.approx(cosines.min(), abs=0.01)
+    assert "int8" not in job.run(text=TEXTS)
+
+
+# --- Code -----------------------------------------------------------------------------------------
+
+
+def test_python_code_gives_a_vector_for_each_module_class_and_function(code_job, sources):
+    result = code_job.run(input=str(sources), max_length=48)
+    one = [
+        "module0",
+        "module0.double",
+        "module0.Store",
+        "module0.Store.value",
+    ]
+    assert sorted(i for i in result["ids"] if i.startswith("module0")) == sorted(one)
+    assert result["rows"] == 12
+    warnings = code_job.made.of_type("warning")
+    assert ["broken.py" in event["message"] for event in warnings] == [True]
+    double = "def double(number: int) -> int:"
+    (first,) = (i for i, name in enumerate(result["ids"]) if name == "module1.double")
+    passages = from_sources(sources, chains=None, on_skip=lambda *_: None, heed=lambda: None)
+    assert passages[first].text.startswith(double)
+    again = code_job.vectors(text=[passages[first].text], max_length=48)
+    np.testing.assert_allclose(again[0], result["embeddings"][first], rtol=1e-5, atol=2e-6)
+
+
+def test_chains_add_the_walk_that_the_encoder_was_trained_with(code_job, sources):
+    options = {"input": str(sources / "module0.py"), "max_length": 64}
+    plain, walked = code_job.run(**options), code_job.run(chains=True, **options)
+    assert plain["ids"] == walked["ids"]
+    assert walked["tokens"] > plain["tokens"]
+    difference = np.abs(np.array(plain["embeddings"]) - np.array(walked["embeddings"])).max(1)
+    assert (difference > 1e-3).all()
+    one_by_one = code_job.run(chains=True, batch_size=1, **options)
+    np.testing.assert_allclose(one_by_one["embeddings"], walked["embeddings"], rtol=1e-5, atol=2e-6)
+
+
+def test_a_trained_encoder_is_given_no_more_tokens_than_in_its_training(tmp_path, tokenizer):
+    model = make("code")
+    model.config.trained_length = 24
+    job = Job(tmp_path / "run", model, tokenizer)
+    result = job.run(text=["one two three " * 40])
+    assert (result["tokens"], result["cut"]) == (24, 1)
+
+
+# --- Files and restarts ---------------------------------------------------------------------------
+
+
+def read_output(path: Path) -> Any:
+    if path.suffix == ".npz":
+        with np.load(path) as arrays:
+            return arrays["ids"].tolist(), arrays["embeddings"], arrays["tokens"].tolist()
+    if path.suffix == ".safetensors":
+        with safe_open(path, "np") as file:
+            ids = orjson.loads(file.metadata()["ids"])
+            return ids, file.get_tensor("embeddings"), file.get_tensor("tokens").tolist()
+    rows = [orjson.loads(line) for line in path.read_bytes().splitlines()]
+    vectors = np.array([row["embedding"] for row in rows], np.float32)
+    return [row["id"] for row in rows], vectors, [row["tokens"] for row in rows]
+
+
+@pytest.mark.parametrize("suffix", encode.FORMATS)
+def test_every_format_has_the_same_rows(code_job, tmp_path, suffix):
+    expected = code_job.run(text=TEXTS)
+    output = tmp_path / f"out{suffix}"
+    result = code_job.run(text=TEXTS, output=str(output))
+    assert result["output"] == str(output)
+    assert "embeddings" not in result
+    ids, vectors, tokens = read_output(output)
+    assert ids == expected["ids"] == [str(n) for n in range(len(TEXTS))]
+    np.testing.assert_array_equal(vectors, np.array(expected["embeddings"], np.float32))
+    assert sum(tokens) == expected["tokens"]
+    assert [path.name for path in tmp_path.iterdir() if path.name != "run"] == [output.name]
+
+
+def test_what_is_too_much_for_a_result_goes_to_the_run_directory(code_job, tmp_path):
+    texts = [f"number {n}" for n in range(encode.MOST_NUMBERS // SIZES["hidden_size"] + 1)]
+    result = code_job.run(input=str(write_rows(tmp_path / "rows.jsonl", texts)))
+    assert result["output"] == str(tmp_path / "run" / "embeddings.npz")
+    assert read_output(Path(result["output"]))[1].shape == (len(texts), SIZES["hidden_size"])
+
+
+def test_rows_have_the_ids_of_their_own(code_job, tmp_path):
+    rows = [{"text": "one", "id": "a"}, {"text": "two", "id": 7}, {"text": "three"}]
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\n".join(map(orjson.dumps, rows)))
+    assert code_job.run(input=str(path))["ids"] == ["a", "7", "2"]
+
+
+def test_a_killed_job_goes_on_behind_the_last_row(tmp_path, tokenizer, monkeypatch):
+    expected = Job(tmp_path / "whole", make("code"), tokenizer).vectors(text=TEXTS, batch_size=2)
+    job = Job(tmp_path / "run", make("code"), tokenizer)
+    events = job.made.of_type
+    monkeypatch.setattr(encode, "EVENT_S", 0.0)  # an event after each batch
+    pid = os.fork()
+    if pid == 0:
+
+        def emit(type: str, /, **fields: Any) -> None:
+            if type == "progress" and fields["done"] >= 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        run(EncodeSpec.parse({"text": TEXTS, "batch_size": 2}), replace(job.made.ctx, emit=emit))
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+    journal = tmp_path / "run" / "vectors.bin"
+    with journal.open("ab") as file:
+        file.write(b"half a record")
+    found = job.vectors(text=TEXTS, batch_size=2)
+    assert events("begin")[0]["done"] in (5, 6)
+    assert [event["done"] for event in events("progress")][-1] == len(TEXTS)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6)
+    assert not journal.exists()
+
+
+def test_rows_of_another_input_are_not_taken_over(code_job, tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", TEXTS)
+    code_job.made.stop.set()
+    with pytest.raises(Stopped):
+        code_job.run(input=str(path))
+    code_job.made.stop.clear()
+    write_rows(path, TEXTS[::-1])
+    assert code_job.vectors(input=str(path)).shape == (20, 16)
+    assert "begun again" in code_job.made.of_type("warning")[0]["message"]
+    assert code_job.made.of_type("begin")[-1]["done"] == 0
+
+
+def test_batches_are_of_like_lengths_and_hold_every_row_once():
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(1, 512, 2000).tolist()
+    found = list(batches(lengths, 16))
+    assert sorted(row for batch in found for row in batch) == list(range(2000))
+    assert max(map(len, found)) == 16
+    computed = sum(len(batch) * max(lengths[row] for row in batch) for batch in found)
+    assert computed < 1.03 * sum(lengths)
+    longest = [max(lengths[row] for row in batch) for batch in found]
+    assert longest == sorted(longest, reverse=True)
+
+
+# --- What is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "text: must be given, or else input, got neither"),
+        ({"text": ["a"], "input": "b"}, "text: must be given, or else input, got both"),
+        ({"text": ["a"], "output": "b.csv"}, "output: must end in .jsonl"),
+        ({"text": ["a"], "chains": True}, "chains: must go with an input"),
+        ({"text": ["a"], "pooling": "max"}, "pooling: must be one of mean, cls"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(options, message):
+    with pytest.raises(SpecError, match=message):
+        EncodeSpec.parse(options)
+
+
+def test_inputs_are_checked_in_the_shell(tmp_path, sources):
+    (tmp_path / "rows.jsonl").write_text('{"text": "one"}\n{"txt": "two"}\n')
+    (tmp_path / "empty.txt").write_text("\n")
+    code, bert = {"model_type": "code_graph"}, {"model_type": "bert", "max_position_embeddings": 64}
+    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({"input": str(tmp_path / "rows.jsonl")}, bert, "input: row 2 must be"),
+        ({"input": str(tmp_path / "empty.txt")}, bert, "input: must hold something"),
+        ({"input": str(tmp_path / "nowhere")}, bert, "input: must be a file or a folder"),
+        ({"input": str(sources), "chains": True}, bert, "chains: must go with a code-graph"),
+        ({"text": ["a"], "max_length": 65}, bert, "max_length: must be at most 64"),
+        ({"text": ["a"], "output": str(tmp_path / "no" / "a.npz")}, code, "output: must be in a"),
+    ]
+    for options, config, message in cases:
+        with pytest.raises(SpecError, match=message):
+            EncodeSpec.parse(options).check_inputs(config)
+
+
+def test_a_text_without_tokens_is_named(tmp_path):
+    job = Job(tmp_path / "run", make("bert"), tiny.tokenizer())
+    with pytest.raises(JobFailed, match="input: 1 has no tokens"):
+        job.run(text=["one", ""])
+    with pytest.raises(JobFailed, match="pooling: the tokenizer"):
+        job.run(text=["one"], pooling="cls")
+
+
+# --- As warm models -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_trained_encoder_is_a_warm_model_and_encodes(tmp_path, tokenizer, dtype):
+    make("code").save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = ModelConfig(name="demo", path=str(tmp_path), dtype=dtype)
+    loaded = WarmModels(10**9).ensure(config, tmp_path, in_use=())
+    assert isinstance(loaded.warm.model, CodeGraphEncoder)
+    assert isinstance(loaded.warm, WarmModel)
+    found = Job(tmp_path / "a", loaded.warm.model, loaded.warm.tokenizer).vectors(text=TEXTS)
+    exact = Job(tmp_path / "b", make("code"), tokenizer).vectors(text=TEXTS)
+    tolerance = 2e-6 if dtype == "float32" else 0.05
+    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=tolerance)
+
+
+def test_a_model_that_was_saved_without_a_head_is_loaded_without_one(tmp_path, tokenizer):
+    make("distilbert").save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = ModelConfig(name="demo", path=str(tmp_path))
+    warm = WarmModels(10**9).ensure(config, tmp_path, in_use=()).warm
+    assert type(warm.model) is type(AutoModel.from_pretrained(tmp_path))
+
+
+@pytest.mark.slow
+def test_an_encoder_that_a_job_has_trained_is_loaded_trained_on_and_encoded_with(
+    make_daemon, sources, tmp_path
+):
+    workers = (
+        WorkerConfig(name="train-0", queue="train", threads=1),
+        WorkerConfig(name="infer-0", queue="infer", threads=1),
+    )
+    daemon = make_daemon(workers=workers)
+    daemon.start()
+    small = {"hidden_size": 16, "layers": 2, "heads": 2, "ffn_size": 32}
+    options = {"data": str(sources), "vocab_size": 300, "seq_len": 64, "batch_size": 2}
+    train = {**options, "steps": 2, "validation": 0.0, "eval_every": 0}
+    first = daemon.client.submit(spec_class("mlm").parse({**train, **small}))
+    assert daemon.wait(first)["status"] == "finished"
+    folder = daemon.client.rundir(first).path / "model"
+    home = daemon.home.path
+    loaded = warmd("load", f"enc={folder}", home=home)
+    assert loaded.code == 0, loaded.err
+    second = daemon.client.submit(spec_class("mlm").parse({**train, "model": "enc"}))
+    assert daemon.wait(second)["status"] == "finished", daemon.client.job(second)["error"]
+    texts = ("--text", "def f(x):", "--text", "--dry-run")  # the value of an option, and no option
+    done = warmd("submit", "encode", "--model", "enc", *texts, "--wait", home=home)
+    assert done.code == 0, done.err
+    (result,) = warmd("result", done.out.strip(), "--json", home=home).objects
+    assert np.array(result["embeddings"]).shape == (2, 16)
+    assert result["timings"]["queued_s"] >= 0
+    # A checkpoint will do as well as a finished model.
+    (checkpoint,) = (daemon.client.rundir(second).path / "checkpoints").glob("*-2")
+    again = warmd(
+        "submit", "encode", "--model", str(checkpoint), *texts, "--wait", "--json", home=home
+    )
+    assert again.code == 0, again.err
+    (same,) = warmd("result", again.objects[0]["id"], "--json", home=home).objects
+    assert not np.array_equal(same["embeddings"], result["embeddings"])  # trained on
