@@ -44,6 +44,7 @@ class MlmSpec(TrainingSpec):
     """Every option of an MLM job."""
 
     kind: ClassVar[str] = "mlm"
+    changeable: ClassVar[tuple[str, ...]] = (*TrainingSpec.changeable, "eval_every")
 
     model: str | None = option(
         None, "name of the warm model to train; none: a new one, by architecture"
@@ -251,6 +252,8 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
     Returns steps, the last evaluation (None without any), the folder of the model and the last
     step's metrics. Raises Stopped and JobFailed.
     """
+    from .kernels import fast_kernels
+
     checkpoint = ctx.checkpoints.latest()
     begun = time.perf_counter()
     warm = None if spec.model is None else ctx.models.take(spec.model)
@@ -263,10 +266,11 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
     seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
     _announce(spec, ctx, trainer, checkpoint, seconds)
 
-    if checkpoint is None and spec.eval_first and len(trainer.held_out):
-        trainer.check_weights()
-        trainer.evaluate_before()
-    trainer.train_to_end(checkpoint)
+    with fast_kernels():
+        if checkpoint is None and spec.eval_first and len(trainer.held_out):
+            trainer.check_weights()
+            trainer.evaluate_before()
+        trainer.train_to_end(checkpoint)
     trainer.save_final_model(ctx.run_dir / "model")
     return {
         "steps": trainer.state.global_step,
@@ -306,7 +310,7 @@ def _read_tokenizer(folder: Path) -> Any:
 
 def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path | None) -> Corpus:
     from . import corpus as made
-    from .trainer import step_of
+    from .checkpointing import step_of
 
     def heed() -> None:
         if ctx.stop.is_set():
@@ -368,6 +372,8 @@ def _model(spec: MlmSpec, warm: WarmModel | None, tokenizer: Any, *, is_trained:
         raise JobFailed(f"seq_len: must be at most {limit} for this model, got {spec.seq_len}")
     if spec.dropout is not None:
         _set_dropout(model, spec.dropout)
+    if isinstance(model, CodeGraphEncoder):
+        model.config.trained_length = max(model.config.trained_length or 0, spec.seq_len)
     return model.requires_grad_(True)
 
 
@@ -376,12 +382,12 @@ def _new_model(spec: MlmSpec, tokenizer: Any, *, is_trained: bool) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForMaskedLM
 
-    from .encoder import CodeGraphConfig, CodeGraphEncoder
+    from .encoder import CodeGraphConfig, new_encoder
 
     with torch.random.fork_rng():
         torch.manual_seed(spec.seed)
         if spec.architecture == CODE_GRAPH:
-            return CodeGraphEncoder(CodeGraphConfig(vocab_size=len(tokenizer), **spec.sizes))
+            return new_encoder(CodeGraphConfig(vocab_size=len(tokenizer), **spec.sizes))
         settings = read_architecture(spec.architecture) | spec.sizes
         if is_trained:
             # What the tokens of the old vocabulary were does not count any more.
@@ -393,7 +399,7 @@ def _new_model(spec: MlmSpec, tokenizer: Any, *, is_trained: bool) -> Any:
             }
         model_type = settings.pop("model_type")
         if model_type == CodeGraphConfig.model_type:
-            return CodeGraphEncoder(CodeGraphConfig.from_dict(settings))
+            return new_encoder(CodeGraphConfig.from_dict(settings))
         config = AutoConfig.for_model(model_type, **settings)
         return AutoModelForMaskedLM.from_config(config, dtype=torch.float32)
 
@@ -514,7 +520,7 @@ def _announce(
 ) -> None:
     import torch
 
-    from .trainer import step_of
+    from .checkpointing import step_of
 
     ctx.emit(
         "begin",

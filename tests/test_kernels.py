@@ -1,0 +1,144 @@
+"""The kernels of training on a CPU: the same numbers as torch's own, only sooner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from warmd.jobs import kernels
+from warmd.jobs.encoder import CodeGraphConfig, CodeGraphEncoder
+from warmd.jobs.kernels import fast_kernels
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here"
+)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        yield
+
+
+SHAPES = [(1, 300, 400), (2, 256, 256), (7, 64, 800), (111, 96, 384), (300, 8, 200), (5, 0, 4)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("turned", ["", "a", "b", "ab"])
+def test_a_product_is_that_of_float64_within_rounding(shape, turned):
+    rows, depth, columns = shape
+    a = torch.randn(depth, rows).t() if "a" in turned else torch.randn(rows, depth)
+    b = torch.randn(columns, depth).t() if "b" in turned else torch.randn(depth, columns)
+    bias = torch.randn(columns)
+    exact = a.double() @ b.double()
+    with fast_kernels(onednn=True):
+        product, total = a @ b, torch.addmm(bias, a, b)
+    # The bound of a sum of `depth` products, however it is put together (Higham, ASNA, 3.5).
+    bound = (depth + 1) * 2**-24 * (a.double().abs() @ b.double().abs() + bias.abs()) + 1e-30
+    assert ((product - exact).abs() <= bound).all()
+    assert ((total - exact - bias).abs() <= bound).all()
+
+
+def test_a_slice_of_a_matrix_is_multiplied_as_what_it_is():
+    a, b = torch.randn(300, 200)[::2, 7:107], torch.randn(100, 300)[:, ::3]
+    with fast_kernels(onednn=True):
+        product = a @ b
+    torch.testing.assert_close(product, a.contiguous() @ b.contiguous(), rtol=1e-5, atol=1e-4)
+
+
+def test_what_is_no_plain_product_of_float32_is_left_to_torch():
+    a, b = torch.randn(64, 64), torch.randn(64, 64)
+    double = a.double() @ b.double()
+    scaled = torch.addmm(a, a, b, beta=0.5, alpha=2)
+    full = torch.addmm(a, a, b)
+    with fast_kernels(onednn=True):
+        assert torch.equal(a.double() @ b.double(), double)
+        assert torch.equal(torch.addmm(a, a, b, beta=0.5, alpha=2), scaled)
+        assert torch.equal(torch.addmm(a, a, b), full)
+
+
+def test_matrices_that_do_not_fit_are_refused():
+    with fast_kernels(onednn=True):
+        with pytest.raises(RuntimeError):
+            torch.randn(64, 65) @ torch.randn(64, 64)
+        with pytest.raises(RuntimeError):
+            torch.randn(64, 64) @ torch.randn(64, 64).double()
+
+
+def test_an_encoder_has_the_loss_and_gradients_of_torchs_kernels():
+    config = CodeGraphConfig(
+        vocab_size=500, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=128, dropout=0.0,
+    )  # fmt: skip
+    model = CodeGraphEncoder(config)
+    ids = torch.randint(6, 500, (3, 50))
+    role = torch.ones_like(ids)
+    role[:, 30:] = 2
+    rel = (role == 2) * torch.randint(1, 12, (3, 50))
+    labels = torch.where(torch.rand(3, 50) < 0.2, ids, -100)
+
+    def gradients():
+        model.zero_grad()
+        loss = model(
+            ids, rel_ids=rel, role_ids=role, depth_ids=rel, mlm_labels=labels, mnm_labels=labels
+        ).loss
+        loss.backward()
+        return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    expected = gradients()
+    with fast_kernels(onednn=True):
+        found = gradients()
+    assert len(expected) == len(found) > 20
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_ones_are_drawn_with_their_probability_and_each_alone(p):
+    count = 400_000
+    with fast_kernels():
+        drawn = torch.empty(count // 8, 8).bernoulli_(p)
+    assert set(drawn.unique().tolist()) <= {0.0, 1.0}
+    error = 5 * (p * (1 - p) / count) ** 0.5
+    assert abs(float(drawn.mean()) - p) <= error
+    # The four that come out of one number, and neighbours of two, have nothing to do with another.
+    for apart in (1, 2, 3, 4):
+        both = float((drawn.flatten()[:-apart] * drawn.flatten()[apart:]).mean())
+        assert abs(both - p * p) <= 2 * error
+
+
+def test_draws_follow_from_the_state_of_the_generator_and_move_it_on():
+    x = torch.ones(100, 101)
+    with fast_kernels():
+        state = torch.get_rng_state()
+        first, second = F.dropout(x, 0.1), F.dropout(x, 0.1)
+        torch.set_rng_state(state)
+        assert torch.equal(F.dropout(x, 0.1), first)
+        assert torch.equal(F.dropout(x, 0.1), second)
+        assert not torch.equal(first, second)
+        mine = [torch.empty(5000).bernoulli_(0.3, generator=_generator(seed)) for seed in (1, 1, 2)]
+    assert torch.equal(mine[0], mine[1])
+    assert not torch.equal(mine[0], mine[2])
+    assert torch.allclose(first.unique(), torch.tensor([0.0, 1 / 0.9]))
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_afterwards_torch_is_as_it_was():
+    a, b = torch.randn(100, 100), torch.randn(100, 100)
+    product = a @ b
+    state = torch.get_rng_state()
+    drawn = torch.empty(5000).bernoulli_(0.3)
+    for _ in range(2):
+        with fast_kernels(onednn=True), fast_kernels():
+            a @ b
+        torch.set_rng_state(state)
+        assert torch.equal(a @ b, product)
+        assert torch.equal(torch.empty(5000).bernoulli_(0.3), drawn)
+    assert kernels._depth == 0
