@@ -21,6 +21,8 @@ class Kind(NamedTuple):
 KINDS = {
     "grpo": Kind("grpo", "GrpoSpec", "grpo_trainer"),
     "mlm": Kind("mlm", "MlmSpec", "mlm_trainer"),
+    "encode": Kind("encode", "EncodeSpec", "embedder"),
+    "infer": Kind("infer", "InferSpec", "answering"),
 }
 
 

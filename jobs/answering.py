@@ -1,0 +1,272 @@
+"""What an infer job does: tokenise, hand over to the model's engine, tell how it goes."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from . import chats, pictures, rows
+from .context import Context, WarmModel
+from .engine.engine import engine_of
+from .engine.generation import End, Generation, Picture, Piece, Sampling
+from .engine.patches import place_pictures
+from .errors import JobFailed, Stopped
+from .infer import MAX_TOKENS, InferSpec
+
+_EVENT_S = 0.05  # between two events with text
+_ROWS_AT_ONCE = 32
+
+Prompt = str | list[dict[str, Any]]
+
+
+@dataclass
+class Answer:
+    """The completions of one prompt as they grow."""
+
+    generation: Generation
+    tokenise_s: float
+    texts: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    reasons: list[str | None] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        count = self.generation.num_choices
+        self.texts, self.tokens, self.reasons = [""] * count, [0] * count, [None] * count
+
+    def add(self, piece: Piece) -> None:
+        self.texts[piece.index] += piece.text
+        self.tokens[piece.index] += piece.tokens
+        self.reasons[piece.index] = piece.finish_reason
+
+    @property
+    def choices(self) -> list[dict[str, Any]]:
+        return [
+            {"index": index, "text": text, "finish_reason": reason}
+            for index, (text, reason) in enumerate(zip(self.texts, self.reasons, strict=True))
+        ]
+
+    @property
+    def usage(self) -> dict[str, int]:
+        prompt, completion = len(self.generation.ids), sum(self.tokens)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "cached_tokens": self.generation.measures.cached_tokens,
+        }
+
+    @property
+    def timings(self) -> dict[str, float]:
+        measures = self.generation.measures
+        # The first token of each choice came with the prompt.
+        written = sum(self.tokens) - self.generation.num_choices
+        speed = written / measures.decode_s if measures.decode_s else 0.0
+        return {
+            "queued_s": round(measures.queued_s, 6),
+            "tokenise_s": round(self.tokenise_s, 6),
+            "vision_s": round(measures.vision_s, 6),
+            "prefill_s": round(measures.prefill_s, 6),
+            "decode_s": round(measures.decode_s, 6),
+            "tokens_per_s": round(speed, 3),
+        }
+
+
+def answer_one(spec: InferSpec, ctx: Context, warm: WarmModel, prompt: Prompt) -> dict[str, Any]:
+    """Answer one prompt, telling its text as it comes. Raises Stopped and JobFailed."""
+    seed = _seed(spec)
+    answer = _prepare(spec, ctx, warm, prompt, seed)
+    images = [picture.num_tokens for picture in answer.generation.pictures]
+    about: dict[str, Any] = {"image_tokens": images} if images else {}
+    ctx.emit("begin", prompt_tokens=len(answer.generation.ids), **about)
+    engine_of(warm, spec.precision).submit(answer.generation)
+    _tell(ctx, answer)
+    _check_whole(answer)
+    return {
+        "choices": answer.choices,
+        "usage": answer.usage,
+        "timings": answer.timings,
+        "seed": seed,
+        "model": spec.model,
+    }
+
+
+def _seed(spec: InferSpec) -> int:
+    return secrets.randbits(63) if spec.seed is None else spec.seed
+
+
+def _prepare(spec: InferSpec, ctx: Context, warm: WarmModel, prompt: Prompt, seed: int) -> Answer:
+    begun = time.perf_counter()
+    ids, seen = _encode(spec, warm, prompt)
+    generation = Generation(
+        ids=ids,
+        pictures=seen,
+        sampling=Sampling(
+            temperature=spec.temperature,
+            top_p=spec.top_p,
+            top_k=spec.top_k,
+            frequency_penalty=spec.frequency_penalty,
+            presence_penalty=spec.presence_penalty,
+            seed=seed,
+        ),
+        num_choices=spec.n,
+        max_tokens=_room(spec, warm, len(ids)),
+        stop=spec.stop,
+        is_cancelled=ctx.stop.is_set,
+    )
+    return Answer(generation, time.perf_counter() - begun)
+
+
+def _encode(spec: InferSpec, warm: WarmModel, prompt: Prompt) -> tuple[list[int], list[Picture]]:
+    """Return the tokens of a prompt and its pictures. Raises JobFailed."""
+    tokenizer = warm.tokenizer
+    urls: list[str] = []
+    if isinstance(prompt, str) and not spec.chat_template:
+        ids: list[int] = tokenizer(prompt)["input_ids"]
+    else:
+        if not tokenizer.chat_template:
+            raise JobFailed(f"chat_template: the tokenizer of {warm.name} has none")
+        chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        chat, urls = chats.split(chats.with_system(chat, spec.system))
+        try:
+            text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        except jinja2.TemplateError as error:  # "roles must alternate", say
+            raise JobFailed(f"messages: the chat template says: {error}") from error
+        # The template writes the special tokens itself.
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not ids:
+        raise JobFailed("prompt: it has no tokens")
+    budget = pictures.Budget(thumbnail=spec.thumbnail, max_pixels=spec.max_pixels)
+    return place_pictures(warm, ids, urls, budget)
+
+
+def _room(spec: InferSpec, warm: WarmModel, num_prompt: int) -> int:
+    """Return how many tokens a completion may have. Raises JobFailed where too few fit."""
+    limit = getattr(warm.model.config.get_text_config(), "max_position_embeddings", None)
+    wanted = spec.max_tokens or MAX_TOKENS
+    if limit is None:
+        return wanted
+    room: int = limit - num_prompt
+    if room < (spec.max_tokens or 1):
+        raise JobFailed(
+            f"max_tokens: the prompt has {num_prompt} tokens and {warm.name} takes {limit} "
+            f"together with the completion: at most {max(0, room)} are left, got {wanted}"
+        )
+    return min(wanted, room)
+
+
+def _tell(ctx: Context, answer: Answer) -> None:
+    """Emit the text as it comes, in at most 20 events a second. Raises what ended the engine."""
+    unsaid: dict[int, tuple[str, int]] = {}
+    due = time.perf_counter()
+    pieces = answer.generation.pieces
+    while True:
+        wait_s = None if not unsaid else max(0.0, due - time.perf_counter())
+        try:
+            piece = pieces.get(timeout=wait_s)
+        except queue.Empty:
+            piece = None
+        if isinstance(piece, Piece):
+            answer.add(piece)
+            text, tokens = unsaid.get(piece.index, ("", 0))
+            unsaid[piece.index] = (text + piece.text, tokens + piece.tokens)
+        is_end = isinstance(piece, End)
+        if unsaid and (is_end or time.perf_counter() >= due):
+            for index, (text, tokens) in sorted(unsaid.items()):
+                if text or tokens:
+                    ctx.emit("text", index=index, text=text, tokens=tokens)
+            unsaid.clear()
+            due = time.perf_counter() + _EVENT_S
+        if isinstance(piece, End):
+            if piece.error is not None:
+                raise piece.error
+            return
+
+
+# Files of prompts.
+
+
+def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any]:
+    """Answer every row of the input that has no answer yet. Raises Stopped and JobFailed."""
+    seed = spec.seed if spec.seed is not None else _kept_seed(ctx)
+    source = Path(spec.input)
+    total = sum(1 for _ in rows.read(source))
+    engine = engine_of(warm, spec.precision)
+    usage: dict[str, int] = {}
+    begun = time.perf_counter()
+    with rows.Answers(Path(spec.output), ctx.job_id) as answers:
+        ctx.emit("progress", done=answers.done, total=total)
+        told = time.perf_counter()
+        for answer in _in_order(spec, ctx, warm, engine, source, answers.done, seed):
+            answers.append({"choices": answer.choices, "usage": answer.usage})
+            for name, value in answer.usage.items():
+                usage[name] = usage.get(name, 0) + value
+            if answers.done == total or time.perf_counter() - told >= 1:
+                told = time.perf_counter()
+                ctx.emit("progress", done=answers.done, total=total)
+    seconds = time.perf_counter() - begun
+    tokens = usage.get("completion_tokens", 0)
+    return {
+        "rows": total,
+        "output": spec.output,
+        "usage": usage,  # of the rows that this execution answered
+        "timings": {"total_s": round(seconds, 6), "tokens_per_s": round(tokens / seconds, 3)},
+        "seed": seed,
+        "model": spec.model,
+    }
+
+
+def _kept_seed(ctx: Context) -> int:
+    """A random seed, the same for every execution of the job."""
+    path = ctx.run_dir / "seed"
+    if not path.exists():
+        path.write_text(str(secrets.randbits(63)))
+    return int(path.read_text())
+
+
+def _in_order(
+    spec: InferSpec,
+    ctx: Context,
+    warm: WarmModel,
+    engine: Any,
+    source: Path,
+    done: int,
+    seed: int,
+) -> Iterator[Answer]:
+    """Yield the answers to the rows after the first `done`, many on their way at once."""
+    on_their_way: deque[Answer] = deque()
+    for number, prompt in enumerate(rows.read(source)):
+        if number < done:
+            continue
+        try:
+            answer = _prepare(spec, ctx, warm, prompt, (seed + number) % 2**63)
+        except JobFailed as error:
+            raise JobFailed(f"input: row {number + 1}: {error}") from error
+        engine.submit(answer.generation)
+        on_their_way.append(answer)
+        if len(on_their_way) >= _ROWS_AT_ONCE:
+            yield _complete(on_their_way.popleft())
+    while on_their_way:
+        yield _complete(on_their_way.popleft())
+
+
+def _complete(answer: Answer) -> Answer:
+    while not isinstance(piece := answer.generation.pieces.get(), End):
+        answer.add(piece)
+    if piece.error is not None:
+        raise piece.error
+    _check_whole(answer)
+    return answer
+
+
+def _check_whole(answer: Answer) -> None:
+    """Raise Stopped where a choice was ended before its time: `ctx.stop` was set."""
+    if any(reason in (None, "cancelled") for reason in answer.reasons):
+        raise Stopped(0)

@@ -1,0 +1,326 @@
+"""The forward pass of Llama-like models over a batch of sequences, without padding.
+
+Rows are positions: of many sequences side by side, one of each that writes and many of each whose
+prompt is read. All rows share every linear layer; attention is computed for each sequence by
+itself. Weights come from the transformers model; a test compares the logits with its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from .cache import CHUNK, KeyValues
+from .linears import Linear, linear, row_quantum
+
+# Model types with this structure: RMSNorm, rotary positions, grouped heads, SwiGLU.
+_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen2_vl_text", "qwen3")
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # whose frequencies depend on no length
+
+
+_PATIENCE = 4  # turns before the first layer is packed; after that one layer a turn
+
+
+@dataclass(frozen=True)
+class Part:
+    """The next positions of one sequence: `ids` follow what `kv` holds."""
+
+    kv: Any  # what the runner's `new` made
+    ids: Sequence[int]
+    wants_logits: bool
+    # Of sequences with pictures: where the positions are, and the rows that stand for pictures.
+    places: torch.Tensor | None = None  # (3, ids): time, row, column
+    offset: int = 0  # of the position of ids that have no places
+    seen: Sequence[tuple[int, torch.Tensor]] = ()  # the first of the ids, (rows, hidden)
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Rows of one sequence within one chunk of the grid."""
+
+    kv: KeyValues
+    row: int
+    begin: int  # position of the first row
+    end: int
+    mask: torch.Tensor | None  # (groups * rows, end), None for one row
+
+
+@dataclass(frozen=True)
+class _Layer:
+    attention_norm: torch.Tensor
+    qkv: Linear
+    head_norms: tuple[torch.Tensor, torch.Tensor] | None
+    out: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class Decoder:
+    """Computes logits for the parts of many sequences at once."""
+
+    chunk: int | None = CHUNK  # a part must not begin or end within one, but for a prompt's end
+
+    def __init__(self, model: Any, *, precision: str = "own") -> None:
+        config = model.config.get_text_config()
+        text = _text_model(model)
+        self._heads: int = config.num_attention_heads
+        self._kv_heads: int = config.num_key_value_heads
+        self._groups = self._heads // self._kv_heads
+        attention = text.layers[0].self_attn
+        self._size: int = attention.head_dim
+        self._scale: float = attention.scaling
+        self._eps: float = config.rms_norm_eps
+        self._embedding: torch.Tensor = text.embed_tokens.weight.detach()
+        self._hidden: int = self._embedding.shape[1]
+        self._layers = [
+            _layer(layer, precision, patience=_PATIENCE + number)
+            for number, layer in enumerate(text.layers)
+        ]
+        self._norm = text.norm.weight.detach()
+        self._head = linear(
+            [model.get_output_embeddings()],
+            precision=precision,
+            patience=_PATIENCE + len(self._layers),
+        )
+        self._rope = _Rope(text.rotary_emb, self._embedding)
+        quanta = [
+            row_quantum(layer, width, self._embedding)
+            for layer, width in (
+                (self._layers[0].qkv, self._hidden),
+                (self._layers[0].down, config.intermediate_size),
+            )
+        ]
+        self.is_exact = None not in quanta  # whether rows do not depend on each other
+        self._quantum = max(quantum or 1 for quantum in quanta)
+
+    @staticmethod
+    def takes(model: Any) -> bool:
+        """Whether this is a model of the right structure."""
+        layers = getattr(_text_model(model), "layers", None)
+        if not layers or type(layers[0].self_attn.q_proj) is not torch.nn.Linear:
+            return False  # an adapter, perhaps
+        config = model.config.get_text_config()
+        window = getattr(config, "sliding_window", None)
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        rope = getattr(config, "rope_parameters", None) or {}
+        return (
+            config.model_type in _MODEL_TYPES
+            and config.hidden_act == "silu"
+            and (window is None or not getattr(config, "use_sliding_window", True))
+            and kinds == {"full_attention"}
+            and rope.get("rope_type", "default") in _ROPE_TYPES
+            and rope.get("partial_rotary_factor", 1.0) == 1.0
+        )
+
+    def num_bytes(self, capacity: int) -> int:
+        """The memory of a sequence of that many positions."""
+        size: int = self._embedding.element_size() * self._size
+        return 2 * len(self._layers) * self._kv_heads * capacity * size
+
+    def new(self, capacity: int) -> KeyValues:
+        """Return room for a sequence of at most so many positions."""
+        return KeyValues(
+            layers=len(self._layers),
+            heads=self._kv_heads,
+            size=self._size,
+            capacity=capacity,
+            like=self._embedding,
+        )
+
+    def fork(self, kv: KeyValues, length: int, capacity: int) -> KeyValues:
+        """Return a sequence that begins with the first `length` positions of another."""
+        copy = self.new(capacity)
+        copy.fill_from(kv, length)
+        return copy
+
+    def forward(self, parts: Sequence[Part]) -> torch.Tensor:
+        """Compute the parts; return the logits after each that wants them: (wanting, V)."""
+        ids = [token for part in parts for token in part.ids]
+        padding = -len(ids) % self._quantum
+        device = self._embedding.device
+        cos, sin = self._rope.at(_places(parts, padding).to(device))
+        x = self._embedding[torch.tensor(ids + [0] * padding, device=device)]
+        row = 0
+        for part in parts:
+            for first, rows in part.seen:
+                x[row + first : row + first + len(rows)] = rows
+            row += len(part.ids)
+        spans = self._spans(parts)
+        for number, layer in enumerate(self._layers):
+            x = self._compute(layer, number, x, cos, sin, spans)
+        for part in parts:
+            part.kv.length += len(part.ids)
+        return self._logits(x, parts)
+
+    def _spans(self, parts: Sequence[Part]) -> list[_Span]:
+        spans, row = [], 0
+        for part in parts:
+            begin, last = part.kv.length, part.kv.length + len(part.ids)
+            while begin < last:
+                end = min(begin // CHUNK * CHUNK + CHUNK, last)
+                mask = self._mask(begin, end) if end - begin > 1 else None
+                spans.append(_Span(part.kv, row, begin, end, mask))
+                row += end - begin
+                begin = end
+        return spans
+
+    def _mask(self, begin: int, end: int) -> torch.Tensor:
+        like = self._embedding
+        mask = like.new_zeros(end - begin, end)
+        columns = torch.arange(end, device=like.device)
+        rows = torch.arange(begin, end, device=like.device)
+        mask.masked_fill_(columns > rows[:, None], float("-inf"))
+        return mask.repeat(self._groups, 1)
+
+    def _compute(
+        self,
+        layer: _Layer,
+        number: int,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        spans: Sequence[_Span],
+    ) -> torch.Tensor:
+        """One layer. x: (rows, hidden); cos, sin: (rows, 1, size)."""
+        h = torch.rms_norm(x, (self._hidden,), layer.attention_norm, self._eps)
+        num_q = self._heads
+        num_qk = num_q + self._kv_heads
+        qkv = layer.qkv(h).view(len(x), num_qk + self._kv_heads, self._size)
+        qk = qkv[:, :num_qk]
+        if layer.head_norms is not None:
+            for heads, norm in zip((qkv[:, :num_q], qkv[:, num_q:num_qk]), layer.head_norms,
+                                   strict=True):  # fmt: skip
+                heads.copy_(torch.rms_norm(heads, (self._size,), norm, self._eps))
+        turned = qk.roll(self._size // 2, -1)
+        qk.mul_(cos).addcmul_(turned, sin)
+        attended = torch.zeros_like(qkv[:, :num_q])
+        for span in spans:
+            self._attend(qkv, attended, span, number)
+        x = x + layer.out(attended.view(len(x), num_q * self._size))
+        h = torch.rms_norm(x, (self._hidden,), layer.mlp_norm, self._eps)
+        gate, up = layer.gate_up(h).chunk(2, dim=-1)
+        return x + layer.down(functional.silu(gate).mul_(up))
+
+    def _attend(self, qkv: torch.Tensor, attended: torch.Tensor, span: _Span, number: int) -> None:
+        """Attention of one span, its groups of heads folded into the rows of a query."""
+        written, keys, values = span.kv.layers[number]
+        begin, end = span.begin, span.end
+        heads, groups, size = self._kv_heads, self._groups, self._size
+        if span.mask is None:
+            row = qkv[span.row]
+            written[:, :, begin] = row[self._heads :].view(2, heads, size)
+            query = row[: self._heads].view(1, heads, groups, size)
+            attended[span.row] = functional.scaled_dot_product_attention(
+                query, keys[:, :, :end], values[:, :, :end], scale=self._scale
+            ).view(self._heads, size)
+            return
+        count = end - begin
+        rows = qkv[span.row : span.row + count]
+        new = rows[:, self._heads :].view(count, 2, heads, size)
+        written[:, :, begin:end] = new.permute(1, 2, 0, 3)
+        query = rows[:, : self._heads].view(count, heads, groups, size).permute(1, 2, 0, 3)
+        result = functional.scaled_dot_product_attention(
+            query.reshape(1, heads, groups * count, size),
+            keys[:, :, :end],
+            values[:, :, :end],
+            attn_mask=span.mask,
+            scale=self._scale,
+        ).view(heads, groups, count, size)
+        target = attended[span.row : span.row + count].view(count, heads, groups, size)
+        target.copy_(result.permute(2, 0, 1, 3))
+
+    def _logits(self, x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
+        wanted, row = [], 0
+        for part in parts:
+            row += len(part.ids)
+            if part.wants_logits:
+                wanted.append(row - 1)
+        if not wanted:
+            return x.new_empty(0, 0)
+        padding = -len(wanted) % self._quantum
+        h = x[torch.tensor(wanted + [0] * padding, device=x.device)]
+        h = torch.rms_norm(h, (self._hidden,), self._norm, self._eps)
+        return self._head(h)[: len(wanted)]
+
+
+def _text_model(model: Any) -> Any:
+    """The part of a model that reads text, where it has another one for images."""
+    inner = getattr(model, "model", None)
+    return getattr(inner, "language_model", inner)
+
+
+def _places(parts: Sequence[Part], padding: int) -> torch.Tensor:
+    """The positions of all rows: (rows,), or (3, rows) as soon as one part has such."""
+    if all(part.places is None for part in parts):
+        begins = [(part.kv.length + part.offset, len(part.ids)) for part in parts]
+        line = [place for begin, count in begins for place in range(begin, begin + count)]
+        return torch.tensor(line + [0] * padding)
+    columns = [torch.zeros(3, padding, dtype=torch.long)]
+    for part in reversed(parts):
+        begin = part.kv.length + part.offset
+        line_of_part = torch.arange(begin, begin + len(part.ids)).expand(3, -1)
+        columns.insert(0, line_of_part if part.places is None else part.places)
+    return torch.cat(columns, dim=1)
+
+
+class _Rope:
+    """Cosines and sines of rotary positions, computed once."""
+
+    def __init__(self, rotary: Any, like: torch.Tensor) -> None:
+        sections = (rotary.config.rope_parameters or {}).get("mrope_section")
+        # Which of time, row and column turns each element of a head (Qwen2-VL, section 2.1).
+        self._axes: torch.Tensor | None = None
+        if sections:
+            half = torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
+            self._axes = torch.cat([half, half]).to(like.device)
+        self._frequencies = rotary.inv_freq.float()
+        self._scaling: float = rotary.attention_scaling
+        self._like = like
+        self._cos = self._sin = like.new_empty(0, 0)
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of positions (rows,) or (3, rows) as (rows, 1, size).
+
+        The first half of sin is negated: then x cos + roll(x, size / 2) sin turns x.
+        """
+        longest = int(positions.max()) + 1
+        if longest > len(self._cos):
+            self._grow(max(longest, 2 * len(self._cos), 256))
+        if positions.ndim == 1:
+            return self._cos[positions][:, None], self._sin[positions][:, None]
+        assert self._axes is not None
+        elements = torch.arange(len(self._axes), device=positions.device)
+        rows = positions[self._axes].T  # (rows, size): the position that turns each element
+        return self._cos[rows, elements][:, None], self._sin[rows, elements][:, None]
+
+    def _grow(self, length: int) -> None:
+        positions = torch.arange(length, device=self._frequencies.device, dtype=torch.float)
+        angles = positions[:, None] * self._frequencies
+        cos, sin = angles.cos() * self._scaling, angles.sin() * self._scaling
+        self._cos = torch.cat([cos, cos], dim=1).to(self._like.dtype)
+        self._sin = torch.cat([-sin, sin], dim=1).to(self._like.dtype)
+
+
+def _layer(layer: Any, precision: str, *, patience: int) -> _Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+
+    def fused(*layers: torch.nn.Linear) -> Linear:
+        return linear(layers, precision=precision, patience=patience)
+
+    has_head_norms = hasattr(attention, "q_norm")
+    return _Layer(
+        attention_norm=layer.input_layernorm.weight.detach(),
+        qkv=fused(attention.q_proj, attention.k_proj, attention.v_proj),
+        head_norms=(attention.q_norm.weight.detach(), attention.k_norm.weight.detach())
+        if has_head_norms
+        else None,
+        out=fused(attention.o_proj),
+        mlp_norm=layer.post_attention_layernorm.weight.detach(),
+        gate_up=fused(mlp.gate_proj, mlp.up_proj),
+        down=fused(mlp.down_proj),
+    )

@@ -1,0 +1,339 @@
+"""The engine: a thread that owns a model and batches what jobs ask of it, token by token.
+
+Every turn computes one row for each sequence that writes and as many rows of prompts as fit into
+a moment, so that a long prompt does not keep the others waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+import torch
+
+from ..context import WarmModel
+from ..errors import JobFailed
+from .asis import AsIs
+from .cache import Prefixes
+from .choice import Choice, keys_of, now
+from .decoder import Decoder, Part
+from .generation import End, Generation
+from .vision import Eyes, Sight
+
+log = logging.getLogger(__name__)
+
+MAX_SEQUENCES = 64  # that are computed at once
+_ALONE_S = 0.5  # of prompt per turn, while nobody writes
+_BESIDE_S = 0.1  # of prompt per turn, while others write
+_MEMORY_SHARE = 0.4  # of the memory that is free when the engine starts: for keys and values
+
+
+_FEATURES_SHARE = 0.1  # of the same, in addition: for the features of pictures
+
+
+class Engine:
+    """Serves the generations of one model; `submit` may be called from any thread."""
+
+    def __init__(
+        self, warm: WarmModel, *, precision: str = "own", budget_bytes: int | None = None
+    ) -> None:
+        """`budget_bytes`: for keys and values of what runs and of kept prefixes."""
+        self._warm = warm
+        self._precision = precision
+        self._budget_bytes = budget_bytes or int(psutil.virtual_memory().available * _MEMORY_SHARE)
+        self._vocabulary: int = warm.model.get_input_embeddings().num_embeddings
+        self._threads = torch.get_num_threads()
+        self._ends = _ends(warm)
+        self._runner: Any = None  # made by the thread: it takes a moment
+        self._vision: Eyes | None = None
+        self._prefixes = Prefixes()
+        self._arrived = threading.Condition()
+        self._arrivals: deque[tuple[Generation, float]] = deque()
+        self._is_closed = False
+        self._waiting: deque[tuple[Generation, float]] = deque()
+        self._reading: deque[Choice] = deque()  # whose prompt is being computed
+        self._writing: list[Choice] = []
+        self._rows_per_s = 0.0  # of prompts, as measured
+        self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, generation: Generation) -> None:
+        """Have it computed; its `pieces` tell how it goes, up to an End. Raises JobFailed."""
+        highest = max(generation.ids)
+        if highest >= self._vocabulary:  # it would fail the whole batch
+            raise JobFailed(
+                f"prompt: token {highest} is not among the {self._vocabulary} of {self._warm.name}"
+            )
+        with self._arrived:
+            if self._is_closed:
+                raise JobFailed("engine: it is closed")
+            self._arrivals.append((generation, now()))
+            self._arrived.notify()
+
+    def close(self) -> None:
+        """End the thread after what it has begun."""
+        with self._arrived:
+            self._is_closed = True
+            self._arrived.notify()
+        self._thread.join()
+
+    # --- the thread ---------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        torch.set_num_threads(self._threads)  # a setting of each thread
+        with torch.inference_mode():
+            while self._wait():
+                try:
+                    self._turn()
+                except Exception as error:  # no memory, say: whoever asked is told, others go on
+                    log.exception("engine of %s", self._warm.name)
+                    self._fail_all(error)
+
+    def _wait(self) -> bool:
+        """Wait for work. Returns whether there is any, False when closed."""
+        with self._arrived:
+            while not self._has_work and not self._arrivals:
+                if self._is_closed:
+                    return False
+                self._arrived.wait()
+            self._waiting.extend(self._arrivals)
+            self._arrivals.clear()
+        return True
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._waiting or self._reading or self._writing)
+
+    def _turn(self) -> None:
+        if self._runner is None:
+            self._runner = _runner(self._warm.model, self._precision)
+        self._drop_cancelled()
+        self._admit()
+        writing = list(self._writing)
+        reading = self._plan()
+        if not writing and not reading:
+            return
+        parts = [Part(c.kv, (c.next_token,), True, offset=_offset(c)) for c in writing]
+        parts += [part for _, part in reading]
+        begun = now()
+        logits = self._runner.forward(parts)
+        self._measure(reading, now() - begun, beside=len(writing))
+        rows = iter(logits)
+        for choice in writing:
+            self._take(choice, next(rows))
+        for choice, part in reading:
+            self._reading.remove(choice)
+            if part.wants_logits:
+                self._begin_writing(choice, next(rows))
+            else:
+                self._reading.append(choice)  # its turn comes after those of the others
+
+    def _drop_cancelled(self) -> None:
+        for choice in [*self._reading, *self._writing]:
+            if choice.generation.is_cancelled():
+                choice.cancel()
+                self._remember(choice)
+                self._leave(choice)
+        for item in [item for item in self._waiting if item[0].is_cancelled()]:
+            self._waiting.remove(item)
+            item[0].pieces.put(End())
+
+    def _admit(self) -> None:
+        """Let in, in their order, those for whom there is room."""
+        while self._waiting:
+            generation, since = self._waiting[0]
+            running = [*self._reading, *self._writing]
+            needed = self._runner.num_bytes(_capacity(generation)) * generation.num_choices
+            held = sum(
+                self._runner.num_bytes(_capacity(c.generation))
+                * (c.generation.num_choices if c in self._reading else 1)
+                for c in running
+            )
+            places = sum(c.generation.num_choices if c in self._reading else 1 for c in running)
+            if running and (
+                held + needed > self._budget_bytes
+                or places + generation.num_choices > MAX_SEQUENCES
+            ):
+                return
+            self._waiting.popleft()
+            self._prefixes.shrink_to(max(0, self._budget_bytes - held - needed))
+            generation.measures.queued_s = now() - since
+            kv = self._runner.new(_capacity(generation))
+            self._reading.append(Choice(generation, 0, kv, self._warm.tokenizer))
+
+    def _plan(self) -> list[tuple[Choice, Part]]:
+        """Choose what to compute of prompts this turn, in whole chunks; they take turns."""
+        seconds = _BESIDE_S if self._writing else _ALONE_S
+        room = max(1, int(self._rows_per_s * seconds))
+        planned = []
+        for choice in self._reading:
+            if room <= 0:
+                break
+            if not self._is_ready(choice, seconds):
+                continue
+            part = self._part(choice, room)
+            planned.append((choice, part))
+            room -= len(part.ids)
+        return planned
+
+    def _part(self, choice: Choice, room: int) -> Part:
+        ids, begin = choice.generation.ids, choice.kv.length
+        chunk = self._runner.chunk
+        if chunk is None:
+            end = len(ids)
+        else:
+            end = max(begin + room, begin + 1)
+            end = min(-(-end // chunk) * chunk, len(ids))
+        if choice.sight is None:
+            return Part(choice.kv, ids[begin:end], end == len(ids))
+        return Part(
+            choice.kv,
+            ids[begin:end],
+            end == len(ids),
+            places=choice.sight.places[:, begin:end],
+            seen=choice.sight.rows(begin, end),
+        )
+
+    def _is_ready(self, choice: Choice, seconds: float) -> bool:
+        """Prepare a choice whose prompt is next; False while it looks at its pictures."""
+        if choice.begun_at is None:
+            choice.begun_at = now()
+            self._reuse(choice)
+            if choice.generation.pictures:
+                choice.sight = Sight(self._eyes(), choice.generation, choice.kv.length)
+        if choice.sight is None:
+            return True
+        begun = now()
+        is_ready = choice.sight.look(until=begun + seconds)
+        choice.generation.measures.vision_s += now() - begun
+        if is_ready:
+            choice.begun_at = now()
+        return is_ready
+
+    def _eyes(self) -> Eyes:
+        if self._vision is None:
+            self._vision = Eyes(self._warm.model, int(self._budget_bytes * _FEATURES_SHARE))
+        return self._vision
+
+    def _measure(
+        self, reading: Sequence[tuple[Choice, Part]], seconds: float, *, beside: int
+    ) -> None:
+        rows = sum(len(part.ids) for _, part in reading)
+        if rows:
+            speed = (rows + beside) / seconds
+            self._rows_per_s = speed if not self._rows_per_s else (self._rows_per_s + speed) / 2
+
+    def _begin_writing(self, choice: Choice, logits: torch.Tensor) -> None:
+        """The prompt is computed: all choices of the generation go on from it."""
+        generation = choice.generation
+        self._remember(choice)
+        assert choice.begun_at is not None
+        done = now()
+        generation.measures.prefill_s = done - choice.begun_at
+        choices = [choice]
+        for index in range(1, generation.num_choices):
+            kv = self._runner.fork(choice.kv, len(generation.ids), _capacity(generation))
+            sibling = Choice(generation, index, kv, self._warm.tokenizer)
+            sibling.sight = choice.sight
+            choices.append(sibling)
+        self._writing.extend(choices)
+        for sibling in choices:
+            sibling.begun_at = done
+            self._take(sibling, logits)
+
+    def _take(self, choice: Choice, logits: torch.Tensor) -> None:
+        try:
+            choice.take(logits, self._ends)
+        except JobFailed as error:
+            self._fail(choice.generation, error)
+            return
+        if choice.finish_reason is not None:
+            self._leave(choice)
+
+    def _leave(self, choice: Choice) -> None:
+        """Take a choice out; the last one of its generation ends that."""
+        generation = choice.generation
+        if choice in self._reading:
+            self._reading.remove(choice)
+        else:
+            self._writing.remove(choice)
+            assert choice.begun_at is not None
+            generation.measures.decode_s = now() - choice.begun_at
+        if not any(c.generation is generation for c in [*self._reading, *self._writing]):
+            generation.pieces.put(End())
+
+    def _fail(self, generation: Generation, error: BaseException) -> None:
+        self._reading = deque(c for c in self._reading if c.generation is not generation)
+        self._writing = [c for c in self._writing if c.generation is not generation]
+        generation.pieces.put(End(error))
+
+    def _fail_all(self, error: BaseException) -> None:
+        running = {id(c.generation): c.generation for c in [*self._reading, *self._writing]}
+        for generation in [*running.values(), *(item[0] for item in self._waiting)]:
+            self._fail(generation, error)
+        self._waiting.clear()
+
+    # --- prefixes -----------------------------------------------------------------------------
+
+    def _reuse(self, choice: Choice) -> None:
+        """Begin with what an earlier prompt has in common with this one."""
+        if self._runner.chunk is None:
+            return
+        # The last token is always computed: its logits are needed.
+        found = self._prefixes.find(keys_of(choice.generation)[:-1])
+        if found is not None:
+            kv, length = found
+            choice.kv.fill_from(kv, length)
+            choice.generation.measures.cached_tokens = length
+
+    def _remember(self, choice: Choice) -> None:
+        """Keep the whole chunks of a prompt, as far as it was computed."""
+        chunk = self._runner.chunk
+        if chunk is None or choice.index:
+            return
+        length = min(choice.kv.length, len(choice.generation.ids)) // chunk * chunk
+        keys = keys_of(choice.generation)[:length]
+        if length and not self._prefixes.has(keys):
+            self._prefixes.keep(keys, self._runner.fork(choice.kv, length, length))
+
+
+def _offset(choice: Choice) -> int:
+    return 0 if choice.sight is None else choice.sight.offset
+
+
+def _capacity(generation: Generation) -> int:
+    return len(generation.ids) + generation.max_tokens
+
+
+def _runner(model: Any, precision: str) -> Any:
+    if Decoder.takes(model):
+        runner = Decoder(model, precision=precision)
+        if not runner.is_exact:
+            log.warning("rows depend on each other here: batches may change the last bits")
+        return runner
+    return AsIs(model)
+
+
+def _ends(warm: WarmModel) -> frozenset[int]:
+    """The tokens that end a completion."""
+    configured = warm.model.generation_config.eos_token_id
+    ends = configured if isinstance(configured, list) else [configured]
+    return frozenset(e for e in [*ends, warm.tokenizer.eos_token_id] if e is not None)
+
+
+_engines: dict[tuple[int, str], Engine] = {}
+_making = threading.Lock()
+
+
+def engine_of(warm: WarmModel, precision: str = "own") -> Engine:
+    """Return this process's engine of a model, the same for every job that asks."""
+    with _making:
+        key = (id(warm.model), precision)
+        engine = _engines.get(key)
+        if engine is None:
+            engine = _engines[key] = Engine(warm, precision=precision)
+        return engine

@@ -1,0 +1,119 @@
+"""Looking at the pictures of a prompt, block by block, so that others go on writing meanwhile.
+
+For models of the Qwen2-VL family. What was seen of a picture is kept, for the next turn of an
+episode that shows it again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers.vision_utils import get_vision_attention_seqlens, get_vision_position_ids
+
+from ..errors import JobFailed
+from .generation import Generation, Picture
+
+
+class Eyes:
+    """The vision part of a model, and what it saw lately."""
+
+    def __init__(self, model: Any, budget_bytes: int) -> None:
+        self._visual: Any = getattr(getattr(model, "model", None), "visual", None)
+        if self._visual is None:
+            raise JobFailed(f"messages: {model.config.model_type} takes no images")
+        self._budget_bytes = budget_bytes
+        self._seen: OrderedDict[int, torch.Tensor] = OrderedDict()
+
+    @property
+    def merge(self) -> int:
+        """Rows and columns of patches that make one token."""
+        return int(self._visual.spatial_merge_size)
+
+    def features(self, picture: Picture) -> Iterator[torch.Tensor | None]:
+        """Yield None after each step of the work, then the features (tokens, hidden)."""
+        found = self._seen.get(picture.digest)
+        if found is None:
+            for found in self._look(picture):  # noqa: B007  the last one counts
+                yield None
+            assert found is not None
+            self._seen[picture.digest] = found
+            self._forget()
+        self._seen.move_to_end(picture.digest)
+        yield found
+
+    def _look(self, picture: Picture) -> Iterator[torch.Tensor]:
+        """Yield what each block makes of the patches, and last the features."""
+        visual = self._visual
+        grid = torch.tensor([picture.grid])
+        ends, longest = get_vision_attention_seqlens(grid, visual.config, kwargs={})
+        x = visual.patch_embed(picture.patches.to(visual.device, visual.dtype))
+        places = get_vision_position_ids(grid, visual.spatial_merge_size, kwargs={})
+        turns = visual.rotary_pos_emb(x, places.to(x.device))
+        for block in visual.blocks:
+            x = block(x, cu_seqlens=ends, max_seqlen=longest, position_embeddings=turns)
+            yield x
+        yield visual.merger(x)
+
+    def _forget(self) -> None:
+        held = sum(features.nbytes for features in self._seen.values())
+        while len(self._seen) > 1 and held > self._budget_bytes:
+            held -= self._seen.popitem(last=False)[1].nbytes
+
+
+class Sight:
+    """The pictures of one prompt: where its positions are, and what is seen there."""
+
+    def __init__(self, eyes: Eyes, generation: Generation, computed: int) -> None:
+        """Pictures that end within the first `computed` positions are not looked at."""
+        self.places = places_of(len(generation.ids), generation.pictures, eyes.merge)
+        self.offset = int(self.places.max()) + 1 - len(generation.ids)
+        self._features: list[tuple[int, torch.Tensor]] = []
+        self._work = self._look_at(
+            eyes, [p for p in generation.pictures if p.start + p.num_tokens > computed]
+        )
+
+    def look(self, *, until: float) -> bool:
+        """Go on for a while. Returns whether all is seen."""
+        return not any(time.perf_counter() >= until for _ in self._work)
+
+    def _look_at(self, eyes: Eyes, pictures: Sequence[Picture]) -> Iterator[None]:
+        for picture in pictures:
+            for features in eyes.features(picture):
+                if features is not None:
+                    self._features.append((picture.start, features))
+                yield
+
+    def rows(self, begin: int, end: int) -> list[tuple[int, torch.Tensor]]:
+        """What stands at the positions from `begin` to `end`, each with its first place there."""
+        found = []
+        for start, features in self._features:
+            first, last = max(start, begin), min(start + len(features), end)
+            if first < last:
+                found.append((first - begin, features[first - start : last - start]))
+        return found
+
+
+def places_of(length: int, pictures: Sequence[Picture], merge: int) -> torch.Tensor:
+    """Time, row and column of every position: (3, length) int64 (Qwen2-VL, section 2.1).
+
+    Text is at the same place on all three; a picture spreads over rows and columns, and the text
+    behind it goes on after the longer side.
+    """
+    parts, position, place = [], 0, 0
+    for picture in pictures:
+        text = picture.start - position
+        parts.append(torch.arange(place, place + text).expand(3, -1))
+        place += text
+        times, height, width = picture.grid[0], picture.grid[1] // merge, picture.grid[2] // merge
+        axes = torch.meshgrid(
+            torch.arange(times), torch.arange(height), torch.arange(width), indexing="ij"
+        )
+        parts.append(torch.stack(axes).reshape(3, -1) + place)
+        place += max(height, width)
+        position = picture.start + picture.num_tokens
+    parts.append(torch.arange(place, place + length - position).expand(3, -1))
+    return torch.cat(parts, dim=1)

@@ -1,0 +1,143 @@
+"""The infer kind: a model answers a prompt, a chat, or a file of thousands of them.
+
+Here are its options and its course; `engine/` holds the batching engine, which needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import orjson
+
+from . import chats, pictures, rows
+from .context import Context
+from .errors import SpecError
+from .spec import Spec, option
+
+MAX_TOKENS = 256  # of a completion, unless the options say otherwise or less fits
+PRECISIONS = ("own", "int8")
+SOURCES = ("prompt", "messages", "input")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferSpec(Spec):
+    """Every option of an infer job."""
+
+    kind: ClassVar[str] = "infer"
+    queue: ClassVar[str] = "infer"
+    argument: ClassVar[str | None] = "prompt"
+
+    model: str = option("demo", "name of the warm model that answers")
+    # Not `str | None`: the word none is a prompt like any other.
+    prompt: str = option("", "text to go on from; instead: messages or input")
+    messages: str = option("", "chat to answer: a JSON list of messages, as OpenAI's API has it")
+    input: str = option("", "JSONL file whose rows have a prompt or messages; goes with output")
+    output: str = option("", "JSONL file for the answers to input: one line a row, in its order")
+    chat_template: bool = option(False, "give plain prompts to the tokenizer's chat template")
+    system: str = option("", "system message that opens a chat which has none")
+    image: tuple[str, ...] = option((), "image file that the prompt is about")
+    thumbnail: int | None = option(
+        None, "pixels of an image's longer side; larger ones are made smaller", minimum=28
+    )
+    max_pixels: int | None = option(
+        None,
+        "of an image as the model sees it, larger ones are made smaller; by default its own",
+        minimum=28 * 28,
+    )
+
+    max_tokens: int | None = option(
+        None,
+        f"most tokens of a completion; by default {MAX_TOKENS}, or what the prompt leaves",
+        minimum=1,
+    )
+    temperature: float = option(1.0, "of the sampling; 0: always the likeliest token", minimum=0)
+    top_p: float = option(1.0, "share of probability to sample from", above=0, maximum=1)
+    top_k: int = option(0, "number of tokens to sample from; 0: all", minimum=0)
+    frequency_penalty: float = option(
+        0.0, "taken from a token's logit for each time it was written", minimum=-2, maximum=2
+    )
+    presence_penalty: float = option(
+        0.0, "taken from a token's logit once it was written", minimum=-2, maximum=2
+    )
+    stop: tuple[str, ...] = option((), "text that ends a completion, and is not part of it")
+    seed: int | None = option(
+        None, "of the sampling; by default another each time", minimum=0, maximum=2**63 - 1
+    )
+    precision: str = option(
+        "own", "own: the dtype the model has; int8: of its weights, on a CPU", choices=PRECISIONS
+    )
+    n: int = option(1, "completions per prompt", minimum=1, maximum=128)
+
+    def check(self) -> None:
+        super().check()
+        given = [name for name in SOURCES if getattr(self, name)]
+        if len(given) != 1:
+            raise SpecError(
+                "prompt",
+                f"must be given, or else messages or input, got {' and '.join(given) or 'none'}",
+            )
+        if self.messages:
+            chats.parse(self.messages, "messages")
+        if bool(self.input) != bool(self.output):
+            raise SpecError("output", "must go with input, got one without the other")
+        if "" in self.stop:
+            raise SpecError("stop", "must be text, each, got ''")
+        if self.image and not self.prompt:
+            raise SpecError("image", "must go with a prompt; messages have images of their own")
+        if self.system and self.prompt and not (self.chat_template or self.image):
+            raise SpecError("system", "must go with chat_template or messages, got a plain prompt")
+
+    def located(self, folder: Path) -> Self:
+        """Return the same spec with its paths seen from `folder` made absolute."""
+        paths: dict[str, Any] = {
+            name: str(folder / Path(getattr(self, name)).expanduser())
+            for name in ("input", "output")
+            if getattr(self, name)
+        }
+        paths["image"] = tuple(str(folder / Path(path).expanduser()) for path in self.image)
+        return replace(self, **paths)
+
+    def check_inputs(self, model_settings: Mapping[str, Any] | None) -> None:
+        """Check the input's rows, the output's place and the lengths. Raises SpecError."""
+        super().check_inputs(model_settings)
+        for path in self.image:
+            pictures.check(path)
+        if self.input:
+            rows.check(Path(self.input), Path(self.output))
+        config = model_settings or {}
+        limit = config.get("text_config", config).get("max_position_embeddings")
+        if limit is not None and (self.max_tokens or 1) >= limit:
+            raise SpecError(
+                "max_tokens",
+                f"must be less than {limit} (the positions of {self.model}), got {self.max_tokens}",
+            )
+
+
+def run(spec: InferSpec, ctx: Context) -> dict[str, Any]:
+    """Answer; leave the running batch at the next token when `ctx.stop` is set.
+
+    Returns choices, usage, timings, seed and model; for a file of rows their number, usage and
+    timings. Raises Stopped and JobFailed.
+    """
+    from . import answering
+
+    warm = ctx.models.take(spec.model)
+    if spec.input:
+        return answering.answer_file(spec, ctx, warm)
+    return answering.answer_one(spec, ctx, warm, _prompt(spec))
+
+
+def _prompt(spec: InferSpec) -> str | list[dict[str, Any]]:
+    """The plain prompt, or the chat to answer."""
+    if spec.messages:
+        messages: list[dict[str, Any]] = orjson.loads(spec.messages)
+        return messages
+    if not spec.image:
+        return spec.prompt
+    parts: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": pictures.FILE + path}} for path in spec.image
+    ]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": spec.prompt}]}]

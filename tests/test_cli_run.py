@@ -1,0 +1,112 @@
+"""`warmd run` and `warmd chat` with a real daemon: text as it comes, and exit codes."""
+
+from __future__ import annotations
+
+import io
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import tiny
+from daemons import Daemon
+from shell import CLEAN_ENVIRON, Done, warmd
+
+from warmd.configs.config import WorkerConfig
+
+CHAT = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def daemon(daemons: Callable[..., Daemon]) -> Iterator[Daemon]:
+    worker = WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=4, threads=1)
+    daemon = daemons(workers=(worker,))
+    daemon.start()
+    yield daemon
+    daemon.close()
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a model with a chat template."""
+    folder = tmp_path_factory.mktemp("talker") / "talker"
+    tiny.model(positions=4096).save_pretrained(folder)
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def type_in(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+
+
+def run(daemon: Daemon, *arguments: str) -> Done:
+    return warmd("run", "--model", "tiny", "--temperature", "0", *arguments, home=daemon.home.path)
+
+
+def test_run_writes_the_text_and_nothing_else(daemon):
+    done = run(daemon, "1+1=", "--max-tokens", "8")
+    assert (done.code, done.err) == (0, "")
+    result = run(daemon, "1+1=", "--max-tokens", "8", "--json").objects[0]["result"]
+    assert done.out.rstrip("\n") == result["choices"][0]["text"].rstrip("\n")
+
+
+def test_run_and_submit_take_the_prompt_as_argument_option_or_stdin(daemon, monkeypatch):
+    by_argument = run(daemon, "--max-tokens", "8", "--", "--help")
+    assert run(daemon, "--max-tokens", "8", "--prompt=--help").out == by_argument.out
+    type_in(monkeypatch, "--help")
+    assert run(daemon, "--max-tokens", "8").out == by_argument.out
+    assert run(daemon, "a", "--prompt", "b").is_refusal(2)
+    done = warmd("submit", "infer", "1+1=", "--model", "tiny", "--wait", home=daemon.home.path)
+    assert done.code == 0
+    spec = daemon.client.rundir(done.out.strip()).read_spec()["spec"]
+    assert spec["prompt"] == "1+1="
+
+
+def test_failed_job_ends_run_with_its_reason(daemon):
+    done = run(daemon, "a" * 63, "--max-tokens", "50")
+    assert (done.code, done.out) == (1, "")
+    assert "at most 1 are left" in done.err
+
+
+def test_ctrl_c_cancels_the_job(daemon, talker):
+    command = [sys.executable, "-m", "warmd.cli", "run", "a", "--model", talker]
+    process = subprocess.Popen(
+        [*command, "--max-tokens", "4000", "--seed", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**CLEAN_ENVIRON, "WARMD_HOME": str(daemon.home.path)},
+    )
+    assert process.stdout is not None
+    process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    job_id = daemon.client.find("-")
+    assert job_id in errors
+    assert daemon.wait(job_id)["status"] == "stopped"
+
+
+def test_chat_remembers_what_was_said(daemon, talker, monkeypatch):
+    type_in(monkeypatch, "hi\n\nand more\n")
+    done = warmd("chat", talker, "--temperature", "0", "--max-tokens", "5", home=daemon.home.path)
+    assert (done.code, done.err) == (0, "")
+    job = daemon.client.find("-")
+    spec = daemon.client.rundir(job).read_spec()["spec"]
+    assert [role in spec["messages"] for role in ("hi", "assistant", "and more")] == [True] * 3
+
+
+def test_chat_with_a_model_that_cannot_says_so(daemon, monkeypatch):
+    type_in(monkeypatch, "hi\n")
+    done = warmd("chat", "tiny", home=daemon.home.path)
+    assert done.code == 1
+    assert "chat_template" in done.err
+
+
+def test_stopped_daemon_is_exit_code_3(tmp_path: Path, talker: str) -> None:
+    done = warmd("run", "hi", "--model", talker, home=tmp_path)
+    assert done.is_refusal(3)

@@ -1,0 +1,344 @@
+"""The engine: what a sequence gets does not depend on who else is computed beside it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+import transformers
+from waiting import wait_until
+
+from warmd.jobs.context import WarmModel
+from warmd.jobs.engine.asis import AsIs
+from warmd.jobs.engine.cache import CHUNK
+from warmd.jobs.engine.decoder import Decoder, Part
+from warmd.jobs.engine.engine import Engine
+from warmd.jobs.engine.generation import End, Generation, Piece, Sampling
+from warmd.jobs.errors import JobFailed
+
+SIZES = {
+    "vocab_size": 200,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    "initializer_range": 0.3,
+}
+GREEDY = Sampling(temperature=0)
+
+
+def make(name: str, **sizes: Any) -> Any:
+    """A small model of random weights with biases where its kind has them."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **sizes})
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    for parameter_name, parameter in model.named_parameters():
+        if parameter_name.endswith((".bias", "norm.weight")):
+            torch.nn.init.normal_(parameter, mean=0.5)
+    return model.requires_grad_(False).eval()
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 80, (length,), generator=generator).tolist()
+
+
+@pytest.fixture(scope="module")
+def qwen() -> Any:
+    return make("Qwen2", vocab_size=len(tiny.SPECIAL) + len(tiny.CHARACTERS))
+
+
+@pytest.fixture
+def engine(qwen: Any) -> Iterable[Engine]:
+    engine = start(qwen)
+    yield engine
+    engine.close()
+
+
+def start(model: Any, *, made_by: type[Engine] = Engine, **settings: Any) -> Engine:
+    warm = WarmModel(name="m", path=Path("none"), model=model, tokenizer=tiny.tokenizer())
+    return made_by(warm, **settings)
+
+
+def collect(generation: Generation, timeout_s: float = 60) -> list[tuple[str, str | None, int]]:
+    """The text, finish reason and number of tokens of every choice."""
+    choices: list[tuple[str, str | None, int]] = [("", None, 0)] * generation.num_choices
+    while True:
+        piece = generation.pieces.get(timeout=timeout_s)
+        if isinstance(piece, End):
+            if piece.error is not None:
+                raise piece.error
+            return choices
+        text, _, tokens = choices[piece.index]
+        choices[piece.index] = (text + piece.text, piece.finish_reason, tokens + piece.tokens)
+
+
+def generate(engine: Engine, generation: Generation) -> list[tuple[str, str | None, int]]:
+    engine.submit(generation)
+    return collect(generation)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3", "Mistral"])
+def test_logits_are_those_of_transformers(name):
+    extra = {"head_dim": 24} if name == "Qwen3" else {}
+    model = make(name, **({"sliding_window": None} if name == "Mistral" else {}), **extra)
+    assert Decoder.takes(model)
+    ids = prompt(CHUNK * 2 + 7)
+    with torch.inference_mode():
+        wanted = model(torch.tensor([ids])).logits[0, [-3, -2, -1]]
+        decoder = Decoder(model)
+        kv = decoder.new(len(ids))
+        logits = [
+            decoder.forward([Part(kv, part, True)])[0] for part in (ids[:-2], ids[-2:-1], ids[-1:])
+        ]
+    torch.testing.assert_close(torch.stack(logits), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["own", "int8"])
+def test_bfloat16_models_are_served_too(precision):
+    model = make("Qwen2", vocab_size=81).to(torch.bfloat16)
+    engine = start(model, precision=precision)
+    asked = Generation(ids=prompt(50), sampling=GREEDY, max_tokens=5)
+    assert generate(engine, asked)[0][2] == 5
+    engine.close()
+
+
+def test_rope_of_llama_3_is_that_of_transformers():
+    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+            "rope_theta": 10000.0}  # fmt: skip
+    model = make("Llama", rope_parameters=rope)
+    assert Decoder.takes(model)
+    ids = prompt(150)
+    with torch.inference_mode():
+        decoder = Decoder(model)
+        logits = decoder.forward([Part(decoder.new(150), ids, True)])
+        wanted = model(torch.tensor([ids])).logits[0, -1:]
+    torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["own", "int8"])
+def test_rows_have_the_same_bits_whatever_is_computed_beside_them(qwen, precision):
+    with torch.inference_mode():
+        decoder = Decoder(qwen, precision=precision)
+        prompts = [prompt(length, length) for length in (1, 5, 31, 32, 33, 64, 100, 7, 2, 3)]
+        alone = []
+        for ids in prompts:
+            kv = decoder.new(200)
+            first = decoder.forward([Part(kv, ids, True)])[0]
+            alone.append((first, decoder.forward([Part(kv, [9], True)])[0]))
+        kvs = [decoder.new(200) for _ in prompts]
+        first = decoder.forward([Part(kv, ids, True) for kv, ids in zip(kvs, prompts, strict=True)])
+        second = decoder.forward([Part(kv, [9], True) for kv in kvs])
+    assert decoder.is_exact
+    for number, (one, two) in enumerate(alone):
+        assert torch.equal(first[number], one)
+        assert torch.equal(second[number], two)
+
+
+def test_each_of_many_mixed_requests_gets_the_tokens_that_it_gets_alone(engine, qwen):
+    def ask(number: int) -> Generation:
+        sampling = GREEDY if number % 2 else Sampling(seed=number, top_p=0.9, top_k=50)
+        return Generation(
+            ids=prompt(1 + 17 * number % 150, number),
+            sampling=sampling,
+            max_tokens=5 + number % 40,
+            num_choices=3 if number % 7 == 0 else 1,
+        )
+
+    alone = []
+    for number in range(32):
+        fresh = start(qwen)
+        alone.append(generate(fresh, ask(number)))
+        fresh.close()
+    together = [ask(number) for number in range(32)]
+    for generation in together:
+        engine.submit(generation)
+    assert [collect(generation) for generation in together] == alone
+
+
+def test_reused_prefixes_change_nothing_and_are_counted(engine, qwen):
+    first = prompt(3 * CHUNK + 10)
+    longer = [*first, *prompt(50, 1)]
+    other = [*first[: CHUNK + 5], *prompt(100, 2)]
+    for ids, cached in ((first, 0), (longer, 3 * CHUNK), (other, CHUNK), (first, 3 * CHUNK)):
+        with_reuse = Generation(ids=ids, sampling=GREEDY, max_tokens=30)
+        answer = generate(engine, with_reuse)
+        fresh = start(qwen)
+        assert answer == generate(fresh, Generation(ids=ids, sampling=GREEDY, max_tokens=30))
+        fresh.close()
+        assert with_reuse.measures.cached_tokens == cached
+
+
+def test_bits_do_not_change_while_layers_are_packed(qwen):
+    with torch.inference_mode():
+        decoder = Decoder(qwen)
+        logits = [decoder.forward([Part(decoder.new(9), prompt(9), True)]) for _ in range(20)]
+    assert all(torch.equal(found, logits[0]) for found in logits)
+
+
+def test_reused_prefixes_give_the_same_bits(qwen):
+    ids = prompt(150)
+    with torch.inference_mode():
+        decoder = Decoder(qwen)
+        whole = decoder.new(150)
+        wanted = decoder.forward([Part(whole, ids, True)])
+        other = decoder.fork(whole, 2 * CHUNK, 150)
+        assert torch.equal(decoder.forward([Part(other, ids[2 * CHUNK :], True)]), wanted)
+
+
+def test_prefixes_leave_when_memory_is_short(qwen):
+    room = Decoder(qwen).num_bytes(300)
+    engine = start(qwen, budget_bytes=room)
+    for number in range(6):
+        ids = prompt(2 * CHUNK, number)
+        generate(engine, Generation(ids=ids, sampling=GREEDY, max_tokens=5))
+    assert 0 < engine._prefixes.num_bytes <= room
+    again = Generation(ids=prompt(2 * CHUNK, 0), sampling=GREEDY, max_tokens=5)
+    generate(engine, again)
+    assert again.measures.cached_tokens == 0
+    engine.close()
+
+
+def test_a_request_that_needs_more_than_the_budget_runs_alone(qwen):
+    engine = start(qwen, budget_bytes=1)
+    asked = [
+        Generation(ids=prompt(40, number), sampling=GREEDY, max_tokens=20) for number in range(3)
+    ]
+    for generation in asked:
+        engine.submit(generation)
+    assert [len(collect(generation)) for generation in asked] == [1, 1, 1]
+    engine.close()
+
+
+def test_cancelled_request_leaves_at_the_next_token_and_the_others_go_on(engine):
+    leave = threading.Event()
+    ids = prompt(20)
+    leaving = Generation(ids=ids, sampling=GREEDY, max_tokens=400, is_cancelled=leave.is_set)
+    staying = Generation(ids=ids, sampling=GREEDY, max_tokens=400)
+    engine.submit(leaving)
+    engine.submit(staying)
+    begun = leaving.pieces.get(timeout=30)
+    leave.set()
+    ((text, reason, tokens),) = collect(leaving)
+    ((whole, _, all_tokens),) = collect(staying)
+    assert isinstance(begun, Piece)
+    assert reason == "cancelled"
+    assert begun.tokens + tokens < all_tokens
+    assert whole.startswith(begun.text + text)
+    alone = Generation(ids=ids, sampling=GREEDY, max_tokens=400)
+    assert generate(engine, alone)[0][0] == whole
+
+
+def test_waiting_request_is_cancelled_without_a_word(qwen):
+    engine = start(qwen, budget_bytes=1)
+    first = Generation(ids=prompt(9), sampling=GREEDY, max_tokens=400)
+    second = Generation(ids=prompt(9), sampling=GREEDY, max_tokens=400, is_cancelled=lambda: True)
+    engine.submit(first)
+    engine.submit(second)
+    assert isinstance(second.pieces.get(timeout=30), End)
+    collect(first)
+    engine.close()
+
+
+class SlowEngine(Engine):
+    """An engine that knows its machine to be slow."""
+
+    def _measure(self, *args: Any, **kwargs: Any) -> None:
+        self._rows_per_s = 1.0
+
+
+def test_long_prompt_does_not_keep_a_writer_waiting(qwen):
+    """While 400 tokens of prompt are read, a writer goes on between their chunks."""
+    engine = start(qwen, made_by=SlowEngine)
+    writer = Generation(ids=prompt(4), sampling=GREEDY, max_tokens=500)
+    engine.submit(writer)
+    writer.pieces.get(timeout=30)
+    reader = Generation(ids=prompt(400, 5), sampling=GREEDY, max_tokens=1)
+    before = writer.pieces.qsize()
+    engine.submit(reader)
+    collect(reader)
+    assert writer.pieces.qsize() >= before + 400 // CHUNK - 1
+    engine.close()
+
+
+def test_token_that_the_model_does_not_have_is_refused(engine):
+    with pytest.raises(JobFailed, match="token 1000000 is not among the 81"):
+        engine.submit(Generation(ids=[10**6], sampling=GREEDY, max_tokens=5))
+
+
+class BrokenEngine(Engine):
+    """An engine that has no memory for its third turn."""
+
+    turns = 0
+
+    def _measure(self, *args: Any, **kwargs: Any) -> None:
+        self.turns += 1
+        if self.turns == 3:
+            raise MemoryError("no memory")
+
+
+def test_trouble_in_the_engine_is_told_and_ends_it_not(qwen):
+    engine = start(qwen, made_by=BrokenEngine)
+    asked = [Generation(ids=prompt(60), sampling=GREEDY, max_tokens=50) for _ in range(3)]
+    for generation in asked:
+        engine.submit(generation)
+    for generation in asked:
+        with pytest.raises(MemoryError):
+            collect(generation)
+    fine = Generation(ids=prompt(5), sampling=GREEDY, max_tokens=5)
+    assert generate(engine, fine)[0][2] == 5
+    engine.close()
+
+
+def test_model_that_gives_no_numbers_is_an_error():
+    model = make("Llama", vocab_size=83)
+    model.model.norm.weight.fill_(float("nan"))
+    engine = start(model)
+    for sampling in (GREEDY, Sampling()):
+        with pytest.raises(JobFailed, match="no numbers"):
+            generate(engine, Generation(ids=prompt(5), sampling=sampling, max_tokens=5))
+    engine.close()
+
+
+def test_other_architectures_are_served_one_by_one_and_equal_transformers():
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=83, n_positions=128, n_embd=32, n_layer=2, n_head=2, eos_token_id=None,
+        bos_token_id=1, initializer_range=0.3,
+    )  # fmt: skip
+    model: Any = transformers.GPT2LMHeadModel(config).requires_grad_(False).eval()
+    assert not Decoder.takes(model)
+    assert AsIs(model).num_bytes(10) == 2 * 2 * 32 * 10 * 4
+    engine = start(model)
+    prompts = [prompt(length, length) for length in (3, 20, 9)]
+    asked = [Generation(ids=ids, sampling=GREEDY, max_tokens=20, num_choices=2) for ids in prompts]
+    for generation in asked:
+        engine.submit(generation)
+    tokenizer = tiny.tokenizer()
+    for ids, generation in zip(prompts, asked, strict=True):
+        out = model.generate(
+            torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), do_sample=False,
+            max_new_tokens=20, pad_token_id=0,
+        )  # fmt: skip
+        text = tokenizer.decode(out[0, len(ids) :], skip_special_tokens=True)
+        assert [choice[0] for choice in collect(generation)] == [text, text]
+    engine.close()
+
+
+def test_memory_of_an_idle_engine_does_not_grow_with_requests(engine):
+    ids = prompt(10)  # shorter than a chunk: nothing of it is kept
+    for _ in range(50):
+        generate(engine, Generation(ids=ids, sampling=GREEDY, max_tokens=3))
+    wait_until(lambda: not engine._has_work, timeout_s=10)
+    assert engine._prefixes.num_bytes == 0

@@ -1,0 +1,145 @@
+"""The text of a completion as it grows, and the choice of its tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from hypothesis import given, strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from warmd.jobs.engine.generation import Sampling
+from warmd.jobs.engine.sampling import Sampler
+from warmd.jobs.engine.text import TextStream
+
+TOKENIZER = tiny.tokenizer()
+
+
+def bytewise() -> Any:
+    """One token per byte."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE({letter: n for n, letter in enumerate(letters)}, []))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    fast: Any = PreTrainedTokenizerFast
+    return fast(tokenizer_object=core)
+
+
+BYTEWISE = bytewise()
+
+
+def stream(text: str, stop: tuple[str, ...] = (), tokenizer: Any = TOKENIZER) -> list[str]:
+    """What is handed out after each token, and at the end."""
+    growing = TextStream(tokenizer, tokenizer("prompt")["input_ids"], stop)
+    said = []
+    for token in tokenizer(text, add_special_tokens=False)["input_ids"]:
+        said.append(growing.add(token))
+        if growing.is_stopped:
+            break
+    return [*said, growing.finish()]
+
+
+@given(st.text(min_size=1, max_size=40))
+def test_no_character_is_ever_half(text):
+    said = stream(text, tokenizer=BYTEWISE)
+    assert "".join(said) == text.rstrip("\ufffd")  # a whole one cannot be told from a half
+    assert all(part in text for part in said)
+
+
+def test_half_a_character_at_the_end_is_dropped():
+    growing = TextStream(BYTEWISE, [1], ())
+    ids = BYTEWISE("a😀")["input_ids"]
+    assert "".join(growing.add(token) for token in ids[:-1]) + growing.finish() == "a"
+
+
+def test_bytes_that_are_no_text_hold_nothing_back_for_ever():
+    growing = TextStream(BYTEWISE, [1], ())
+    (half,) = set(BYTEWISE("😀")["input_ids"][1:2])
+    (letter,) = BYTEWISE("a")["input_ids"]
+    said = [growing.add(token) for token in [half] * 9 + [letter]]
+    assert said[-1].endswith("a")
+    assert any(said[:-1])
+
+
+@given(
+    st.text("abc", max_size=30),
+    st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_stop_strings_never_leak(text, stops):
+    said = "".join(stream(text, tuple(stops)))
+    places = [text.find(stop) for stop in stops if stop in text]
+    # The first to be whole ends it; of two that are, the one that begins first.
+    ends = [min(text.find(stop) + len(stop) for stop in stops if stop in text)] if places else []
+    whole = text[: ends[0]] if ends else text
+    wanted = min((whole.find(s) for s in stops if s in whole), default=len(whole))
+    assert said == whole[:wanted]
+
+
+def test_text_is_handed_out_as_soon_as_it_is_certain():
+    assert stream("abcd", ("bx",)) == ["a", "", "bc", "d", ""]
+    assert stream("ab", ("bx",)) == ["a", "", "b"]
+
+
+def test_spaces_between_words_survive_a_tokenizer_that_hides_them():
+    core = Tokenizer(models.WordLevel({"▁a": 0, "▁b": 1, "?": 2}, unk_token="?"))
+    core.pre_tokenizer = pre_tokenizers.Metaspace()
+    core.decoder = decoders.Metaspace()
+    fast: Any = PreTrainedTokenizerFast
+    growing = TextStream(fast(tokenizer_object=core), [0], ())
+    assert [growing.add(1), growing.add(0)] == [" b", " a"]
+
+
+def draws(sampling: Sampling, logits: list[float], count: int = 2000) -> list[float]:
+    sampler = Sampler(sampling, 0)
+    chosen = torch.tensor([sampler.choose(torch.tensor(logits)) for _ in range(count)])
+    return (chosen.bincount(minlength=len(logits)) / count).tolist()
+
+
+LOGITS = [0.0, 1.0, 2.0, -1.0]
+
+
+def test_tokens_are_drawn_by_their_probabilities():
+    shares = draws(Sampling(seed=3), LOGITS)
+    assert shares == pytest.approx(torch.tensor(LOGITS).softmax(0).tolist(), abs=0.04)
+    shares = draws(Sampling(seed=3, temperature=0.5), LOGITS)
+    assert shares == pytest.approx((torch.tensor(LOGITS) * 2).softmax(0).tolist(), abs=0.04)
+
+
+def test_top_k_and_top_p_leave_the_likeliest():
+    kept = torch.tensor([1.0, 2.0]).softmax(0).tolist()
+    for sampling in (Sampling(top_k=2), Sampling(top_p=0.7), Sampling(top_k=3, top_p=0.75)):
+        assert draws(sampling, LOGITS) == pytest.approx([0, *kept, 0], abs=0.04)
+    assert draws(Sampling(top_p=0.01), LOGITS, 20) == [0, 0, 1, 0]
+
+
+def test_top_p_of_a_flat_distribution_takes_more_than_a_glance():
+    sampler = Sampler(Sampling(top_p=0.9, seed=1), 0)
+    chosen = {sampler.choose(torch.zeros(5000)) for _ in range(3000)}
+    assert 1500 < len(chosen) <= 4500
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-30, 1e-6])
+def test_no_temperature_takes_the_likeliest(temperature):
+    assert draws(Sampling(temperature=temperature), [5.0, 100.0, 99.0], 20) == [0, 1, 0]
+
+
+def test_penalties_are_taken_from_what_was_written():
+    sampler = Sampler(Sampling(temperature=0, frequency_penalty=0.4, presence_penalty=0.2), 0)
+    logits = torch.tensor([1.0, 0.5, 0.0])
+    # 1.0, then 0.4 against 0.5, then 0.4 against -0.1, then 0.0 against -0.1, then -0.4.
+    assert [sampler.choose(logits) for _ in range(5)] == [0, 1, 0, 0, 2]
+    assert logits.tolist() == [1.0, 0.5, 0.0]
+
+
+def test_choices_of_one_seed_differ_and_repeat():
+    logits = torch.zeros(100)
+
+    def tokens(index: int) -> list[int]:
+        sampler = Sampler(Sampling(seed=5), index)
+        return [sampler.choose(logits) for _ in range(10)]
+
+    assert tokens(0) == tokens(0)
+    assert tokens(0) != tokens(1)

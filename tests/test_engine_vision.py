@@ -1,0 +1,303 @@
+"""Pictures in prompts: what the model sees is what transformers would show it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import struct
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+import transformers
+from PIL import Image
+
+from warmd.jobs import chats, pictures
+from warmd.jobs.context import WarmModel
+from warmd.jobs.engine.decoder import Decoder
+from warmd.jobs.engine.engine import Engine
+from warmd.jobs.engine.generation import End, Generation, Sampling
+from warmd.jobs.engine.patches import place_pictures
+from warmd.jobs.engine.vision import Eyes, places_of
+from warmd.jobs.errors import JobFailed, SpecError
+from warmd.jobs.infer import InferSpec, run
+from warmd.jobs.pictures import Budget
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{% if p.type == 'image' %}<eos><bos>{% else %}{{ p.text }}"
+    "{% endif %}{% endfor %}{% endif %}.{% endfor %}"
+)
+IMAGE = 1  # <bos> stands for an image
+GREEDY = Sampling(temperature=0)
+
+
+def make() -> Any:
+    """A Qwen2-VL of random weights, two layers deep."""
+    torch.manual_seed(0)
+    config = transformers.Qwen2VLConfig(
+        text_config={
+            "vocab_size": 81,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 1024,
+            "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2],
+                                "rope_theta": 10000.0},
+            "bos_token_id": 1,
+            "eos_token_id": None,
+            "pad_token_id": 0,
+            "initializer_range": 0.3,
+        },
+        vision_config={"depth": 2, "embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2,
+                       "num_heads": 2, "initializer_range": 0.3},
+        image_token_id=IMAGE,
+        video_token_id=80,
+        vision_start_token_id=2,
+        vision_end_token_id=79,
+    )  # fmt: skip
+    model: Any = transformers.Qwen2VLForConditionalGeneration(config)
+    return model.requires_grad_(False).eval()
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> WarmModel:
+    folder = tmp_path_factory.mktemp("vision")
+    settings = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 3136,
+                "max_pixels": 200_000, "patch_size": 14, "temporal_patch_size": 2,
+                "merge_size": 2}  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    model = make()
+    model.save_pretrained(folder)
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return WarmModel(name="demo", path=folder, model=model, tokenizer=tokenizer)
+
+
+@pytest.fixture
+def engine(warm: WarmModel) -> Iterable[Engine]:
+    engine = Engine(warm)
+    yield engine
+    engine.close()
+
+
+def png(width: int, height: int, seed: int = 0) -> bytes:
+    pixels = torch.Generator().manual_seed(seed)
+    data = torch.randint(0, 255, (height, width, 3), generator=pixels, dtype=torch.uint8)
+    out = io.BytesIO()
+    Image.frombytes("RGB", (width, height), data.numpy().tobytes()).save(out, "png")
+    return out.getvalue()
+
+
+def url(data: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def ask(
+    warm: WarmModel, *parts: str | bytes, budget: Budget | None = None, **how: Any
+) -> Generation:
+    """A generation whose prompt is of texts and images."""
+    urls = [url(part) for part in parts if isinstance(part, bytes)]
+    ids = [
+        token
+        for part in parts
+        for token in ([2, IMAGE] if isinstance(part, bytes) else warm.tokenizer(part)["input_ids"])
+    ]
+    ids, seen = place_pictures(warm, ids, urls, budget or Budget())
+    return Generation(ids=ids, pictures=seen, **{"sampling": GREEDY, "max_tokens": 12, **how})
+
+
+def answer(engine: Engine, generation: Generation) -> str:
+    engine.submit(generation)
+    text = ""
+    while not isinstance(piece := generation.pieces.get(timeout=60), End):
+        text += piece.text
+    if piece.error is not None:
+        raise piece.error
+    return text
+
+
+def test_answers_are_those_of_transformers(warm, engine):
+    assert Decoder.takes(warm.model)
+    for parts in (
+        ("what is ", png(120, 60), "?"),
+        (png(60, 200), png(100, 100, 1), "a" * 50, png(57, 57, 2), "and?"),
+        ("no image" * 9,),
+    ):
+        generation = ask(warm, *parts)
+        ids = torch.tensor([generation.ids])
+        images = {}
+        if generation.pictures:
+            images = {
+                "pixel_values": torch.cat([p.patches for p in generation.pictures]),
+                "image_grid_thw": torch.tensor([p.grid for p in generation.pictures]),
+                "mm_token_type_ids": (ids == IMAGE).long(),
+            }
+        out = warm.model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12, **images
+        )
+        wanted = warm.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+        assert answer(engine, generation) == wanted
+
+
+def test_places_are_those_of_transformers(warm):
+    generation = ask(warm, "what ", png(120, 60), png(60, 120), "is ", png(300, 90), "it?")
+    ids = torch.tensor([generation.ids])
+    wanted, delta = warm.model.model.get_rope_index(
+        ids,
+        mm_token_type_ids=(ids == IMAGE).int(),
+        image_grid_thw=torch.tensor([p.grid for p in generation.pictures]),
+    )
+    places = places_of(len(generation.ids), generation.pictures, 2)
+    assert torch.equal(places, wanted[:, 0])
+    assert places.max() + 1 - len(generation.ids) == delta.item()
+
+
+def test_each_of_a_batch_gets_the_answer_that_it_gets_alone(warm, engine):
+    def asked() -> list[Generation]:
+        return [
+            ask(warm, "what is ", png(150, 100, 5), "?", num_choices=2),
+            ask(warm, "text alone " * 5, max_tokens=40),
+            ask(warm, png(90, 90, 6), "b" * 70, png(150, 100, 5), max_tokens=30),
+        ]
+
+    alone = []
+    for generation in asked():
+        fresh = Engine(warm)
+        alone.append(answer(fresh, generation))
+        fresh.close()
+    together = asked()
+    for generation in together:
+        engine.submit(generation)
+    texts = []
+    for generation in together:
+        pieces = []
+        while not isinstance(piece := generation.pieces.get(timeout=60), End):
+            pieces.append(piece)
+        assert piece.error is None
+        texts.append("".join(piece.text for piece in pieces if piece.index == 0))
+    first = alone[0]
+    assert len(first) == 2 * len(texts[0])  # of both choices, which are the same
+    assert [texts[1], texts[2]] == alone[1:]
+
+
+def test_a_picture_is_looked_at_once_and_the_next_turn_says_the_same(warm, engine, monkeypatch):
+    looked: list[Any] = []
+    look = Eyes._look
+
+    def counting(self: Eyes, picture: Any) -> Any:
+        looked.append(picture)
+        return look(self, picture)
+
+    monkeypatch.setattr(Eyes, "_look", counting)
+    first = ask(warm, "one ", png(150, 100), "turn " * 9)
+    answer(engine, first)
+    second = ask(warm, "one ", png(150, 100), "turn " * 9, "then ", png(150, 100, 1), "two")
+    text = answer(engine, second)
+    other = ask(warm, "another prompt with it ", png(150, 100), "!")
+    answer(engine, other)
+    assert len(looked) == 2
+    assert second.measures.cached_tokens >= 32
+    assert other.measures.cached_tokens == 0
+    fresh = Engine(warm)
+    assert answer(fresh, ask(warm, "one ", png(150, 100), "turn " * 9, "then ", png(150, 100, 1), "two")) == text  # fmt: skip # noqa: E501
+    fresh.close()
+
+
+def test_another_picture_of_the_same_size_is_no_common_prefix(warm, engine):
+    answer(engine, ask(warm, png(300, 200), "what?"))
+    other = ask(warm, png(300, 200, 1), "what?")
+    fresh = Engine(warm)
+    assert answer(engine, other) == answer(fresh, ask(warm, png(300, 200, 1), "what?"))
+    assert other.measures.cached_tokens == 0
+    fresh.close()
+
+
+def test_large_pictures_are_made_smaller(warm):
+    def tokens(budget: Budget) -> int:
+        return ask(warm, png(1920, 1080), budget=budget).pictures[0].num_tokens
+
+    assert tokens(Budget(thumbnail=800, max_pixels=10**6)) == 464
+    assert tokens(Budget()) <= 200_000 // 28**2
+    assert tokens(Budget(max_pixels=28 * 28 * 10)) <= 10
+
+
+# --- What comes in --------------------------------------------------------------------------------
+
+
+def bomb() -> bytes:
+    """A PNG that says it has 50,000 x 50,000 pixels."""
+    header = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
+    chunk = b"IHDR" + header
+    return (
+        b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    )
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        url(b""), url(b"no image"), url(bomb()), url(png(50, 50)[:100]), url(png(9000, 30)[:-900]),
+        "data:image/png;base64,???", "data:image/png,abc", "file:///nowhere.png", "file://\0",
+    ],
+)  # fmt: skip
+def test_what_is_no_image_is_told(spoilt):
+    with pytest.raises(JobFailed, match="image"):
+        pictures.read(spoilt, Budget())
+
+
+def test_an_extreme_shape_is_told(warm):
+    with pytest.raises(JobFailed, match="image"):
+        ask(warm, png(7000, 28))
+
+
+@pytest.mark.parametrize("place", ["http://example.org/a.png", "/etc/passwd", 5, None])
+def test_images_come_from_data_urls_and_files_alone(place):
+    part = {"type": "image_url", "image_url": {"url": place}}
+    with pytest.raises(SpecError, match="image_url"):
+        chats.check([{"role": "user", "content": [part]}], "messages")
+
+
+def test_text_cannot_pretend_to_be_an_image(warm):
+    with pytest.raises(JobFailed, match="2 image tokens of 1 images"):
+        place_pictures(warm, [5, IMAGE, IMAGE], [url(png(60, 60))], Budget())
+
+
+def test_model_without_eyes_refuses_images():
+    model = tiny.model()
+    blind = WarmModel(name="m", path=Path("none"), model=model, tokenizer=tiny.tokenizer())
+    with pytest.raises(JobFailed, match="takes no images"):
+        place_pictures(blind, [5], [url(png(60, 60))], Budget())
+
+
+def test_job_with_images_says_how_many_tokens_they_take(warm, tmp_path):
+    class Models:
+        def take(self, name: str) -> Any:
+            return warm
+
+    job = tiny.surroundings(tmp_path / "job")
+    context: Any = job.ctx.__class__(**{**job.ctx.__dict__, "models": Models()})
+    (tmp_path / "a.png").write_bytes(png(120, 60))
+    options = {"prompt": "what?", "image": ["a.png"], "temperature": 0, "max_tokens": 8}
+    spec = InferSpec.parse(options).located(tmp_path)
+    spec.check_inputs(None)
+    by_file = run(spec, context)
+    part = {"type": "image_url", "image_url": {"url": url(png(120, 60))}}
+    messages = [{"role": "user", "content": [part, {"type": "text", "text": "what?"}]}]
+    options = {"messages": json.dumps(messages), "temperature": 0, "max_tokens": 8}
+    by_url = run(InferSpec.parse(options), context)
+    assert job.of_type("begin")[0]["image_tokens"] == [8]
+    assert by_url["choices"] == by_file["choices"]
+    assert by_file["timings"]["vision_s"] > 0
+    with pytest.raises(SpecError, match="image"):
+        InferSpec.parse({**options, "messages": "", "prompt": "a", "image": ["no"]}).check_inputs(
+            {}
+        )

@@ -1,0 +1,294 @@
+"""The infer kind: prompts, chats and files of them, answered by a tiny model."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import tiny
+
+from warmd.jobs import spec_class
+from warmd.jobs.errors import JobFailed, SpecError, Stopped
+from warmd.jobs.infer import InferSpec, run
+
+CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """One for all tests: an engine lives as long as its process."""
+    return tiny.model(positions=512)
+
+
+@pytest.fixture
+def job(tmp_path: Path, model: Any) -> tiny.Surroundings:
+    return tiny.surroundings(tmp_path / "job", model)
+
+
+def answer(job: tiny.Surroundings, **options: Any) -> dict[str, Any]:
+    options.setdefault("temperature", 0)
+    if not options.keys() & {"prompt", "messages", "input"}:
+        options["prompt"] = "1+1="
+    spec = InferSpec.parse(options)
+    spec = InferSpec.parse(orjson.loads(orjson.dumps(spec.to_json())))  # as the horse reads it
+    return run(spec, job.ctx)
+
+
+def said(job: tiny.Surroundings, index: int = 0) -> str:
+    return "".join(e["text"] for e in job.of_type("text") if e["index"] == index)
+
+
+def write_rows(path: Path, rows: list[Any]) -> str:
+    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    return str(path)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+# --- The spec -------------------------------------------------------------------------------------
+
+
+def test_the_kind_is_known():
+    assert spec_class("infer") is InferSpec
+    assert InferSpec.queue == "infer"
+
+
+@pytest.mark.parametrize(
+    "text", ["none", "true", "5", "--help", "@file", "a: b", "'", "\\", "é😀\n"]
+)
+def test_any_text_is_a_prompt(text):
+    spec = InferSpec.parse({"prompt": text, "stop": [text]})
+    assert (spec.prompt, spec.stop) == (text, (text,))
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "a", "messages": '[{"role": "user", "content": "a"}]'}, "prompt"),
+        ({"prompt": "a", "input": "in", "output": "out"}, "prompt"),
+        ({"input": "in"}, "output"),
+        ({"prompt": "a", "output": "out"}, "output"),
+        ({"prompt": "a", "stop": ["x", ""]}, "stop"),
+        ({"prompt": "a", "system": "b"}, "system"),
+        ({"prompt": "a", "temperature": -0.1}, "temperature"),
+        ({"prompt": "a", "top_p": 0}, "top_p"),
+        ({"prompt": "a", "n": 0}, "n"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "a", "seed": -1}, "seed"),
+        ({"prompt": "a", "frequency_penalty": 2.1}, "frequency_penalty"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": "[]"}, "messages"),
+        ({"messages": "{}"}, "messages"),
+        ({"messages": '[{"role": "robot", "content": "a"}]'}, "messages"),
+        ({"messages": '[{"role": "user"}]'}, "messages"),
+        ({"messages": '[{"role": "user", "content": 5}]'}, "messages"),
+        ({"messages": '[{"role": "user", "content": [{"type": "audio"}]}]'}, "messages"),
+        ({"messages": "[" * 5000}, "messages"),
+    ],
+)
+def test_wrong_options_name_their_field(options, field):
+    with pytest.raises(SpecError) as caught:
+        InferSpec.parse(options)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "5", "{}", '{"prompt": ""}', '{"prompt": 5}', '{"messages": []}', "\ufeff{}"]
+)
+def test_wrong_row_is_named_in_the_shell(tmp_path, line):
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt": "a"}\n' + line + "\n", encoding="utf-8")
+    spec = InferSpec.parse({"input": str(source), "output": str(tmp_path / "out")})
+    with pytest.raises(SpecError, match="row 2"):
+        spec.check_inputs(None)
+
+
+def test_files_are_checked_in_the_shell(tmp_path):
+    source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    (tmp_path / "old").write_text("precious")
+    for paths, words in (
+        ({"input": "missing", "output": "out"}, "must be a file"),
+        ({"input": str(tmp_path), "output": "out"}, "must be a file"),
+        ({"input": source, "output": "nowhere/out"}, "folder that exists"),
+        ({"input": source, "output": "old"}, "must be a new file"),
+    ):
+        spec = InferSpec.parse(paths).located(tmp_path)
+        with pytest.raises(SpecError, match=words):
+            spec.check_inputs(None)
+    assert (tmp_path / "old").read_text() == "precious"
+
+
+def test_more_tokens_than_the_model_has_positions_are_refused_in_the_shell():
+    spec = InferSpec.parse({"prompt": "a", "max_tokens": 64})
+    with pytest.raises(SpecError, match="max_tokens: must be less than 64"):
+        spec.check_inputs({"max_position_embeddings": 64})
+
+
+# --- One prompt -----------------------------------------------------------------------------------
+
+
+def test_events_and_result_say_the_same(job):
+    result = answer(job, n=2, temperature=1, max_tokens=20, seed=7)
+    assert [event["type"] for event in job.events][:2] == ["begin", "text"]
+    assert job.events[0]["prompt_tokens"] == 4
+    for index, choice in enumerate(result["choices"]):
+        assert choice["index"] == index
+        assert choice["text"] == said(job, index)
+        assert choice["finish_reason"] in ("stop", "length")
+    tokens = sum(event["tokens"] for event in job.of_type("text"))
+    assert result["usage"] == {
+        "prompt_tokens": 4,
+        "completion_tokens": tokens,
+        "total_tokens": 4 + tokens,
+        "cached_tokens": 0,
+    }
+    assert (result["seed"], result["model"]) == (7, "demo")
+    assert result["timings"].keys() == {
+        "queued_s", "tokenise_s", "vision_s", "prefill_s", "decode_s", "tokens_per_s",
+    }  # fmt: skip
+    orjson.dumps(result)
+
+
+def test_a_seed_repeats_an_answer_and_none_is_recorded(job):
+    first = answer(job, temperature=1, max_tokens=30)
+    again = answer(job, temperature=1, max_tokens=30, seed=first["seed"])
+    other = answer(job, temperature=1, max_tokens=30)
+    assert again["choices"] == first["choices"]
+    assert other["seed"] != first["seed"]
+
+
+def test_greedy_is_what_transformers_generates(job, model):
+    import torch
+
+    ids = torch.tensor([tiny.tokenizer()("1+1=")["input_ids"]])
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40
+    )
+    wanted = tiny.tokenizer().decode(out[0, 4:], skip_special_tokens=True)
+    assert answer(job, max_tokens=40)["choices"][0]["text"] == wanted
+
+
+def test_stop_string_ends_the_text_before_it(job):
+    whole = answer(job, max_tokens=30)["choices"][0]["text"]
+    stop = whole[8:11]
+    choice = answer(job, max_tokens=30, stop=["nosuch", stop])["choices"][0]
+    assert choice == {
+        "index": 0,
+        "text": whole[: whole.index(stop)],
+        "finish_reason": "stop",
+    }
+
+
+def test_text_comes_in_few_events(job):
+    begun = time.perf_counter()
+    result = answer(job, prompt="a" * 9, max_tokens=400, seed=1, temperature=2)
+    seconds = time.perf_counter() - begun
+    texts = job.of_type("text")
+    assert len(texts) <= 3 + seconds / 0.05
+    assert said(job) == result["choices"][0]["text"]
+
+
+def test_a_completion_fits_into_the_model(job):
+    assert answer(job, prompt="a" * 500, temperature=1)["usage"]["total_tokens"] <= 512
+    with pytest.raises(JobFailed, match="at most 12 are left, got 13"):
+        answer(job, prompt="a" * 500, max_tokens=13)
+    with pytest.raises(JobFailed, match="at most 0 are left"):
+        answer(job, prompt="a" * 512)
+
+
+def test_chat_goes_through_the_template(job):
+    with pytest.raises(JobFailed, match="chat_template"):
+        answer(job, prompt="hi", chat_template=True)
+    job.ctx.models.tokenizer.chat_template = CHAT
+    raw = answer(job, prompt="system: be good\nuser: hi\nassistant:", max_tokens=9)
+    messages = json.dumps([{"role": "user", "content": "hi"}])
+    for options in (
+        {"prompt": "hi", "chat_template": True, "system": "be good"},
+        {"messages": messages, "system": "be good"},
+    ):
+        chat = answer(job, max_tokens=9, **options)
+        assert chat["choices"] == raw["choices"]
+        assert chat["usage"]["prompt_tokens"] == raw["usage"]["prompt_tokens"]
+
+
+def test_growing_chat_reuses_what_was_computed(job):
+    job.ctx.models.tokenizer.chat_template = CHAT
+    messages = [{"role": "user", "content": "tell me " * 20}]
+    first = answer(job, messages=json.dumps(messages), max_tokens=9)
+    messages += [
+        {"role": "assistant", "content": first["choices"][0]["text"]},
+        {"role": "user", "content": "and more"},
+    ]
+    second = answer(job, messages=json.dumps(messages), max_tokens=9)
+    assert first["usage"]["cached_tokens"] == 0
+    assert second["usage"]["cached_tokens"] >= 128
+
+
+def test_stop_request_ends_it_at_the_next_token(job):
+    job.stop.set()
+    with pytest.raises(Stopped):
+        answer(job, max_tokens=400)
+    assert sum(event["tokens"] for event in job.of_type("text")) <= 2
+
+
+# --- Files of prompts -----------------------------------------------------------------------------
+
+
+def test_file_of_prompts_is_answered_in_its_order(job, tmp_path):
+    job.ctx.models.tokenizer.chat_template = CHAT
+    prompts: list[Any] = [{"prompt": "a" * (1 + 37 * n % 50)} for n in range(50)]
+    prompts[7] = {"messages": [{"role": "user", "content": "hi"}]}
+    source = write_rows(tmp_path / "in.jsonl", prompts)
+    result = answer(job, input=source, output=str(tmp_path / "out.jsonl"), max_tokens=8)
+    rows = read_rows(tmp_path / "out.jsonl")
+    assert [row["row"] for row in rows] == list(range(1, 51))
+    for row in (0, 7, 23, 49):
+        options = dict(prompts[row])
+        if "messages" in options:
+            options["messages"] = json.dumps(options["messages"])
+        alone = answer(job, max_tokens=8, **options)
+        assert rows[row]["choices"] == alone["choices"]
+    assert result["rows"] == 50
+    last = job.of_type("progress")[-1]
+    assert (last["done"], last["total"]) == (50, 50)
+
+
+def test_stopped_file_goes_on_after_the_last_answered_row(job, tmp_path):
+    source = write_rows(tmp_path / "in.jsonl", [{"prompt": "ab"[: 1 + n % 2]} for n in range(60)])
+    target = tmp_path / "out.jsonl"
+    options = {"input": source, "output": str(target), "max_tokens": 5, "temperature": 1}
+    whole = tmp_path / "whole.jsonl"
+    answer(job, **{**options, "output": str(whole)})
+
+    lines = whole.read_bytes().splitlines(keepends=True)
+    target.write_bytes(b"".join(lines[:20]) + lines[20][:9])  # killed in the middle of a line
+    job.events.clear()
+    answer(job, **options)
+    assert job.of_type("progress")[0]["done"] == 20
+    assert target.read_bytes() == whole.read_bytes()
+    answer(job, **options)  # killed after the last line, before it was told
+    assert target.read_bytes() == whole.read_bytes()
+
+
+def test_answers_of_another_job_are_not_touched(job, tmp_path):
+    source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
+    target = tmp_path / "out.jsonl"
+    target.write_text('{"row": 1, "job": "somebody-else"}\n')
+    with pytest.raises(JobFailed, match="is not of this job"):
+        answer(job, input=source, output=str(target))
+    assert target.read_text() == '{"row": 1, "job": "somebody-else"}\n'
+
+
+def test_stopped_file_keeps_what_is_answered(job, tmp_path):
+    source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}] * 40)
+    job.stop.set()
+    with pytest.raises(Stopped):
+        answer(job, input=source, output=str(tmp_path / "out"), max_tokens=50)
+    assert all("job" in row for row in read_rows(tmp_path / "out"))
