@@ -1,0 +1,90 @@
+"""The routes put together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ... import __version__
+from ...configs.config import DaemonConfig
+from . import chat, completions, embeddings, errors, files, fine_tuning, health, models
+from .gate import Gate
+from .guard import Guard
+from .metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+_ROUTERS = (
+    chat.router,
+    completions.router,
+    embeddings.router,
+    models.router,
+    fine_tuning.router,
+    files.router,
+    health.router,
+)
+
+
+def create_app(config: DaemonConfig, url: str) -> FastAPI:
+    """Make the application of one daemon, whose jobs are in the server at `url`."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.gate = gate = Gate(config, url)
+        hub = asyncio.create_task(gate.hub.run())
+        yield
+        hub.cancel()
+        with suppress(asyncio.CancelledError):
+            await hub
+        await gate.close()
+
+    app = FastAPI(
+        title="warmd",
+        version=__version__,
+        description="Warm models and training jobs, by OpenAI's API.",
+        docs_url=None,  # their pages load scripts from elsewhere
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    for router in _ROUTERS:
+        app.include_router(router)
+    errors.install(app)
+    # The last one added is the outermost.
+    app.add_middleware(Guard, token=config.http_token, host=config.http_host)
+    app.add_middleware(_Counted, state=app.state)
+    return app
+
+
+class _Counted:
+    """Counts requests by route and status."""
+
+    def __init__(self, app: ASGIApp, *, state: Any) -> None:
+        self.app = app
+        self.state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        begun, status = time.perf_counter(), 499
+
+        async def note_status(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, note_status)
+        finally:
+            # Of a known path only: anybody can make up others, and each would be kept.
+            route = getattr(scope.get("route"), "path", "other")
+            metrics: Metrics = self.state.gate.metrics
+            metrics.count_request(route, status, time.perf_counter() - begun)

@@ -1,0 +1,197 @@
+"""`/v1/chat/completions`: a chat, answered by an infer job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import orjson
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from ...jobs.errors import SpecError
+from . import answers, images, sse
+from .audience import CallerDep
+from .errors import RESPONSES
+from .gate import GateDep, as_param
+from .sampling import FinishReason, Forgotten, SamplingRequest, Unserved, Usage, usage_of
+from .strict import StrictRoute
+
+router = APIRouter(route_class=StrictRoute, tags=["inference"], responses=RESPONSES)
+
+_STREAM_TYPE = "text/event-stream"
+
+
+class TextPart(BaseModel):
+    """A part of a message that is text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+    text: str
+
+
+class ImageURL(BaseModel):
+    """An image, as data:image/png;base64,…"""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: str
+    detail: Forgotten = None
+
+
+class ImagePart(BaseModel):
+    """A part of a message that is an image."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["image_url"]
+    image_url: ImageURL
+
+
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
+class Message(BaseModel):
+    """One message of a chat."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[Part], Field(min_length=1)]
+    name: Forgotten = None
+    refusal: Forgotten = None
+    annotations: Forgotten = None
+    tool_calls: Unserved = None
+    function_call: Unserved = None
+    audio: Unserved = None
+
+
+class ChatRequest(SamplingRequest):
+    """A chat to answer."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    parallel_tool_calls: Forgotten = None
+    reasoning_effort: Forgotten = None
+    modalities: Forgotten = None
+    top_logprobs: Unserved = None
+    tools: Unserved = None
+    tool_choice: Unserved = None
+    response_format: Unserved = None
+
+    def image_urls(self) -> list[str]:
+        """Every image of the chat, in order."""
+        return [
+            part.image_url.url
+            for message in self.messages
+            if isinstance(message.content, list)
+            for part in message.content
+            if isinstance(part, ImagePart)
+        ]
+
+
+class AnswerMessage(BaseModel):
+    """What the model says."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(BaseModel):
+    """One of the answers."""
+
+    index: int
+    message: AnswerMessage
+    finish_reason: FinishReason
+    logprobs: None = None
+
+
+class ChatCompletion(BaseModel):
+    """The answer to a chat; `timings` is warmd's own."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    timings: dict[str, Any]
+
+
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; with `stream`, its pieces.",
+        "content": {_STREAM_TYPE: {"schema": {"type": "string"}}},
+    }
+}
+
+
+@router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED)
+async def create_chat_completion(
+    body: ChatRequest, gate: GateDep, caller: CallerDep, request: Request
+) -> Response:
+    """Answer a chat, at once or piece by piece."""
+    await gate.blocking(gate.catalogue.check, body.model)
+    if urls := body.image_urls():
+        await gate.blocking(images.check, urls, "messages")
+    messages = [message.model_dump(include={"role", "content"}) for message in body.messages]
+    options = body.options() | {"messages": orjson.dumps(messages).decode()}
+    if body.max_completion_tokens is not None:
+        options["max_tokens"] = body.max_completion_tokens
+    try:
+        spec = gate.parse("infer", options)
+        job_id, headers = await answers.submit(gate, caller, spec)
+    except SpecError as error:
+        raise as_param(error, {"prompt": "messages"}) from error
+    head = {"id": f"chatcmpl-{job_id}", "created": int(time.time()), "model": body.model}
+    if body.stream:
+        chunk = {**head, "object": "chat.completion.chunk"}
+
+        def delta(index: int, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
+            choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": None}
+            return {**chunk, "choices": [choice]}
+
+        def ending(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
+            for choice in result["choices"]:
+                yield delta(choice["index"], {}, choice["finish_reason"])
+            gate.metrics.count_tokens(result["usage"])
+            if body.wants_usage:
+                yield {**chunk, "choices": [], "usage": usage_of(result)}
+
+        return sse.response(
+            gate,
+            caller,
+            job_id,
+            headers,
+            opening=[
+                delta(index, {"role": "assistant", "content": ""}, None)
+                for index in range(body.n or 1)
+            ],
+            on_text=lambda piece: delta(piece.index, {"content": piece.text}, None),
+            on_result=ending,
+        )
+    result = await answers.while_connected(
+        gate, request, caller, job_id, answers.result(gate, job_id)
+    )
+    gate.metrics.count_tokens(result["usage"])
+    choices = [
+        {
+            "index": choice["index"],
+            "message": {"role": "assistant", "content": choice["text"], "refusal": None},
+            "finish_reason": choice["finish_reason"],
+            "logprobs": None,
+        }
+        for choice in result["choices"]
+    ]
+    answer = {
+        **head,
+        "object": "chat.completion",
+        "choices": choices,
+        "usage": usage_of(result),
+        "timings": result["timings"],
+    }
+    return JSONResponse(answer, headers=headers)

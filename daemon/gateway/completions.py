@@ -1,0 +1,103 @@
+"""`/v1/completions`: a text, gone on with by an infer job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, Field
+
+from . import answers, sse
+from .audience import CallerDep
+from .chat import STREAMED
+from .errors import RESPONSES
+from .gate import GateDep
+from .sampling import FinishReason, SamplingRequest, Unserved, Usage, usage_of
+from .strict import StrictRoute
+
+router = APIRouter(route_class=StrictRoute, tags=["inference"], responses=RESPONSES)
+
+_Prompt = Annotated[str, Field(min_length=1)]
+
+
+class CompletionRequest(SamplingRequest):
+    """A text to go on with."""
+
+    prompt: _Prompt | Annotated[list[_Prompt], Field(min_length=1, max_length=1)]
+    echo: Unserved = None
+    suffix: Unserved = None
+    best_of: Unserved = None
+
+
+class CompletionChoice(BaseModel):
+    """One of the completions."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason
+    logprobs: None = None
+
+
+class Completion(BaseModel):
+    """What the model wrote; `timings` is warmd's own."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    timings: dict[str, Any]
+
+
+@router.post("/v1/completions", response_model=Completion, responses=STREAMED)
+async def create_completion(
+    body: CompletionRequest, gate: GateDep, caller: CallerDep, request: Request
+) -> Response:
+    """Go on with a text, at once or piece by piece."""
+    await gate.blocking(gate.catalogue.check, body.model)
+    prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
+    spec = gate.parse("infer", body.options() | {"prompt": prompt})
+    job_id, headers = await answers.submit(gate, caller, spec)
+    head = {
+        "id": f"cmpl-{job_id}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": body.model,
+    }
+
+    def choice(index: int, text: str, reason: str | None) -> dict[str, Any]:
+        return {"index": index, "text": text, "finish_reason": reason, "logprobs": None}
+
+    if body.stream:
+
+        def ending(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
+            for c in result["choices"]:
+                yield {**head, "choices": [choice(c["index"], "", c["finish_reason"])]}
+            gate.metrics.count_tokens(result["usage"])
+            if body.wants_usage:
+                yield {**head, "choices": [], "usage": usage_of(result)}
+
+        return sse.response(
+            gate,
+            caller,
+            job_id,
+            headers,
+            opening=(),
+            on_text=lambda piece: {**head, "choices": [choice(piece.index, piece.text, None)]},
+            on_result=ending,
+        )
+    result = await answers.while_connected(
+        gate, request, caller, job_id, answers.result(gate, job_id)
+    )
+    gate.metrics.count_tokens(result["usage"])
+    answer = {
+        **head,
+        "choices": [choice(c["index"], c["text"], c["finish_reason"]) for c in result["choices"]],
+        "usage": usage_of(result),
+        "timings": result["timings"],
+    }
+    return JSONResponse(answer, headers=headers)

@@ -1,0 +1,104 @@
+"""Who may come in and with how much: plain ASGI, before anything of a request is read."""
+
+from __future__ import annotations
+
+import hmac
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ...configs.values import is_loopback
+from .errors import ApiError
+
+LARGEST_BODY = 64 * 1024**2  # bytes of a request, images in it included
+LARGEST_FILE = 1024**3  # bytes of an uploaded file
+FILES = "/v1/files"
+OPEN = ("/health",)  # for whoever watches over the machine and has no token
+
+
+class Guard:
+    """Lets in requests that carry the token, or, where there is none, that come from this host.
+
+    Without a token any web page that a person looks at could send requests here: those carry the
+    page's own name as Origin or, after a trick with the page's DNS, as Host, and are refused.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str | None, host: str) -> None:
+        self.app = app
+        self.token = token
+        self.host = host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        limit = LARGEST_FILE if scope["path"] == FILES else LARGEST_BODY
+        error = self._objection(scope, headers, limit)
+        if error is not None:
+            await error.response(scope, receive, send)
+            return
+        await self.app(scope, _Limited(receive, limit), send)
+
+    def _objection(self, scope: Scope, headers: Headers, limit: int) -> ApiError | None:
+        if self.token is None:
+            if not self._is_ours(headers.get("host", "")):
+                return ApiError(403, "Host must name this machine where no token is set")
+            origin = headers.get("origin")
+            if origin is not None and not self._is_ours(urlsplit(origin).netloc):
+                return ApiError(403, "requests of web pages need a token: set http_token")
+        elif scope["path"] not in OPEN and not self._has_token(headers):
+            return ApiError(
+                401,
+                "a bearer token must come with the request: the daemon's http_token",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        length = headers.get("content-length", "")
+        if length.isdigit() and int(length) > limit:
+            return too_large(limit)
+        return None
+
+    def _has_token(self, headers: Headers) -> bool:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        assert self.token is not None
+        is_right = hmac.compare_digest(given.strip().encode(), self.token.encode())
+        return scheme.lower() == "bearer" and is_right
+
+    def _is_ours(self, netloc: str) -> bool:
+        try:
+            name = urlsplit(f"//{netloc}").hostname or ""
+        except ValueError:
+            return False
+        return name == self.host or is_loopback(name)
+
+
+class _Limited:
+    """A request's body, cut off with an error where it grows beyond the limit."""
+
+    def __init__(self, receive: Receive, limit: int) -> None:
+        self.receive = receive
+        self.limit = limit
+        self.received = 0
+
+    async def __call__(self) -> Message:
+        message = await self.receive()
+        if message["type"] == "http.request":
+            self.received += len(message.get("body", b""))
+            if self.received > self.limit:
+                # Of a class that FastAPI hands through from where it reads the body.
+                error = too_large(self.limit)
+                raise HTTPException(error.status, str(error), error.headers)
+        return message
+
+
+def too_large(limit: int) -> ApiError:
+    """Return the error of a request beyond the limit; the rest of it is not read."""
+    return ApiError(
+        413,
+        f"a request must be at most {limit // 1024**2} MiB",
+        code="request_too_large",
+        headers={"connection": "close"},
+    )

@@ -1,0 +1,58 @@
+"""`/health` and `/metrics`: for whoever watches over the machine."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+
+from ...configs.config import DaemonConfig
+from ...jobs.errors import Unavailable
+from .. import control
+from .errors import RESPONSES, ErrorBody, unavailable
+from .gate import GateDep
+
+router = APIRouter(tags=["operation"])
+
+
+class Health(BaseModel):
+    """Somebody can answer."""
+
+    status: Literal["ok"]
+
+
+def why_not(config: DaemonConfig) -> str | None:
+    """Return why no worker can answer just now; None when one can. Asks the daemon."""
+    status = control.status(config)
+    if status["zygote"]["state"] != "ready":
+        return "the libraries and models are being loaded"
+    if not any(worker["queue"] == "infer" for worker in status["workers"]):
+        return "no worker of the daemon takes the queue infer"
+    if not any(w["queue"] == "infer" and w["pid"] is not None for w in status["workers"]):
+        return "the workers of the queue infer are being started"
+    return None
+
+
+@router.get("/health", response_model=Health, responses={503: {"model": ErrorBody}})
+async def health(gate: GateDep) -> Any:
+    """Tell whether a worker can answer."""
+    try:
+        reason = await gate.blocking(why_not, gate.config)
+    except Unavailable as error:
+        reason = str(error)
+    if reason is not None:
+        raise unavailable(reason)
+    return JSONResponse({"status": "ok"})
+
+
+@router.get(
+    "/metrics",
+    response_class=PlainTextResponse,
+    responses={s: RESPONSES[s] for s in (401, 403, 503)},
+)
+async def metrics(gate: GateDep) -> Response:
+    """Return counters and gauges in Prometheus' text format."""
+    return Response(await gate.blocking(gate.metrics.text), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,29 @@
+"""How soon a waiting request will have its answer, judged by those that had theirs lately."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+from ...configs.config import DaemonConfig
+
+_REMEMBERED = 50
+
+
+class Pace:
+    """The service times of the latest requests."""
+
+    def __init__(self, config: DaemonConfig) -> None:
+        infer = [worker for worker in config.workers if worker.queue == "infer"]
+        self._at_once = sum(getattr(worker, "slots", 1) for worker in infer) or 1
+        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def note(self, seconds: float) -> None:
+        """Note how long a request was worked on, its wait not counted."""
+        self._seconds.append(seconds)
+
+    def eta_s(self, position: int) -> float | None:
+        """Return in how many seconds the request at a place will begin; None when not known yet."""
+        if not self._seconds:
+            return None
+        return round(statistics.median(self._seconds) * position / self._at_once, 1)

@@ -1,0 +1,80 @@
+"""Server-sent events: the frames of a streamed answer, with comments while there is nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+import orjson
+from fastapi.responses import StreamingResponse
+
+from . import answers
+from .answers import Text
+from .audience import Caller
+from .errors import from_any
+from .gate import Gate
+from .hub import Standing
+
+DONE = b"data: [DONE]\n\n"
+_BEAT_S = 5.0  # of silence, after which a comment keeps the connection alive
+
+
+def frame(data: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+def comment(text: str) -> bytes:
+    """Return what every client passes over: a line for people and for proxies."""
+    return f": {text}\n\n".encode()
+
+
+def response(
+    gate: Gate,
+    caller: Caller,
+    job_id: str,
+    headers: dict[str, str],
+    *,
+    opening: Iterable[dict[str, Any]],
+    on_text: Callable[[Text], dict[str, Any]],
+    on_result: Callable[[dict[str, Any]], Iterable[dict[str, Any]]],
+) -> StreamingResponse:
+    """Stream a job's text. What fails after the first byte comes as a frame with an error."""
+
+    async def frames() -> AsyncIterator[bytes]:
+        with gate.audience.attend(gate, job_id, caller) as stay:
+            try:
+                for data in opening:
+                    yield frame(data)
+                last, shown = time.monotonic(), None
+                async for piece in answers.pieces(gate, job_id):
+                    if isinstance(piece, Text):
+                        yield frame(on_text(piece))
+                    elif isinstance(piece, Standing):
+                        is_new = piece.position is not None and piece.position != shown
+                        if not is_new and time.monotonic() - last < _BEAT_S:
+                            continue
+                        shown = piece.position
+                        yield comment(_standing(gate, piece))
+                    else:
+                        stay.is_over = True
+                        for data in on_result(piece):
+                            yield frame(data)
+                        yield DONE
+                    last = time.monotonic()
+            except Exception as error:  # the status is out: only a frame can tell
+                gate.metrics.count_failed_stream()
+                yield frame(from_any(error).body)
+
+    return StreamingResponse(
+        frames(),
+        media_type="text/event-stream",
+        headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"},
+    )
+
+
+def _standing(gate: Gate, standing: Standing) -> str:
+    if standing.position is None:
+        return standing.status or "waiting"
+    eta = gate.pace.eta_s(standing.position - 1)
+    return f"position {standing.position}" + ("" if eta is None else f", begins in {eta:g} s")

@@ -1,0 +1,159 @@
+"""A gateway with a server and no worker: the test plays one, and so decides what comes when."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+from openai import OpenAI
+from waiting import wait_until
+
+from warmd.configs.config import DaemonConfig, ModelConfig
+from warmd.daemon import keys
+from warmd.daemon.client import Client
+from warmd.daemon.events import EventLog
+from warmd.daemon.home import Home
+from warmd.daemon.server import EmbeddedServer, find_binary
+from warmd.daemon.stream import Publisher
+
+WORKER = "infer-0:test:1"
+USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "cached_tokens": 1}
+
+
+def openai_client(url: str, **settings: Any) -> OpenAI:
+    """OpenAI's own client, that asks once unless told otherwise."""
+    settings = {"api_key": "unused", "max_retries": 0, "timeout": 30.0, **settings}
+    return OpenAI(base_url=f"{url}/v1", **settings)
+
+
+class Gateway:
+    """One gateway process and its server."""
+
+    def __init__(self, home: Path, model: Path, **settings: Any) -> None:
+        settings = {"http_port": 0, **settings}
+        self.config = DaemonConfig(
+            home=home, models=(ModelConfig(name="tiny", path=str(model)),), **settings
+        )
+        self.home = Home(home)
+        self.home.create()
+        self.server = EmbeddedServer(self.home, find_binary(None))
+        self.server.start()
+        self.client = Client(self.config)
+        self._clients: list[OpenAI] = []
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "warmd.daemon.gateway", str(self.home.path), str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(
+            orjson.dumps({"config": self.config.to_json(), "url": self.server.url})
+        )
+        self.process.stdin.close()
+        with self.process.stdout as said:
+            self.said = orjson.loads(said.readline())
+        self.url = self.said.get("url", "")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.hang_up()
+        self.kill()
+        self.client.close()
+        self.server.stop()
+
+    def openai(self, **settings: Any) -> OpenAI:
+        self._clients.append(openai_client(self.url, **settings))
+        return self._clients[-1]
+
+    def hang_up(self) -> None:
+        """Close the connections of every client."""
+        while self._clients:
+            self._clients.pop().close()
+
+    # --- what the queue holds, and the worker's part -------------------------------------------
+
+    def waiting(self) -> list[str]:
+        """The jobs that wait in the queue infer, the next one first."""
+        key = self.client.store.queue("infer").key
+        found: Any = self.client.connection.lrange(key, 0, -1)
+        return [keys.text(job_id) for job_id in found]
+
+    def take(self, *, timeout_s: float = 10) -> Execution:
+        """Begin an execution of the next job, as a worker does."""
+
+        def pop() -> Any:
+            key = self.client.store.queue("infer").key
+            return self.client.connection.lmove(key, keys.taken(WORKER), "LEFT", "RIGHT")
+
+        begun = self.client.store.begin(wait_until(pop, timeout_s=timeout_s), "infer", WORKER)
+        assert begun is not None
+        return Execution(self, *begun)
+
+    def status(self, job_id: str) -> str:
+        status: str = self.client.job(job_id)["status"]
+        return status
+
+    def drop_waiting(self) -> None:
+        """Leave the queue empty for the next test."""
+        for job_id in self.waiting():
+            self.client.cancel(job_id)
+
+
+class Execution:
+    """A job in the hands of the test."""
+
+    def __init__(self, gateway: Gateway, job: Any, begun: Any) -> None:
+        self.gateway = gateway
+        self.job = job
+        self.begun = begun
+        self.rundir = gateway.client.rundir(job.id)
+        self._publisher = Publisher(gateway.client.connection, job.id, self.rundir.events)
+        self.emit("started", pid=1, threads=1, queued_s=0.0)
+
+    def emit(self, type: str, **fields: Any) -> None:
+        publish = self._publisher.publish
+        with EventLog(self.rundir.events, execution=self.begun.number, publish=publish) as events:
+            events.emit(type, **fields)
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        spec: dict[str, Any] = self.rundir.read_spec()["spec"]
+        return spec
+
+    def write(self, text: str, index: int = 0) -> None:
+        self.emit("text", index=index, text=text, tokens=1)
+
+    def finish(self, *texts: str, **fields: Any) -> None:
+        choices = [
+            {"index": index, "text": text, "finish_reason": "stop"}
+            for index, text in enumerate(texts)
+        ]
+        result = {"choices": choices, "usage": USAGE, "timings": {}, "seed": 1, **fields}
+        self.rundir.write_result(result, revision=1)
+        self.emit("finished", result=result)
+        self.gateway.client.store.finish(self.job, self.begun.claim, result)
+
+    def fail(self, error: str, traceback: str | None = None) -> None:
+        self.emit("failed", error=error, traceback=traceback)
+        self.gateway.client.store.fail(self.job, self.begun.claim, error)
+
+    def die(self) -> Execution:
+        """Be killed, and begun again by another worker."""
+        self.gateway.client.store.requeue(self.job, self.begun.claim)
+        return self.gateway.take()
+
+    @property
+    def stop_asked(self) -> str | None:
+        (orders,) = self.gateway.client.store.orders([(self.job, self.begun.claim)])
+        return orders.stop

@@ -1,0 +1,623 @@
+"""The HTTP gateway: OpenAI's own client against it, with the test in the worker's place."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+from gateways import Gateway
+from waiting import wait_until
+
+TOKEN = "a-token-of-tests"
+
+
+@pytest.fixture(scope="module")
+def module_gateway(tiny_model: Path) -> Iterator[Gateway]:
+    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
+        gateway = Gateway(Path(folder, "home"), tiny_model, http_queue_limit=4)
+        yield gateway
+        gateway.close()
+
+
+@pytest.fixture
+def gateway(module_gateway: Gateway) -> Iterator[Gateway]:
+    """A gateway whose queue is empty."""
+    if module_gateway.process.poll() is not None:
+        module_gateway.start()
+    yield module_gateway
+    module_gateway.hang_up()
+    module_gateway.drop_waiting()
+
+
+@pytest.fixture
+def make_gateway(tiny_model: Path) -> Iterator[Callable[..., Gateway]]:
+    made: list[Gateway] = []
+    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
+
+        def make(**settings: Any) -> Gateway:
+            made.append(Gateway(Path(folder, f"h{len(made)}"), tiny_model, **settings))
+            return made[-1]
+
+        yield make
+        for gateway in made:
+            gateway.close()
+
+
+@pytest.fixture
+def background() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def ask(gateway: Gateway, prompt: str = "1", **options: Any) -> Any:
+    settings = options.pop("settings", {})
+    return gateway.openai(**settings).completions.create(model="tiny", prompt=prompt, **options)
+
+
+def raw_ask(gateway: Gateway, prompt: str = "1", **headers: str) -> httpx.Response:
+    body = {"model": "tiny", "prompt": prompt}
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.post(f"{gateway.url}/v1/completions", json=body, headers=named, timeout=30)
+
+
+def refusal(error: openai.APIStatusError) -> tuple[int, Any]:
+    """Status and the `error` of an answer, which has OpenAI's shape."""
+    body = error.response.json()["error"]
+    assert body.keys() == {"message", "type", "param", "code"}
+    return error.status_code, body
+
+
+# --- the process
+
+
+def test_gateway_imports_neither_torch_nor_transformers():
+    code = (
+        "import sys, warmd.daemon.gateway.__main__, warmd.jobs.infer, warmd.jobs.encode, "
+        "warmd.jobs.grpo, warmd.jobs.mlm\n"
+        "print(sorted({'torch', 'transformers', 'trl', 'datasets'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_gateway_says_why_it_cannot_listen(gateway, make_gateway):
+    port = int(gateway.url.rpartition(":")[2])
+    other = make_gateway(http_port=port)
+    assert f"127.0.0.1:{port}" in other.said["problem"]
+    assert other.process.wait(10) == 1
+
+
+# --- answers
+
+
+def test_completion_has_the_text_of_its_job(gateway, background):
+    answer = background.submit(ask, gateway, "one", max_tokens=7, stop=["x"], temperature=0.5)
+    job = gateway.take()
+    assert {k: job.spec[k] for k in ("model", "prompt", "max_tokens", "stop", "temperature")} == {
+        "model": "tiny",
+        "prompt": "one",
+        "max_tokens": 7,
+        "stop": ["x"],
+        "temperature": 0.5,
+    }
+    job.finish(" two")
+    completion = answer.result(10)
+    assert completion.choices[0].text == " two"
+    assert completion.choices[0].finish_reason == "stop"
+    assert completion.usage.total_tokens == 5
+    assert completion.usage.prompt_tokens_details.cached_tokens == 1
+
+
+def test_chat_hands_its_messages_to_the_job_and_reads_as_openai_has_it(gateway, background):
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
+    ]
+    chat = gateway.openai().chat.completions.create
+    answer = background.submit(chat, model="tiny", messages=messages, n=2, seed=5)
+    job = gateway.take()
+    assert openai_messages(job.spec["messages"]) == messages
+    assert (job.spec["n"], job.spec["seed"]) == (2, 5)
+    job.finish("Hi", "Ho")
+    completion = answer.result(10)
+    assert [choice.message.content for choice in completion.choices] == ["Hi", "Ho"]
+    assert completion.choices[1].message.role == "assistant"
+
+
+def openai_messages(text: str) -> Any:
+    import orjson
+
+    return orjson.loads(text)
+
+
+def test_stream_gives_the_text_as_it_comes_and_the_usage_last(gateway, background):
+    stream = gateway.openai().chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "?"}],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    job = gateway.take()
+    chunks = iter(stream)
+    assert next(chunks).choices[0].delta.role == "assistant"
+    for text in ("Hel", "lo"):
+        job.write(text)
+        assert next(chunks).choices[0].delta.content == text
+    job.finish("Hello")
+    ending, usage = list(chunks)
+    assert ending.choices[0].finish_reason == "stop"
+    assert (usage.choices, usage.usage.total_tokens) == ([], 5)
+
+
+def test_every_job_has_a_seed_of_its_own(gateway, background):
+    answers = [background.submit(ask, gateway) for _ in range(2)]
+    jobs = [gateway.take() for _ in range(2)]
+    assert jobs[0].spec["seed"] != jobs[1].spec["seed"]
+    for job in jobs:
+        job.finish("x")
+    for answer in answers:
+        answer.result(10)
+
+
+def test_stream_goes_on_where_it_was_when_its_worker_is_killed(gateway):
+    stream = iter(ask(gateway, stream=True))
+    job = gateway.take()
+    job.write("one ")
+    assert next(stream).choices[0].text == "one "
+    again = job.die()
+    again.write("on")
+    again.write("e two")
+    assert next(stream).choices[0].text == "two"
+    again.finish("one two")
+    assert [chunk.choices[0].finish_reason for chunk in stream] == ["stop"]
+
+
+def test_stream_ends_with_an_error_when_the_text_comes_out_otherwise(gateway):
+    stream = iter(ask(gateway, stream=True))
+    job = gateway.take()
+    job.write("one ")
+    next(stream)
+    again = job.die()
+    again.write("uno ")
+    with pytest.raises(openai.APIError, match="begun anew"):
+        next(stream)
+    wait_until(lambda: again.stop_asked == "cancel", timeout_s=5)
+    again.fail("stopped")
+
+
+def test_whole_answer_survives_the_worker(gateway, background):
+    answer = background.submit(ask, gateway)
+    job = gateway.take()
+    job.write("lost")
+    job.die().finish("found")
+    assert answer.result(10).choices[0].text == "found"
+
+
+def test_failed_job_is_an_error_that_the_client_does_not_repeat(gateway, background):
+    answer = background.submit(ask, gateway, settings={"max_retries": 3})
+    gateway.take().fail("RuntimeError: out of ideas", "Traceback: …")
+    with pytest.raises(openai.InternalServerError, match="out of ideas") as caught:
+        answer.result(10)
+    assert refusal(caught.value)[0] == 500
+    assert gateway.waiting() == []
+
+
+def test_what_only_the_worker_can_check_is_the_clients_error(gateway, background):
+    answer = background.submit(ask, gateway)
+    gateway.take().fail("prompt: must be at most 64 tokens, got 65")
+    with pytest.raises(openai.BadRequestError) as caught:
+        answer.result(10)
+    assert refusal(caught.value)[1]["param"] == "prompt"
+
+
+def test_failure_after_the_first_byte_comes_through_the_stream(gateway):
+    stream = iter(ask(gateway, stream=True))
+    job = gateway.take()
+    job.write("so f")
+    next(stream)
+    job.fail("ZeroDivisionError: division by zero", "Traceback: …")
+    with pytest.raises(openai.APIError, match="division by zero"):
+        next(stream)
+
+
+def test_canceled_job_is_an_error(gateway, background):
+    answer = background.submit(ask, gateway)
+    (job_id,) = wait_until(gateway.waiting)
+    gateway.client.cancel(job_id)
+    with pytest.raises(openai.ConflictError, match="canceled"):
+        answer.result(10)
+
+
+def test_sixty_four_requests_at_once_are_answered_each_with_its_own(make_gateway):
+    gateway = make_gateway()
+    with ThreadPoolExecutor(64) as pool:
+        answers = {n: pool.submit(ask, gateway, f"{n}") for n in range(64)}
+        for _ in range(64):
+            job = gateway.take()
+            job.write("x")
+            job.finish(f"answer {job.spec['prompt']}")
+        for n, answer in answers.items():
+            assert answer.result(30).choices[0].text == f"answer {n}"
+
+
+# --- where a request stands
+
+
+def waits(gateway: Gateway, number: int) -> bool:
+    return len(gateway.waiting()) == number
+
+
+def test_answer_names_its_job_and_its_place(gateway, background):
+    for n in range(2):
+        background.submit(raw_ask, gateway, f"{n}")
+        wait_until(partial(waits, gateway, n + 1))
+    third = background.submit(raw_ask, gateway, "third")
+    wait_until(lambda: len(gateway.waiting()) == 3)
+    for n in range(3):
+        gateway.take().finish(f"{n}")
+    headers = third.result(10).headers
+    assert headers["x-warmd-position"] == "3"
+    assert headers["x-warmd-job"].startswith("infer-")
+
+
+def test_stream_comments_where_it_stands_while_it_waits(gateway):
+    ahead = iter(ask(gateway, stream=True))
+    body = {"model": "tiny", "prompt": "2", "stream": True}
+    with httpx.stream("POST", f"{gateway.url}/v1/completions", json=body, timeout=10) as answer:
+        lines = answer.iter_lines()
+        assert next(line for line in lines if line.startswith(":")).startswith(": position 2")
+        gateway.take().finish("x")
+        list(ahead)
+        assert next(line for line in lines if line.startswith(":")).startswith(": position 1")
+        gateway.take().finish("x")
+        assert list(lines)[-2] == "data: [DONE]"
+
+
+def test_too_many_waiting_are_turned_away_for_a_while(gateway, background):
+    for n in range(4):
+        background.submit(raw_ask, gateway, f"{n}")
+        wait_until(partial(waits, gateway, n + 1))
+    with pytest.raises(openai.RateLimitError) as caught:
+        ask(gateway)
+    status, error = refusal(caught.value)
+    assert (status, error["code"]) == (429, "queue_full")
+    assert int(caught.value.response.headers["retry-after"]) >= 1
+    for _ in range(4):
+        gateway.take().finish("x")
+
+
+# --- clients that leave, and that come again
+
+
+@contextlib.contextmanager
+def connection(gateway: Gateway, body: str, **headers: str) -> Iterator[socket.socket]:
+    """A connection with a request on its way, to be dropped when the test likes."""
+    host, port = gateway.url.removeprefix("http://").split(":")
+    named = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+    with socket.create_connection((host, int(port))) as line:
+        line.sendall(
+            f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\ncontent-type: application/json\r\n"
+            f"{named}content-length: {len(body)}\r\n\r\n{body}".encode()
+        )
+        yield line
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+def test_client_that_leaves_ends_its_job(gateway, stream):
+    with connection(gateway, f'{{"model":"tiny","prompt":"1","stream":{stream}}}'):
+        job = gateway.take()
+        job.write("x")
+    assert wait_until(lambda: job.stop_asked, timeout_s=5) == "cancel"
+    job.fail("stopped")
+
+
+def test_client_that_leaves_takes_its_waiting_job_along(gateway):
+    with connection(gateway, '{"model":"tiny","prompt":"1"}'):
+        (job_id,) = wait_until(gateway.waiting)
+    wait_until(lambda: gateway.status(job_id) == "canceled", timeout_s=5)
+
+
+def test_request_that_times_out_and_is_repeated_is_computed_once(gateway, background):
+    answer = background.submit(ask, gateway, settings={"timeout": 0.5, "max_retries": 2})
+    job = gateway.take()
+    begun = time.monotonic()
+    # The first try has given up by now, and the second one waits for the same job.
+    wait_until(lambda: time.monotonic() - begun > 1.2)
+    job.finish("once")
+    assert answer.result(10).choices[0].text == "once"
+    assert gateway.waiting() == []
+    assert job.stop_asked is None
+
+
+def test_request_that_timed_out_and_is_not_repeated_ends_its_job(gateway):
+    with pytest.raises(openai.APITimeoutError):
+        ask(gateway, settings={"timeout": 0.3})
+    job = gateway.take()
+    assert wait_until(lambda: job.stop_asked, timeout_s=10) == "cancel"
+    job.fail("stopped")
+
+
+def test_same_key_joins_the_running_job_and_gets_its_result_later(gateway, background):
+    first = background.submit(raw_ask, gateway, idempotency_key="k1")
+    job = gateway.take()
+    second = background.submit(raw_ask, gateway, idempotency_key="k1")
+    job.write("on")
+    job.finish("one")
+    assert [r.result(10).json()["choices"][0]["text"] for r in (first, second)] == ["one", "one"]
+    assert raw_ask(gateway, idempotency_key="k1").json()["choices"][0]["text"] == "one"
+    assert gateway.waiting() == []
+
+
+def test_same_keys_at_the_same_moment_make_one_job(gateway, background):
+    answers = [background.submit(raw_ask, gateway, idempotency_key="k2") for _ in range(6)]
+    gateway.take().finish("one")
+    assert {answer.result(10).json()["id"] for answer in answers} == {
+        answers[0].result().json()["id"]
+    }
+    assert gateway.waiting() == []
+
+
+def test_same_key_with_another_request_is_refused(gateway, background):
+    first = background.submit(raw_ask, gateway, idempotency_key="k3")
+    gateway.take().finish("one")
+    first.result(10)
+    other = raw_ask(gateway, "another prompt", idempotency_key="k3")
+    assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_key_reused")
+    assert gateway.waiting() == []
+
+
+def test_gateway_that_is_killed_loses_no_job_and_its_successor_knows_the_keys(gateway, background):
+    lost = background.submit(raw_ask, gateway, idempotency_key="k4")
+    job = gateway.take()
+    gateway.kill()
+    with pytest.raises(httpx.TransportError):
+        lost.result(10)
+    job.finish("kept")
+    gateway.start()
+    assert raw_ask(gateway, idempotency_key="k4").json()["choices"][0]["text"] == "kept"
+
+
+def test_key_whose_job_never_reached_the_queue_brings_it_there(gateway, background):
+    first = background.submit(raw_ask, gateway, idempotency_key="k5")
+    (job_id,) = wait_until(gateway.waiting)
+    gateway.kill()
+    with contextlib.suppress(httpx.TransportError):
+        first.result(10)
+    # What a gateway leaves that dies between its note and the queue.
+    gateway.client.connection.delete(f"rq:job:{job_id}", gateway.client.store.queue("infer").key)
+    gateway.start()
+    again = background.submit(raw_ask, gateway, idempotency_key="k5")
+    job = gateway.take()
+    assert job.job.id == job_id
+    job.finish("late")
+    assert again.result(10).json()["choices"][0]["text"] == "late"
+
+
+def test_stopping_gateway_says_so_and_leaves_the_jobs(gateway, background):
+    answer = background.submit(raw_ask, gateway)
+    (job_id,) = wait_until(gateway.waiting)
+    gateway.process.terminate()
+    stopped = answer.result(10)
+    assert (stopped.status_code, job_id in stopped.text) == (503, True)
+    assert gateway.process.wait(10) in (0, -15)
+    assert gateway.status(job_id) == "queued"
+
+
+def test_server_that_is_away_is_an_error_to_try_again(make_gateway):
+    gateway = make_gateway()
+    gateway.server.stop()
+    with pytest.raises(openai.APIStatusError) as caught:
+        ask(gateway)
+    assert refusal(caught.value)[0] == 503
+    assert caught.value.response.headers["retry-after"]
+    gateway.server.start()
+
+
+def test_follow_outlives_a_server_that_is_replaced(make_gateway, background):
+    gateway = make_gateway()
+    answer = background.submit(ask, gateway)
+    job = gateway.take()
+    gateway.server.stop()
+    gateway.server.start()
+    job.finish("after all")
+    assert answer.result(15).choices[0].text == "after all"
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": "1", "model": "nope"}, "model"),
+        ({"prompt": "1", "model": "/etc"}, "model"),
+        ({"prompt": "1", "temperature": -1}, "temperature"),
+        ({"prompt": "1", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "1", "max_tokens": 10_000}, "max_tokens"),
+        ({"prompt": "1", "logprobs": 3}, "logprobs"),
+        ({"prompt": "1", "tempreature": 1}, "tempreature"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": ["1", "2"]}, "prompt"),
+        ({}, "prompt"),
+    ],
+)
+def test_wrong_request_is_refused_with_the_name_of_what_is_wrong(gateway, body, param):
+    answer = httpx.post(f"{gateway.url}/v1/completions", json={"model": "tiny", **body})
+    error = answer.json()["error"]
+    assert answer.status_code == (404 if body.get("model") else 400)
+    assert error["param"].split(".")[0] == param
+    assert gateway.waiting() == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b"\xff", b'{"model": "tiny", "prompt": "\\ud800"}', b"[" * 100_000, b'"a"', b"NaN"],
+)
+def test_body_that_is_no_json_object_is_refused(gateway, body):
+    headers = {"content-type": "application/json"}
+    answer = httpx.post(f"{gateway.url}/v1/completions", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_unknown_path_and_method_have_openais_shape(gateway):
+    for method, path, status in (("GET", "/nowhere", 404), ("GET", "/v1/completions", 405)):
+        answer = httpx.request(method, gateway.url + path)
+        assert answer.status_code == status
+        assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+def image_url(width: int, height: int) -> str:
+    import base64
+    import io
+
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("1", (width, height)).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://example.org/cat.png",
+        "file:///etc/passwd",
+        "/etc/passwd",
+        "data:image/png;base64,!!!",
+        "data:image/png;base64,aGVsbG8=",
+        "data:text/plain;base64,aGVsbG8=",
+    ],
+)
+def test_image_that_is_not_one_is_refused(gateway, url):
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat_with_image(gateway, url)
+    assert refusal(caught.value)[1]["param"] == "messages"
+
+
+def test_image_that_unfolds_into_too_many_pixels_is_refused(gateway):
+    url = image_url(20_000, 20_000)
+    assert len(url) < 200_000
+    with pytest.raises(openai.BadRequestError, match="at most 50,000,000 pixels"):
+        chat_with_image(gateway, url)
+
+
+def chat_with_image(gateway: Gateway, url: str) -> Any:
+    part: Any = {"type": "image_url", "image_url": {"url": url}}
+    messages: Any = [{"role": "user", "content": [{"type": "text", "text": "?"}, part]}]
+    return gateway.openai().chat.completions.create(model="tiny", messages=messages)
+
+
+def test_request_beyond_the_limit_is_refused_also_without_its_length(gateway):
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\ncontent-length: 99999999999\r\n\r\n"
+    )
+    with socket.create_connection(tuple_address(gateway)) as line:
+        line.sendall(head)
+        assert line.recv(100).startswith(b"HTTP/1.1 413")
+
+    def endless() -> Iterator[bytes]:
+        yield b'{"model": "tiny", "prompt": "'
+        for _ in range(70):
+            yield b"x" * 2**20
+
+    headers = {"content-type": "application/json"}
+    with contextlib.suppress(httpx.WriteError):  # it may hang up before all is sent
+        answer = httpx.post(f"{gateway.url}/v1/completions", content=endless(), headers=headers)
+        assert answer.status_code == 413
+
+
+def tuple_address(gateway: Gateway) -> tuple[str, int]:
+    host, port = gateway.url.removeprefix("http://").split(":")
+    return host, int(port)
+
+
+# --- who may come in
+
+
+def test_token_is_asked_for_where_one_is_set(make_gateway):
+    gateway = make_gateway(http_token=TOKEN)
+    for key in ("wrong", f"{TOKEN}x"):
+        with pytest.raises(openai.AuthenticationError) as caught:
+            gateway.openai(api_key=key).models.list()
+        assert refusal(caught.value)[1]["code"] == "invalid_api_key"
+    assert gateway.openai(api_key=TOKEN).models.list().data[0].id == "tiny"
+    assert httpx.get(f"{gateway.url}/metrics").status_code == 401
+    assert httpx.get(f"{gateway.url}/health").status_code == 503
+
+
+def test_gateway_listens_beyond_this_machine_only_with_a_token(make_gateway):
+    assert "http_token: must be set" in make_gateway(http_host="0.0.0.0").said["problem"]
+    assert "url" in make_gateway(http_host="0.0.0.0", http_token=TOKEN).said
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"host": "evil.example"}, {"origin": "https://evil.example"}, {"origin": "null"}],
+)
+def test_web_page_cannot_ask_where_no_token_is_set(gateway, headers):
+    assert httpx.get(f"{gateway.url}/v1/models", headers=headers).status_code == 403
+
+
+# --- operation
+
+
+def test_health_says_why_nobody_can_answer(gateway):
+    answer = httpx.get(f"{gateway.url}/health")
+    assert answer.status_code == 503
+    assert "no daemon runs" in answer.json()["error"]["message"]
+
+
+def test_metrics_count_requests_tokens_and_jobs(gateway, background):
+    before = metrics(gateway)
+    answer = background.submit(ask, gateway)
+    gateway.take().finish("x")
+    answer.result(10)
+    after = metrics(gateway)
+    route = 'warmd_http_requests_total{route="/v1/completions",status="200"}'
+    finished = 'warmd_jobs{queue="infer",status="finished"}'
+    tokens = 'warmd_http_tokens_total{type="completion"}'
+    grown = {name: after[name] - before.get(name, 0) for name in (route, finished, tokens)}
+    assert grown == {route: 1, finished: 1, tokens: 2}
+
+
+def metrics(gateway: Gateway) -> dict[str, float]:
+    lines = httpx.get(f"{gateway.url}/metrics").text.splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
+
+
+def test_models_are_the_warm_ones(gateway):
+    assert [model.id for model in gateway.openai().models.list()] == ["tiny"]
+    assert gateway.openai().models.retrieve("tiny").object == "model"
+    with pytest.raises(openai.NotFoundError) as caught:
+        gateway.openai().models.retrieve("nope")
+    assert refusal(caught.value)[1]["code"] == "model_not_found"
+
+
+def test_waiting_requests_hold_no_thread_each(gateway, background):
+    import psutil
+
+    process = psutil.Process(gateway.process.pid)
+    answers = [background.submit(ask, gateway, f"{n}") for n in range(4)]
+    wait_until(lambda: len(gateway.waiting()) == 4)
+    threads = process.num_threads()
+    assert threads <= 20  # the pool and the loop
+    for _ in range(4):
+        gateway.take().finish("x")
+    for answer in answers:
+        answer.result(10)
+    assert threading.active_count() < 20

@@ -1,0 +1,290 @@
+"""The HTTP gateway as part of a daemon: answers of a real model, training by OpenAI's client."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import psutil
+import pytest
+import tiny
+from daemons import Daemon
+from gateways import openai_client
+from waiting import wait_until
+
+from warmd.configs.config import WorkerConfig
+
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+ROWS = b"".join(b'{"question": "%d + 1", "answer": "%d"}\n' % (n, n + 1) for n in range(6))
+QUICK = {
+    "num_generations": 2,
+    "max_completion_length": 4,
+    "save_every": "2",
+    "template": "{question}=",
+}
+
+
+class Served:
+    """A daemon and a client of its gateway."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        daemon.start()
+        self.url: str = wait_until(lambda: self.http()["url"])
+        self.openai = openai_client(self.url)
+
+    def http(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.daemon.status()["http"]
+        return found
+
+    def jobs(self) -> list[str]:
+        return [job["id"] for job in self.daemon.client.jobs() if job["kind"] == "infer"]
+
+    def tune(self, **options: Any) -> Any:
+        hyperparameters = {**QUICK, **options}
+        method: Any = {
+            "type": "reinforcement",
+            "reinforcement": {
+                "grader": {"type": "warmd", "reward": ["correctness"]},
+                "hyperparameters": hyperparameters,
+            },
+        }
+        return self.openai.fine_tuning.jobs.create(
+            model="tiny", training_file=self.file_id, method=method, seed=7, metadata={"a": "b"}
+        )
+
+    @property
+    def file_id(self) -> str:
+        return self.openai.files.create(file=("sums.jsonl", ROWS), purpose="fine-tune").id
+
+    def tuned(self, job_id: str, *statuses: str) -> Any:
+        def reached() -> Any:
+            job = self.openai.fine_tuning.jobs.retrieve(job_id)
+            return job if job.status in statuses else None
+
+        return wait_until(reached, timeout_s=90)
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with room for long texts and a template for chats."""
+    folder = tmp_path_factory.mktemp("chat") / "tiny"
+    tiny.model(positions=4096).save_pretrained(folder)
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(chat_model: Path) -> Iterator[Served]:
+    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
+        workers = (
+            WorkerConfig(name="train-0", queue="train", threads=1),
+            WorkerConfig(name="infer-0", queue="infer", threads=1),
+        )
+        daemon = Daemon(Path(folder, "home"), chat_model, http_port=0, workers=workers)
+        try:
+            served = Served(daemon)
+            yield served
+            served.openai.close()
+        finally:
+            daemon.close()
+
+
+# --- the process
+
+
+def test_healthy_daemon_says_so(served):
+    assert httpx.get(f"{served.url}/health").json() == {"status": "ok"}
+
+
+def test_killed_gateway_is_back_at_the_same_time_as_its_jobs_go_on(served):
+    before = served.http()["pid"]
+    os.kill(before, signal.SIGKILL)
+    after = wait_until(lambda: (h := served.http())["pid"] not in (None, before) and h["url"] and h)
+    served.url = after["url"]
+    served.openai.close()
+    served.openai = openai_client(served.url)
+    assert httpx.get(f"{served.url}/health").status_code == 200
+
+
+def test_daemon_starts_and_says_why_where_the_port_is_taken(
+    served, make_daemon: Callable[..., Daemon]
+):
+    other = make_daemon(http_port=int(served.url.rpartition(":")[2]))
+    other.start()
+    problem = wait_until(lambda: other.status()["http"]["problem"])
+    assert "in use" in problem
+    gateway = psutil.Process(served.http()["pid"])
+    assert gateway.is_running()
+
+
+def test_gateway_ends_with_its_daemon(make_daemon):
+    daemon = make_daemon(http_port=0)
+    daemon.start()
+    pid = wait_until(lambda: daemon.status()["http"]["pid"])
+    daemon.stop()
+    assert not psutil.pid_exists(pid)
+
+
+# --- answers
+
+
+def test_completion_and_stream_give_the_same_text(served):
+    ask = {"model": "tiny", "prompt": "1+1=", "max_tokens": 6, "temperature": 0}
+    whole = served.openai.completions.create(**ask)
+    stream = served.openai.completions.create(**ask, stream=True)
+    text = "".join(chunk.choices[0].text for chunk in stream)
+    assert text == whole.choices[0].text
+    assert whole.usage.prompt_tokens == 4
+    assert whole.usage.completion_tokens <= 6
+
+
+def test_chat_is_answered(served):
+    answer = served.openai.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "1+1="}], max_tokens=3, n=2, seed=1
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    again = served.openai.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "1+1="}], max_tokens=3, n=2, seed=1
+    )
+    assert again.choices == answer.choices
+
+
+def test_client_that_leaves_in_mid_stream_stops_the_computing(served):
+    stream = served.openai.completions.create(
+        model="tiny", prompt="1", max_tokens=4000, temperature=0, stream=True
+    )
+    next(iter(stream))
+    (job_id,) = [job["id"] for job in served.daemon.client.jobs(statuses=["started"])]
+    stream.close()
+    job = served.daemon.wait(job_id, timeout_s=10)
+    assert job["status"] == "stopped"
+
+
+def test_embeddings_come_as_numbers_and_as_bytes(served):
+    texts = ["one", "another one"]
+    numbers, packed = (
+        served.openai.embeddings.create(model="tiny", input=texts, encoding_format=form)
+        for form in ("float", "base64")
+    )
+    assert [len(item.embedding) for item in numbers.data] == [16, 16]
+    assert numbers.usage.prompt_tokens == sum(map(len, texts))
+    import base64
+
+    import numpy as np
+
+    for item, other in zip(numbers.data, packed.data, strict=True):
+        vector = np.frombuffer(base64.b64decode(str(other.embedding)), "<f4")
+        assert vector.tolist() == pytest.approx(item.embedding, abs=1e-6)
+
+
+# --- files
+
+
+def test_uploaded_file_is_kept_listed_given_back_and_forgotten(served):
+    made = served.openai.files.create(file=("../../evil\n.jsonl", ROWS), purpose="fine-tune")
+    assert (made.bytes, made.purpose) == (len(ROWS), "fine-tune")
+    assert "/" not in made.filename
+    assert served.openai.files.retrieve(made.id) == made
+    assert made.id in [file.id for file in served.openai.files.list()]
+    assert served.openai.files.content(made.id).content == ROWS
+    assert served.openai.files.delete(made.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        served.openai.files.retrieve(made.id)
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../daemon.json", "file-" + "0" * 24, "."[:0]])
+def test_training_file_must_be_below_the_folder_of_files(served, name):
+    with pytest.raises(openai.BadRequestError) as caught:
+        served.openai.fine_tuning.jobs.create(model="tiny", training_file=name)
+    assert caught.value.param == "training_file"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"reward": ["os:getcwd"]},
+        {"dataset": "/etc/passwd"},
+        {"report_to": ["wandb"]},
+        {"model": "/etc"},
+        {"nonsense": 1},
+        {"num_generations": 1},
+    ],
+)
+def test_training_options_name_neither_code_nor_files(served, options):
+    with pytest.raises(openai.BadRequestError) as caught:
+        served.tune(**options)
+    assert caught.value.param == f"method.reinforcement.hyperparameters.{next(iter(options))}"
+
+
+def test_what_is_no_method_here_is_refused(served):
+    with pytest.raises(openai.BadRequestError) as caught:
+        served.openai.fine_tuning.jobs.create(
+            model="tiny", training_file="arithmetic", method={"type": "supervised"}
+        )
+    assert caught.value.param == "method.type"
+
+
+# --- training
+
+
+@pytest.mark.slow
+def test_job_is_trained_followed_and_its_model_answers(served):
+    job = served.tune()
+    assert (job.status, job.model, job.seed, job.metadata) == (job.status, "tiny", 7, {"a": "b"})
+    assert job.method.type == "reinforcement"
+    done = served.tuned(job.id, "succeeded", "failed")
+    assert (done.status, done.fine_tuned_model) == ("succeeded", job.id)
+    assert done.finished_at >= done.created_at
+    events = list(served.openai.fine_tuning.jobs.list_events(job.id, limit=5))  # all pages
+    losses = [event for event in events if event.type == "metrics"]
+    assert len({event.id for event in events}) == len(events) > 6
+    assert len(losses) == 6
+    assert events[0].message.startswith("finished")
+    checkpoints = list(served.openai.fine_tuning.jobs.checkpoints.list(job.id, limit=1))
+    assert [checkpoint.step_number for checkpoint in checkpoints] == [6, 4, 2]
+    assert job.id in [model.id for model in served.openai.models.list()]
+    answer = served.openai.completions.create(model=job.id, prompt="1+1=", max_tokens=2)
+    assert answer.model == job.id
+    listed = [item.id for item in served.openai.fine_tuning.jobs.list(limit=1)]
+    assert listed[0] == job.id
+    assert len(set(listed)) == len(listed)
+
+
+@pytest.mark.slow
+def test_job_is_paused_resumed_and_canceled(served):
+    job = served.tune(epochs=200)
+    served.tuned(job.id, "running")
+    assert served.openai.fine_tuning.jobs.pause(job.id).status == "paused"
+    assert served.openai.fine_tuning.jobs.resume(job.id).status in ("queued", "running")
+    with pytest.raises(openai.ConflictError):
+        served.openai.fine_tuning.jobs.resume(job.id)
+    served.openai.fine_tuning.jobs.cancel(job.id)
+    assert served.tuned(job.id, "cancelled").error is None
+    with pytest.raises(openai.ConflictError):
+        served.openai.fine_tuning.jobs.cancel(job.id)
+
+
+@pytest.mark.slow
+def test_failed_job_tells_why(served):
+    ahead = served.tune(epochs=200)
+    job = served.tune()
+    served.openai.files.delete(job.training_file)  # while it waits
+    served.openai.fine_tuning.jobs.cancel(ahead.id)
+    done = served.tuned(job.id, "succeeded", "failed")
+    assert (done.status, done.error.code) == ("failed", "job_failed")
+    assert "dataset" in done.error.message
+
+
+def test_unknown_training_job_is_not_found(served):
+    for name in ("nope", "infer-20260101-000000-abcd", "grpo-20260101-000000-abcd"):
+        with pytest.raises(openai.NotFoundError):
+            served.openai.fine_tuning.jobs.retrieve(name)
