@@ -1,0 +1,180 @@
+"""The same job twice: straight, and with its work horse killed at random instants.
+
+    python tests/benchmarks/endurance.py --kills 10 -- mlm --steps 300 --save-every 10 ...
+    python tests/benchmarks/endurance.py --kills 10 --load tiny=FOLDER -- grpo --model tiny ...
+
+What stands after `--` are the words of `warmd submit`. Starts a daemon of its own. Exits with 1
+unless both end with the same bits, each step is told once, and no kill costs more than the steps
+since the last checkpoint that was under way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+from safetensors import safe_open
+
+from warmd.daemon import events
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--load", metavar="NAME=FOLDER", help="a model to make warm first")
+    parser.add_argument("words", nargs="+", help="of warmd submit")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="warmd-endurance-") as folder:
+        warmd = Warmd(Path(folder) / "home")
+        warmd("start")
+        try:
+            if options.load:
+                warmd("load", options.load)
+            return compare(warmd, options.words, options.kills, random.Random(options.seed))
+        finally:
+            warmd("stop")
+
+
+class Warmd:
+    """The command line, for one home."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def __call__(self, *words: str) -> str:
+        command = [sys.executable, "-m", "warmd.cli", *words, "--home", str(self.home)]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+    def events(self, job: str) -> list[dict[str, Any]]:
+        return list(events.read(self.home / "runs" / job / "events.jsonl"))
+
+    def await_end(self, job: str) -> float:
+        while not (found := [e for e in self.events(job) if e["type"] in events.TERMINAL]):
+            time.sleep(0.1)
+        if found[-1]["type"] != "finished":
+            sys.exit(f"{job} {found[-1]['type']}: {found[-1].get('error')}")
+        seconds: float = found[-1]["time"] - self.events(job)[0]["time"]
+        return seconds
+
+
+def compare(warmd: Warmd, words: list[str], kills: int, generator: random.Random) -> int:
+    straight = warmd("submit", *words)
+    took_s = warmd.await_end(straight)
+    click.echo(f"straight: {straight}, {took_s:.1f} s")
+    killed = warmd("submit", *words)
+    at = sorted(generator.uniform(0.02, 0.98) * took_s for _ in range(kills))
+    done = kill_at(warmd, killed, at)
+    killed_s = warmd.await_end(killed)
+    click.echo(f"killed {done} times: {killed}, {killed_s:.1f} s")
+    problems = [] if done == kills else [f"only {done} kills found the job running"]
+    problems += differences(warmd, straight, killed) + repeats(warmd, killed)
+    for problem in problems:
+        click.echo(f"PROBLEM: {problem}")
+    return 1 if problems else 0
+
+
+def kill_at(warmd: Warmd, job: str, instants_s: list[float]) -> int:
+    """Kill the horse when the job has run for so long in all; return how often."""
+    done = 0
+    ran_s, seen, pid = 0.0, time.monotonic(), None
+    while instants_s:
+        told = warmd.events(job)
+        if told and told[-1]["type"] in events.TERMINAL:
+            break
+        starts = [event for event in told if event["type"] == "started"]
+        now = time.monotonic()
+        ran_s, seen = ran_s + now - seen, now
+        if starts and starts[-1]["pid"] != pid and ran_s >= instants_s[0]:
+            pid = starts[-1]["pid"]
+            os.kill(pid, signal.SIGKILL)
+            instants_s.pop(0)
+            done += 1
+        time.sleep(0.01)
+    return done
+
+
+def differences(warmd: Warmd, one: str, other: str) -> list[str]:
+    """What is not the same, bit for bit, in two finished jobs."""
+    found = []
+    for part in ("model", "checkpoints"):
+        files = {job: bits_of(warmd.home / "runs" / job / part) for job in (one, other)}
+        if files[one].keys() != files[other].keys():
+            found.append(f"{part}: other files: {files[one].keys() ^ files[other].keys()}")
+        for name, digest in files[one].items():
+            same = digest == files[other].get(name)
+            click.echo(f"  {part}/{name}: {digest[:16]} {'same' if same else 'DIFFERENT'}")
+            if not same:
+                found.append(f"{part}/{name} differs")
+    steps = [
+        {e["step"]: plain(e) for e in warmd.events(job) if e["type"] == "step"}
+        for job in (one, other)
+    ]
+    unlike = [n for n in steps[0] if steps[0][n] != steps[1].get(n)]
+    click.echo(f"  {len(steps[0])} step events, {len(unlike)} of them different")
+    return found + ([f"the events of steps {unlike[:5]} differ"] if unlike else [])
+
+
+def bits_of(folder: Path) -> dict[str, str]:
+    """A digest of every file with state; of tensors where a file holds a clock's time beside."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.suffix == ".safetensors":
+            digest = hashlib.sha256()
+            with safe_open(path, "np") as tensors:
+                for key in sorted(tensors.keys()):
+                    digest.update(key.encode() + tensors.get_tensor(key).tobytes())
+            found[name] = digest.hexdigest()
+        elif path.name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def plain(event: dict[str, Any]) -> dict[str, Any]:
+    """An event without what the clock and the execution say."""
+    clock = ("seq", "execution", "time", "seconds", "generation_s", "training_s")
+    return {name: value for name, value in event.items() if name not in clock}
+
+
+def repeats(warmd: Warmd, job: str) -> list[str]:
+    """Steps that were told twice, and kills that cost more than they may.
+
+    A kill costs the steps since the last checkpoint; one that was still being written when it came
+    does not count, as it would not count when the power failed.
+    """
+    told = warmd.events(job)
+    steps = [event["step"] for event in told if event["type"] == "step"]
+    found = [] if steps == list(range(1, len(steps) + 1)) else ["a step is not told exactly once"]
+    document = orjson.loads((warmd.home / "runs" / job / "spec.json").read_bytes())
+    every = int(document["spec"]["save_every"])
+    lost, in_flight, last = [], 0, 0
+    for event in told:
+        if event["type"] == "step":
+            last = event["step"]
+        elif event["type"] == "begin" and event["execution"] > 1:
+            resumed = event["resumed_from"] or 0
+            lost.append(last - resumed)
+            if lost[-1] > every:
+                in_flight += 1
+            if resumed < (last // every - 1) * every:
+                found.append(f"killed after step {last}, resumed from {resumed}")
+    click.echo(f"  steps computed again: {lost}; saved every {every}; {in_flight} saves in flight")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
