@@ -43,6 +43,14 @@ class Save:
         try:
             size_bytes = self._write()
         except Exception as problem:  # a full disk, mostly; the job decides what it means
-            error = f"{type(problem).__name__}: {problem}"
+            root = _root(problem)
+            error = f"{type(root).__name__}: {root}"
         seconds = time.monotonic() - begun
         self._saved = Saved(path=self._path, seconds=seconds, size_bytes=size_bytes, error=error)
+
+
+def _root(error: BaseException) -> BaseException:
+    """Return the first error: torch.save raises another over that of the disk."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error

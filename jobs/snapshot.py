@@ -6,6 +6,7 @@ Trainer can resume from it, and one of our own. Imports torch: only `run` of a k
 
 from __future__ import annotations
 
+import io
 import os
 import random
 from collections.abc import Callable
@@ -77,9 +78,9 @@ class Snapshot:
         try:
             weights = _write_all_but_weights(self.model, staging.path)
             self.tokenizer.write(staging.path)
-            torch.save(self.scheduler, staging.path / SCHEDULER_NAME)
-            torch.save(self.rng, staging.path / RNG_STATE)
-            torch.save(self.job, staging.path / JOB_STATE)
+            _save(self.scheduler, staging.path / SCHEDULER_NAME)
+            _save(self.rng, staging.path / RNG_STATE)
+            _save(self.job, staging.path / JOB_STATE)
             self.trainer.save_to_json(str(staging.path / TRAINER_STATE_NAME))
         except BaseException:
             self.live.end()
@@ -98,6 +99,13 @@ class Snapshot:
                 self.live.end()
 
         return write
+
+
+def _save(state: dict[str, Any], path: Path) -> None:
+    # By way of memory: on a full disk torch itself raises a RuntimeError about positions.
+    content = io.BytesIO()
+    torch.save(state, content)
+    path.write_bytes(content.getbuffer())
 
 
 class TokenizerFiles:
