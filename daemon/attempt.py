@@ -54,6 +54,7 @@ class Attempt:
         )
         self._limit_s = job.timeout if job.timeout and job.timeout > 0 else None
         self._checkpoint = self._newest_checkpoint()
+        self._has_stepped = False  # further than any execution before: no other steps are told
         self._is_held = False
         self._is_lost = False  # Redis no longer knows this execution: somebody else has the job
         self._began = time.monotonic()
@@ -131,6 +132,8 @@ class Attempt:
             if self._publisher is not None:
                 self._publisher.publish(event)
             match event["type"]:
+                case "step":
+                    self._has_stepped = True
                 case "paused":
                     self._paused_at = time.monotonic()
                 case "unpaused" if self._paused_at is not None:
@@ -206,14 +209,14 @@ class Attempt:
 
     def _conclude_killed(self, reason: str) -> None:
         """Try again, but not for ever."""
-        has_progressed = self._newest_checkpoint() != self._checkpoint
+        has_progressed = self._has_stepped or self._newest_checkpoint() != self._checkpoint
         kills = 1 if has_progressed else 1 + self.begun.kills
         log.warning("%s: horse %s (%d in a row)", self.job.id, reason, kills)
         if kills < _MOST_KILLS:
             self._note("requeued", reason=reason)
             self._settle(self._store.requeue, kills=kills, suspect=True)
             return
-        reason = f"{reason}; {kills} times in a row without a new checkpoint"
+        reason = f"{reason}; {kills} times in a row without a step more"
         self._note("failed", error=reason, traceback=None)
         self._settle(self._store.fail, reason)
 
