@@ -20,7 +20,7 @@ WORKERS = "warmd:workers"
 
 # Fields that warmd adds to RQ's hash of a job.
 FIELD_EXECUTION = "warmd_execution"  # how many executions have begun
-FIELD_KILLS = "warmd_kills"  # horses killed in a row without a new checkpoint
+FIELD_KILLS = "warmd_kills"  # horses killed in a row without a step more
 FIELD_STOP = "warmd_stop"  # "cancel" or "kill" while somebody asks for it
 FIELD_PAUSE = "warmd_pause"  # "hold" or "release" from the asking until `unpause`
 FIELD_DUE = "warmd_due"  # of a paused job that was scheduled: the time it was scheduled for

@@ -13,7 +13,7 @@ from typing import Any
 
 import jinja2
 
-from . import chats, pictures, rows
+from . import actions, chats, pictures, rows
 from .context import Context, WarmModel
 from .engine.engine import engine_of
 from .engine.generation import End, Generation, Picture, Piece, Sampling
@@ -33,6 +33,7 @@ class Answer:
 
     generation: Generation
     tokenise_s: float
+    spec: InferSpec
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     reasons: list[str | None] = field(default_factory=list)
@@ -49,9 +50,19 @@ class Answer:
     @property
     def choices(self) -> list[dict[str, Any]]:
         return [
-            {"index": index, "text": text, "finish_reason": reason}
+            {"index": index, "text": text, "finish_reason": reason, **self._read(text)}
             for index, (text, reason) in enumerate(zip(self.texts, self.reasons, strict=True))
         ]
+
+    def _read(self, text: str) -> dict[str, Any]:
+        """What the text says, where it was asked for."""
+        if self.spec.actions == "none":
+            return {}
+        seen = self.generation.pictures
+        screen = seen[-1].size if seen else None
+        if self.spec.screen:
+            screen = actions.parse_screen(self.spec.screen)
+        return {"actions": actions.read(text, screen)}
 
     @property
     def usage(self) -> dict[str, int]:
@@ -121,7 +132,7 @@ def _prepare(spec: InferSpec, ctx: Context, warm: WarmModel, prompt: Prompt, see
         stop=spec.stop,
         is_cancelled=ctx.stop.is_set,
     )
-    return Answer(generation, time.perf_counter() - begun)
+    return Answer(generation, time.perf_counter() - begun, spec)
 
 
 def _encode(spec: InferSpec, warm: WarmModel, prompt: Prompt) -> tuple[list[int], list[Picture]]:

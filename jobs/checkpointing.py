@@ -85,7 +85,7 @@ class CheckpointingTrainer(Trainer):
         if self._in_flight is not None:
             # The disk is slower than the interval. A second save beside the first would only
             # take from it; this one is made at the end of the first step that finds it done.
-            self._save_was_due = True
+            self._save_was_due = self._in_flight.step != self.state.global_step
         elif not self._is_saved():
             self._begin_save()
         if self.was_stopped:
@@ -121,7 +121,10 @@ class CheckpointingTrainer(Trainer):
         """Return when the optimizer may change what the save in flight still has to write."""
         if self._live is not None:
             began = time.perf_counter()
-            self._live.release()
+            # Of a save that is over nothing is to be put aside: one may have failed on a full disk
+            # before it read anything.
+            if self._in_flight is not None and self._in_flight.outcome() is None:
+                self._live.release()
             self._live = None
             self._blocked_s += time.perf_counter() - began
 

@@ -33,6 +33,10 @@ class GrpoSpec(TrainingSpec):
     """Every option of a GRPO job."""
 
     kind: ClassVar[str] = "grpo"
+    changeable: ClassVar[tuple[str, ...]] = (*TrainingSpec.changeable, "log_completions")
+    # Advantages are of about 1 and so, around 0, is the loss. A policy that falls apart shows in a
+    # penalty or a ratio above that, in nats from the reference, or in tokens picked at random.
+    watched: ClassVar[Mapping[str, float]] = {"loss": 1.0, "kl": 1.0, "entropy": 1.0}
 
     model: str = option("demo", "name of the warm model to train")
     dataset: str = option(
@@ -374,7 +378,7 @@ def _announce(
 ) -> None:
     import torch
 
-    from .trainer import step_of
+    from .checkpointing import step_of
 
     batch_size, accumulation = spec.geometry
     ctx.emit(
@@ -389,6 +393,7 @@ def _announce(
         batch_size=batch_size,
         gradient_accumulation=accumulation,
         max_completion_length=trainer.config.max_completion_length,
+        pack_tokens=trainer.most_tokens,  # in one pass of the model; None: by padded batches
         learning_rate=trainer.config.learning_rate,
         **seconds,
     )

@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer on warm parts: resumes exactly, reads no model, says what it generated.
+"""TRL's GRPOTrainer on warm parts: resumes exactly, reads no model, says what it wrote.
 
 GRPO: Shao et al. 2024, arXiv:2402.03300. Imports trl: only `run` of the GRPO kind imports it.
 """
@@ -6,22 +6,23 @@ GRPO: Shao et al. 2024, arXiv:2402.03300. Imports trl: only `run` of the GRPO ki
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from datasets import Dataset
 from trl.trainer.grpo_config import GRPOConfig
-from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.utils import RepeatSampler, add_fused_lm_head
+from trl.trainer.utils import RepeatSampler
 
 from .context import Context
 from .errors import JobFailed, Stopped
+from .packed_trainer import PackedTrainer
 from .prompts import Prompt
 from .rewards import Reward
+from .sampling import NotFiniteError
 from .trainer import JobTrainer
 from .training import TrainingSpec
 
@@ -43,7 +44,7 @@ class EpochSampler(RepeatSampler):
             torch.randperm(self.num_samples, generator=self.generator)
 
 
-class GroupTrainer(JobTrainer, GRPOTrainer):
+class GroupTrainer(JobTrainer, PackedTrainer):
     """A GRPOTrainer inside a job.
 
     `reference` is the frozen model that beta > 0 measures the distance to. `rewards` are by
@@ -76,7 +77,6 @@ class GroupTrainer(JobTrainer, GRPOTrainer):
         self.samples_shown = samples_shown
         self.reward_before: float | None = None
         self._prompt_ids = {prompt.text: prompt.ids for prompt in prompts}
-        self._generation_s = 0.0
         self._rollout: dict[str, Any] = {}  # event fields of the completions now trained on
         # With beta > 0, GRPOTrainer would read the reference model from disk for every job.
         beta, config.beta = config.beta, 0.0
@@ -91,10 +91,11 @@ class GroupTrainer(JobTrainer, GRPOTrainer):
             ),
             reward_funcs=[_as_trl_reward(name, reward) for name, reward in rewards.items()],
         )
-        config.beta = self.beta = beta
+        if self.most_tokens is not None:
+            self.most_tokens = _first_chosen(job.run_dir / "pack_tokens", self.most_tokens)
+        config.beta = beta
         if reference is not None:
-            add_fused_lm_head(reference, temperature=self.temperature)
-            self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
+            self.take_reference(reference, beta)
 
     def _send_telemetry(self) -> None:
         """Send nothing to anybody."""
@@ -138,18 +139,15 @@ class GroupTrainer(JobTrainer, GRPOTrainer):
         return [self._prompt_ids[prompt] for prompt in prompts], None, {}
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        started = time.perf_counter()
         try:
             return cast(Any, super())._generate_single_turn(*args, **kwargs)
-        except RuntimeError as error:
-            if "probability tensor" in str(error):
+        except (NotFiniteError, RuntimeError) as error:
+            if isinstance(error, NotFiniteError) or "probability tensor" in str(error):
                 step = self.state.global_step + 1
                 raise JobFailed(
                     f"step {step}: the model's probabilities are nan or infinite"
                 ) from error
             raise
-        finally:
-            self._generation_s += time.perf_counter() - started
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         with _no_deprecations():
@@ -186,10 +184,10 @@ class GroupTrainer(JobTrainer, GRPOTrainer):
             "kl": logs.get("kl"),
             "entropy": logs.get("entropy"),
             "clip_ratio": logs.get("clip_ratio/region_mean"),
-            "generation_s": self._generation_s,
-            "training_s": self.step_seconds() - self._generation_s,
+            "generation_s": self.generation_s,
+            "training_s": self.step_seconds() - self.generation_s,
         }
-        self._generation_s = 0.0
+        self.generation_s = 0.0
         return fields
 
     # Evaluation.
@@ -208,7 +206,7 @@ class GroupTrainer(JobTrainer, GRPOTrainer):
                 if self.job.stop.is_set():
                     raise Stopped(self.state.global_step)
                 total += self._sum_of_rewards(prompts[start : start + EVAL_BATCH])
-        self._generation_s = 0.0
+        self.generation_s = 0.0
         return total / len(prompts)
 
     def _sum_of_rewards(self, prompts: Sequence[Prompt]) -> float:
@@ -223,6 +221,19 @@ class GroupTrainer(JobTrainer, GRPOTrainer):
                 self.config.reward_weights, self.rewards.values(), strict=True
             )
         )
+
+
+def _first_chosen(path: Path, number: int) -> int:
+    """Return what the job's first execution wrote to `path`, which is this one if there is none.
+
+    How large the packs are depends on the memory that is free, and how they round on their size: a
+    job that was killed before its first checkpoint is to begin again with the same.
+    """
+    if not path.exists():
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(str(number))
+        temporary.rename(path)
+    return int(path.read_text())
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 import orjson
 
-from . import chats, pictures, rows
+from . import actions, chats, pictures, rows
 from .context import Context
 from .errors import SpecError
 from .spec import Spec, option
@@ -70,6 +70,14 @@ class InferSpec(Spec):
         "own", "own: the dtype the model has; int8: of its weights, on a CPU", choices=PRECISIONS
     )
     n: int = option(1, "completions per prompt", minimum=1, maximum=128)
+    actions: str = option(
+        "none",
+        "ui-tars: read each completion as a list of a GUI agent's actions",
+        choices=actions.FORMATS,
+    )
+    screen: str = option(
+        "", "WIDTHxHEIGHT in pixels, to which actions are scaled; by default the last image's"
+    )
 
     def check(self) -> None:
         super().check()
@@ -85,6 +93,10 @@ class InferSpec(Spec):
             raise SpecError("output", "must go with input, got one without the other")
         if "" in self.stop:
             raise SpecError("stop", "must be text, each, got ''")
+        if self.screen:
+            actions.parse_screen(self.screen)
+            if self.actions == "none":
+                raise SpecError("screen", "must go with actions, got none")
         if self.image and not self.prompt:
             raise SpecError("image", "must go with a prompt; messages have images of their own")
         if self.system and self.prompt and not (self.chat_template or self.image):

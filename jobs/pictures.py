@@ -39,8 +39,8 @@ def check(path: str) -> None:
         raise SpecError("image", f"must be an image: {error}") from error
 
 
-def read(url: str, budget: Budget) -> tuple[Image, int]:
-    """Return the image of a URL, and a number of 63 bits that stands for its looks.
+def read(url: str, budget: Budget) -> tuple[Image, tuple[int, int], int]:
+    """Return the image of a URL, its width and height as it came, and a digest of its looks.
 
     Raises JobFailed for what is no image, or too large a one.
     """
@@ -55,7 +55,7 @@ def read(url: str, budget: Budget) -> tuple[Image, int]:
     if budget.thumbnail is not None:
         picture.thumbnail((budget.thumbnail, budget.thumbnail), Image.Resampling.LANCZOS)
     digest = hashlib.sha256(data + repr(budget).encode()).digest()
-    return picture, int.from_bytes(digest[:8]) >> 1
+    return picture, image.size, int.from_bytes(digest[:8]) >> 1  # 63 bits
 
 
 def _bytes(url: str) -> bytes:

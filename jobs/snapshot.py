@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +114,7 @@ class TokenizerFiles:
 
     def __init__(self, tokenizer: Any | None) -> None:
         self._tokenizer = tokenizer
-        self._files: dict[str, bytes] | None = None
+        self._files: dict[Path, bytes] | None = None  # by their place in the folder
 
     def write(self, folder: Path) -> None:
         """Write the files into a folder."""
@@ -121,9 +122,10 @@ class TokenizerFiles:
             return
         if self._files is None:
             paths = map(Path, self._tokenizer.save_pretrained(folder))
-            self._files = {path.name: path.read_bytes() for path in paths if path.is_file()}
+            self._files = {p.relative_to(folder): p.read_bytes() for p in paths if p.is_file()}
         else:
             for name, content in self._files.items():
+                (folder / name).parent.mkdir(exist_ok=True)  # chat templates with names have one
                 (folder / name).write_bytes(content)
 
 
@@ -217,11 +219,13 @@ def read_job_state(checkpoint: Path) -> dict[str, Any]:
 def link_model(checkpoint: Path, folder: Path) -> bool:
     """Give `folder` the files of the model in `checkpoint`, without a copy; False if it cannot."""
     try:
-        for file in checkpoint.iterdir():
-            if file.name not in (*STATE_FILES, MANIFEST):
-                os.link(file, folder / file.name)
+        for file in checkpoint.rglob("*"):
+            if file.is_file() and file.name not in (*STATE_FILES, MANIFEST):
+                target = folder / file.relative_to(checkpoint)
+                target.parent.mkdir(exist_ok=True)
+                os.link(file, target)
     except OSError:  # a file system without links
         for file in folder.iterdir():
-            file.unlink()
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
         return False
     return True

@@ -169,6 +169,7 @@ class JobTrainer(CheckpointingTrainer):
         with self._watch.during("evaluation" if self.control.should_evaluate else "report"):
             cast(Any, super())._maybe_log_save_evaluate(*args, **kwargs)
         if self._stall is not None:
+            self.settle_save(patience_s=None)  # perhaps it was the disk that stalled
             self.save_here()
             self.settle_save(patience_s=None)
             raise JobFailed(
@@ -187,6 +188,8 @@ class JobTrainer(CheckpointingTrainer):
         while self.job.pause.is_set() and not self.job.stop.is_set():
             time.sleep(0.1)
             self.settle_save()
+            if self._save_was_due and self._in_flight is None:
+                self.save_here()  # that of an earlier step was in flight
         self.job.emit("unpaused", step=step)
         if self.job.stop.is_set():
             self.was_stopped = self.control.should_training_stop = True

@@ -237,7 +237,7 @@ def test_the_model_and_its_tokenizer_load_from_the_run_directory(tmp_path):
 def test_nothing_but_the_run_directory_is_written(tmp_path):
     job = tiny.surroundings(tmp_path)
     run(spec(), job.ctx)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "model"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "model", "pack_tokens"]
 
 
 def test_beta_keeps_the_reference_and_measures_the_distance_to_it(tmp_path):
@@ -446,6 +446,21 @@ def test_a_stop_saves_at_the_steps_end_and_the_resume_goes_on_from_there(tmp_pat
     assert steps(first.events) | steps(second.events) == steps(whole.events)
     assert same_weights(weights(folder / "model"), weights(tmp_path / "whole" / "model"))
     assert result["reward_before"] is not None
+
+
+def test_a_resume_packs_as_before_however_much_memory_there_is_now(tmp_path, monkeypatch):
+    def packs_of(number: int) -> None:
+        monkeypatch.setattr("warmd.jobs.packed_trainer.tokens_that_fit", lambda *_: number)
+
+    packs_of(20)
+    run(spec(), tiny.surroundings(tmp_path / "whole").ctx)
+    first = tiny.surroundings(tmp_path / "parts")
+    first.stop_at_step = 4
+    with pytest.raises(Stopped):
+        run(spec(), first.ctx)
+    packs_of(4000)
+    run(spec(), tiny.surroundings(tmp_path / "parts").ctx)
+    assert same_weights(weights(tmp_path / "parts/model"), weights(tmp_path / "whole/model"))
 
 
 def test_a_stop_during_the_first_evaluation_is_heard(tmp_path):

@@ -75,9 +75,10 @@ def compare(warmd: Warmd, words: list[str], kills: int, generator: random.Random
     straight = warmd("submit", *words)
     took_s = warmd.await_end(straight)
     click.echo(f"straight: {straight}, {took_s:.1f} s")
+    steps = len([event for event in warmd.events(straight) if event["type"] == "step"])
+    step_s = took_s / steps
     killed = warmd("submit", *words)
-    at = sorted(generator.uniform(0.02, 0.98) * took_s for _ in range(kills))
-    done = kill_at(warmd, killed, at)
+    done = kill_at(warmd, killed, sorted(generator.uniform(0, steps) for _ in range(kills)), step_s)
     killed_s = warmd.await_end(killed)
     click.echo(f"killed {done} times: {killed}, {killed_s:.1f} s")
     problems = [] if done == kills else [f"only {done} kills found the job running"]
@@ -87,21 +88,23 @@ def compare(warmd: Warmd, words: list[str], kills: int, generator: random.Random
     return 1 if problems else 0
 
 
-def kill_at(warmd: Warmd, job: str, instants_s: list[float]) -> int:
-    """Kill the horse when the job has run for so long in all; return how often."""
-    done = 0
-    ran_s, seen, pid = 0.0, time.monotonic(), None
-    while instants_s:
+def kill_at(warmd: Warmd, job: str, instants: list[float], step_s: float) -> int:
+    """Kill the horse at each instant, counted in steps; return how often.
+
+    12.4 is two fifths of a step after the end of step 12, or as soon as there is a horse again.
+    """
+    done, pid = 0, None
+    while instants:
         told = warmd.events(job)
         if told and told[-1]["type"] in events.TERMINAL:
             break
         starts = [event for event in told if event["type"] == "started"]
-        now = time.monotonic()
-        ran_s, seen = ran_s + now - seen, now
-        if starts and starts[-1]["pid"] != pid and ran_s >= instants_s[0]:
+        last = max((event["step"] for event in told if event["type"] == "step"), default=0)
+        if starts and starts[-1]["pid"] != pid and last >= int(instants[0]):
+            time.sleep(instants[0] % 1 * step_s)
             pid = starts[-1]["pid"]
             os.kill(pid, signal.SIGKILL)
-            instants_s.pop(0)
+            instants.pop(0)
             done += 1
         time.sleep(0.01)
     return done

@@ -1,0 +1,106 @@
+"""The log-probabilities of chosen tokens, without the logits of a whole batch.
+
+A vocabulary head is most of a small model's arithmetic, and its logits most of the memory. Here it
+runs only where a log-probability is asked for, in chunks that fit the processor, and gives the
+entropies on the way. Imports torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from .matmul import product
+
+CHUNK_BYTES = 256 * 2**20  # of logits at a time: large enough for the matrix product's full speed
+KEPT_BYTES = 1024 * 2**20  # of probabilities that may wait for the backward pass
+
+
+def score(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    kept_bytes: int = KEPT_BYTES,
+) -> tuple[Tensor, Tensor]:
+    """Return log softmax(hidden @ weight.T / temperature) at `targets`, and the entropies.
+
+    hidden: (K, H), weight: (V, H), targets: (K,) int64; both results are (K,) float32. Only the
+    first carries a gradient. What the backward pass needs is kept when it takes no more than
+    `kept_bytes`, else computed again.
+    """
+    scores: tuple[Tensor, Tensor] = cast(Any, _Score).apply(
+        hidden, weight, targets, temperature, kept_bytes
+    )
+    return scores
+
+
+class _Score(torch.autograd.Function):
+    """One matrix product forward, two backward, three where the probabilities were not kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        kept_bytes: int,
+    ) -> tuple[Tensor, Tensor]:
+        count, words = len(hidden), len(weight)
+        needs_gradient = any(ctx.needs_input_grad)
+        keeps = needs_gradient and 4 * count * words <= kept_bytes
+        kept = hidden.new_empty((count, words), dtype=torch.float32) if keeps else None
+        logps = hidden.new_empty(count, dtype=torch.float32)
+        entropies = torch.empty_like(logps)
+        for rows in _chunks(count, words):
+            log_p = _log_softmax(hidden[rows], weight, temperature)
+            logps[rows] = log_p.gather(1, targets[rows, None])[:, 0]
+            p = torch.exp(log_p, out=None if kept is None else kept[rows])
+            # A word of probability 0 adds nothing, also where its log-probability is -inf.
+            entropies[rows] = -torch.linalg.vecdot(p, log_p.nan_to_num_(neginf=0.0))
+        if needs_gradient:
+            ctx.save_for_backward(hidden, weight, targets, kept)
+            ctx.temperature = temperature
+        ctx.mark_non_differentiable(entropies)
+        return logps, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        hidden, weight, targets, kept = ctx.saved_tensors
+        scale = gradients[0] / ctx.temperature
+        for_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        for_weight = None
+        for rows in _chunks(len(hidden), len(weight)):
+            if kept is None:
+                p = _log_softmax(hidden[rows], weight, ctx.temperature).exp_()
+            else:
+                p = kept[rows]
+            # In place: of the logits, the gradient is scale x (1 at the target - p).
+            p.mul_(-scale[rows, None]).scatter_add_(1, targets[rows, None], scale[rows, None])
+            p = p.to(weight.dtype)
+            if for_hidden is not None:
+                for_hidden[rows] = product(p, weight.t())
+            if ctx.needs_input_grad[1]:
+                part = product(p.t(), hidden[rows].t())
+                for_weight = part if for_weight is None else for_weight.add_(part)
+        return for_hidden, for_weight, None, None, None
+
+
+def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    logits = product(hidden, weight)
+    if logits.dtype != torch.float32:
+        logits = logits.float()
+    if temperature != 1:
+        logits.div_(temperature)
+    return logits.sub_(logits.logsumexp(-1, keepdim=True))
+
+
+def _chunks(count: int, words: int) -> list[slice]:
+    # Of even size: a last chunk of a few rows would run at a fraction of the speed.
+    pieces = max(1, -(-4 * count * words // CHUNK_BYTES))
+    size = max(1, -(-count // pieces))
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]

@@ -1,0 +1,250 @@
+"""TRL's GRPOTrainer with its work done once: the same losses and gradients, in a fraction of it.
+
+- Completions are written by `rollout.generate`: each prompt read once, rows leaving when they end.
+- Log-probabilities come from packs (`packing`): no padding, every prompt once for its whole group,
+  the vocabulary head at completion tokens only.
+- All micro-steps of a step run together, so that a group split between them shares its prompt, too;
+  the loss of each is still TRL's own.
+- Completions without an advantage have no gradient; without a KL term they are not computed.
+- The log-probabilities that num_iterations > 1 compares with are those of the first iteration.
+
+What a model is not known to take in packs goes TRL's way. Imports trl.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import add_fused_lm_head
+
+from .matmul import packed_weights, speed_up
+from .packed_scores import Embedded, rows_of, score_pack, split, tokens_that_fit
+from .packing import Pack, Row, can_pack, packed_attention
+from .rollout import Completion, generate, ways
+from .sampling import Sampler
+
+Batch = dict[str, Any]
+
+PACKING_PAYS = 16  # tokens to write, from which on a copy of the weights in a better order pays
+
+
+class PackedTrainer(GRPOTrainer):
+    """A GRPOTrainer for text whose steps_per_generation is its gradient_accumulation_steps.
+
+    `most_tokens` is the size of a pack; None where packs are not used.
+    """
+
+    model: Any
+    ref_model: Any
+    args: Any
+    _buffered_inputs: Any  # a list of batches
+    max_completion_length: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.generation_s = 0.0  # since somebody set it to 0
+        self.most_tokens: int | None = None
+        if can_pack(self.model):
+            self.most_tokens = tokens_that_fit(self.model, self.accelerator.device)
+            speed_up(self.model)
+        self._entropies: list[list[float]] = []  # of the completions written last
+        self._given: tuple[Tensor, Tensor] | None = None  # scores for the loss now computed
+        self._losses: list[Tensor] = []  # of the micro-steps of the step now done
+
+    def take_reference(self, model: Any, beta: float) -> None:
+        """Measure the distance to a frozen model, `beta` times which joins the loss.
+
+        TRL would read one from disk, for each trainer.
+        """
+        self.args.beta = self.beta = beta
+        add_fused_lm_head(model, temperature=self.temperature)
+        if self.most_tokens is not None:
+            speed_up(model)
+        self.ref_model = self.accelerator.prepare_model(model, evaluation_mode=True)
+
+    # Writing completions.
+
+    def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            if self.most_tokens is None:
+                return cast(Any, super())._generate_single_turn(prompt_ids, *args, **kwargs)
+            written = self._write(prompt_ids)
+            self._entropies = [completion.entropies for completion in written]
+            return [completion.ids for completion in written], None
+        finally:
+            self.generation_s += time.perf_counter() - started
+
+    def _write(self, prompts: Sequence[Sequence[int]]) -> list[Completion]:
+        # What the generation config of the model itself asks for is asked for here, too.
+        config, _ = self.model._prepare_generation_config(self.generation_config)
+        listed = self.model._get_logits_processor(
+            config, input_ids_seq_length=max(map(len, prompts)), device=self.model.device
+        )
+        sampler = Sampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+        processors, sampler = ways(listed, sampler)
+        pays = self.max_completion_length >= PACKING_PAYS
+        with packed_weights(self.model) if pays else nullcontext():
+            return generate(
+                self.model,
+                prompts,
+                sampler=sampler,
+                temperature=self.temperature,
+                max_new_tokens=self.max_completion_length,
+                end_ids=self.eos_token_ids,
+                processors=processors,
+                pad_id=self._tokenizer.pad_token_id,
+            )
+
+    @property
+    def _learns_from_all(self) -> bool:
+        """Whether also a completion without an advantage has a gradient."""
+        return bool(self.beta != 0)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
+        batch: Batch = super()._generate_and_score_completions(inputs)
+        if self.most_tokens is not None and not self._learns_from_all:
+            entropies = torch.zeros(batch["completion_ids"].shape)
+            for row, values in enumerate(self._entropies):
+                entropies[row, : len(values)] = torch.tensor(values)
+            batch["entropies"] = entropies.to(batch["completion_ids"].device)
+        return batch
+
+    # Scoring.
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, None]:
+        if self.most_tokens is None:
+            return cast(Any, super())._get_per_token_logps_and_entropies(  # type: ignore[no-any-return]
+                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+            )
+        if self._given is not None:
+            return (*self._given, None)
+        shape = (len(input_ids), logits_to_keep)
+        if model is self.model:
+            # The old log-probabilities: they will be those of the first iteration, which computes
+            # them anyway.
+            return torch.zeros(shape, device=input_ids.device), None, None
+        parts = {
+            "prompt_ids": input_ids[:, :-logits_to_keep],
+            "prompt_mask": attention_mask[:, :-logits_to_keep],
+            "completion_ids": input_ids[:, -logits_to_keep:],
+            "completion_mask": attention_mask[:, -logits_to_keep:],
+        }
+        logps = torch.zeros(shape, device=input_ids.device)
+        entropies = torch.zeros_like(logps)
+        self._score_into(logps, entropies, model, rows_of(parts))
+        return logps, entropies, None
+
+    @torch.no_grad()
+    def _score_into(
+        self, logps: Tensor, entropies: Tensor, model: Any, rows: Sequence[Row]
+    ) -> None:
+        with packed_attention(model):
+            for part in split(rows, cast(int, self.most_tokens)):
+                pack = Pack(part, model.device)
+                at = (pack.rows, pack.columns)
+                logps[at], entropies[at] = score_pack(model, pack, self.temperature)
+
+    # Training.
+
+    def compute_loss(self, model: Any, inputs: Batch, *args: Any, **kwargs: Any) -> Any:
+        if self.most_tokens is None or not model.training:
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        at = self._step % self.args.steps_per_generation
+        if at == 0:
+            self._losses = self._learn(self._buffered_inputs, self.most_tokens)
+        # A number that the Trainer may call backward() on: the gradients are there already.
+        return self._losses[at].requires_grad_()
+
+    def _learn(self, batches: list[Batch], most_tokens: int) -> list[Tensor]:
+        """Add the gradients of a step's micro-batches to the weights' and return their losses."""
+        is_first = self._step % (self.args.steps_per_generation * self.num_iterations) == 0
+        if is_first:
+            batches = [_without_old(batch) for batch in batches]
+        joined = {
+            name: torch.cat([b[name] for b in batches]) for name in _SCORED if name in batches[0]
+        }
+        rows = rows_of(joined)
+        # Completions that are not in a pack stand as if nothing had changed for them.
+        unknown = torch.zeros(joined["completion_ids"].shape, device=self.model.device)
+        logps = joined.get("old_per_token_logps", unknown).clone()
+        entropies = joined.get("entropies", unknown).clone()
+        if not self._learns_from_all:
+            learns = joined["advantages"].ne(0).tolist()
+            silent = [row for row in rows if not learns[row.row]]
+            rows = [row for row in rows if learns[row.row]]
+            if self.num_iterations > 1:  # only for the metrics, which tell how far they have come
+                self._score_into(logps, entropies, self.model, silent)
+        with packed_attention(self.model):
+            for part in split(rows, most_tokens):
+                pack = Pack(part, self.model.device)
+                at = (pack.rows, pack.columns)
+                embedded = Embedded(self.model, pack.ids)
+                scores, nats = score_pack(self.model, pack, self.temperature, embedded.output)
+                losses = self._losses_of(batches, logps.index_put(at, scores), entropies)
+                self.accelerator.backward(torch.stack(losses).sum())
+                embedded.finish()
+                logps[at], entropies[at] = scores.detach(), nats
+        if not rows:  # for AdamW, a gradient of zero is not the same as none
+            for weight in self.model.parameters():
+                if weight.requires_grad and weight.grad is None:
+                    weight.grad = torch.zeros_like(weight)
+        with torch.no_grad():  # with the scores of all packs: what is logged, and NaN looked for in
+            losses = self._losses_of(batches, logps, entropies, logged=True)
+        if is_first and self.num_iterations > 1:
+            for batch, old in zip(self._buffered_inputs, _like(batches, logps), strict=True):
+                batch["old_per_token_logps"] = old
+        return losses
+
+    def _losses_of(
+        self, batches: list[Batch], logps: Tensor, entropies: Tensor, *, logged: bool = False
+    ) -> list[Tensor]:
+        """Return TRL's loss of each micro-batch; logps, entropies: (B, C) of all of them."""
+        metrics = self._metrics
+        if not logged:
+            self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
+        try:
+            losses = []
+            for batch, *given in zip(
+                batches, _like(batches, logps), _like(batches, entropies), strict=True
+            ):
+                self._given = (given[0], given[1])
+                losses.append(cast(Any, super())._compute_loss(self.model, batch))
+            return losses
+        finally:
+            self._given, self._metrics = None, metrics
+
+
+_SCORED = (
+    "prompt_ids",
+    "prompt_mask",
+    "completion_ids",
+    "completion_mask",
+    "advantages",
+    "old_per_token_logps",
+    "entropies",
+)
+
+
+def _without_old(batch: Batch) -> Batch:
+    return {name: value for name, value in batch.items() if name != "old_per_token_logps"}
+
+
+def _like(batches: Sequence[Batch], values: Tensor) -> Sequence[Tensor]:
+    """Divide (B, C) of a whole step as its micro-batches are divided."""
+    return torch.split(values, [len(batch["completion_ids"]) for batch in batches])

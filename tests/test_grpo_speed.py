@@ -1,0 +1,419 @@
+"""GRPO's short cuts: the same completions, losses, metrics and weights as TRL, from less work."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from datasets import Dataset
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.generation import logits_process, utils as generation
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import add_fused_lm_head
+
+from warmd.jobs import matmul, packed_trainer
+from warmd.jobs.logps import score
+from warmd.jobs.packed_scores import split, tokens_that_fit
+from warmd.jobs.packed_trainer import PackedTrainer
+from warmd.jobs.packing import Row, can_pack
+from warmd.jobs.rollout import generate
+from warmd.jobs.sampling import NotFiniteError, Sampler
+
+CLOCK = ("step_time", "runtime", "per_second")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class SharedSampler:
+    """torch, as transformers.generate sees it, but with tokens drawn as warmd draws them."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def multinomial(probabilities: torch.Tensor, num_samples: int) -> torch.Tensor:
+        assert num_samples == 1
+        cumulated = probabilities.cumsum(-1, dtype=torch.float64)
+        uniform = torch.rand(len(probabilities), dtype=torch.float64)[:, None]
+        return torch.searchsorted(cumulated, uniform * cumulated[:, -1:], right=True)
+
+
+@pytest.fixture
+def shared_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "torch", SharedSampler())
+
+
+def digits(completions: list[str], **_: Any) -> list[float]:
+    return tiny.digit_share([], completions, [])
+
+
+def digits_or_all_alike(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+    """Leave every other group without an advantage."""
+    return [
+        1.0 if len(prompt) % 2 else value
+        for prompt, value in zip(prompts, digits(completions), strict=True)
+    ]
+
+
+def trainer(kind: type[GRPOTrainer], folder: Any, model: Any, **options: Any) -> Any:
+    """A trainer of 5 steps on a copy of `model`, which is the reference where there is a beta."""
+    beta = options.pop("beta", 0.0)
+    reward = options.pop("reward", digits)
+    usual: dict[str, Any] = {
+        "per_device_train_batch_size": 4,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        # Plain descent: AdamW divides by the gradient's size, and so makes of a weight that
+        # learns nothing but rounding one that moves like the others.
+        "optim": "sgd",
+        "learning_rate": 0.1,
+    }
+    config = GRPOConfig(
+        output_dir=str(folder),
+        max_steps=5,
+        bf16=False,
+        activation_checkpointing=False,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        logging_steps=1,
+        seed=3,
+        **usual | options,
+    )
+    prompts = [{"prompt": f"{number}+{number * 7}="} for number in range(12)]
+    made = kind(
+        model=copy.deepcopy(model).requires_grad_(True),
+        args=config,
+        processing_class=tiny.tokenizer(),
+        train_dataset=Dataset.from_list(prompts),
+        reward_funcs=reward,
+    )
+    reference = copy.deepcopy(model)
+    if beta and isinstance(made, PackedTrainer):
+        made.take_reference(reference, beta)
+    elif beta:
+        config.beta = made.beta = beta
+        add_fused_lm_head(reference, temperature=made.temperature)
+        made.ref_model = reference
+    return made
+
+
+def train(made: Any) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
+    """Train and return what was logged at each step, and the weights."""
+    logged: list[dict[str, Any]] = []
+    log = made.log
+
+    def keep(logs: dict[str, Any], *rest: Any) -> None:
+        log(logs, *rest)
+        logged.append({k: v for k, v in logs.items() if not any(word in k for word in CLOCK)})
+
+    made.log = keep
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".is_gradient_checkpointing", FutureWarning)
+        made.train()
+    return logged, [weight.detach() for weight in made.model.parameters()]
+
+
+def assert_same(folder: Any, model: Any, **options: Any) -> Any:
+    """Train with TRL and with packs, compare all that was logged and the final weights."""
+    theirs, their_weights = train(trainer(GRPOTrainer, folder, model, **options))
+    made = trainer(PackedTrainer, folder, model, **options)
+    assert made.most_tokens is not None
+    ours, our_weights = train(made)
+    assert len(ours) == len(theirs) == 6  # with the summary
+    for our, their in zip(ours, theirs, strict=True):
+        assert our == pytest.approx(their, rel=2e-5, abs=2e-6, nan_ok=True)
+    moved = max(
+        float((weight - start).abs().max())
+        for weight, start in zip(their_weights, model.parameters(), strict=True)
+    )
+    for our_weight, their_weight in zip(our_weights, their_weights, strict=True):
+        torch.testing.assert_close(our_weight, their_weight, rtol=0, atol=2e-4 * moved)
+    return made
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "AdamW": {"optim": "adamw_torch_fused", "learning_rate": 1e-3},
+    "beta": {"beta": 0.1},
+    "workload": {
+        "loss_type": "bnpo",
+        "beta": 0.1,
+        "num_generations": 2,
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 2,
+        "temperature": 0.7,
+        "top_p": 0.9,
+    },
+    "two prompts a step": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
+    "iterations": {"num_iterations": 2},
+    "iterations with beta": {
+        "num_iterations": 2,
+        "beta": 0.1,
+        "loss_type": "grpo",
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+    },
+    "top-k": {"temperature": 0.7, "top_k": 20, "top_p": 0.95},
+    "batch scale": {"scale_rewards": "batch", "per_device_train_batch_size": 8},
+}
+CASES |= {
+    loss: {
+        "loss_type": loss,
+        "num_iterations": 2,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 4,
+    }
+    for loss in ("dapo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
+}
+
+
+@pytest.mark.usefixtures("shared_sampler")
+@pytest.mark.parametrize("case", CASES)
+def test_five_steps_end_with_the_weights_and_metrics_of_trl(tmp_path, case):
+    assert_same(tmp_path, tiny.model(), **CASES[case])
+
+
+@pytest.mark.usefixtures("shared_sampler")
+@pytest.mark.parametrize("case", ["plain", "workload", "two prompts a step", "sapo", "vespo"])
+def test_groups_without_an_advantage_change_nothing_as_with_trl(tmp_path, case):
+    assert_same(tmp_path, tiny.model(), reward=digits_or_all_alike, **CASES[case])
+
+
+@pytest.mark.usefixtures("shared_sampler")
+@pytest.mark.parametrize("most_tokens", [1, 25])
+def test_a_step_that_does_not_fit_into_one_pack_comes_to_the_same(
+    tmp_path, monkeypatch, most_tokens
+):
+    monkeypatch.setattr(packed_trainer, "tokens_that_fit", lambda *_: most_tokens)
+    options = CASES["iterations with beta"]
+    assert assert_same(tmp_path, tiny.model(), **options).most_tokens == most_tokens
+
+
+SMALL = {
+    "vocab_size": 80,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def small(architecture: str, **changes: Any) -> Any:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(architecture, **SMALL | changes)
+    return AutoModelForCausalLM.from_config(config).requires_grad_(False).eval()
+
+
+@pytest.mark.usefixtures("shared_sampler")
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("llama", {"tie_word_embeddings": False}),
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("mistral", {"sliding_window": None}),
+        ("qwen2", {"tie_word_embeddings": True}),
+        ("qwen3", {"tie_word_embeddings": True}),
+    ],
+)
+def test_every_architecture_that_takes_packs_trains_as_with_trl(tmp_path, architecture, changes):
+    model = small(architecture, **changes)
+    assert can_pack(model)
+    assert_same(tmp_path, model, **CASES["two prompts a step"], beta=0.1)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("llama", {"attention_dropout": 0.1}),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2, "rope_theta": 1e4}}),
+        ("mistral", {"sliding_window": 8}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+        ("gemma", {}),
+    ],
+)
+def test_a_model_that_is_not_known_to_take_packs_goes_the_way_of_trl(
+    tmp_path, architecture, changes
+):
+    model = small(architecture, **changes)
+    assert not can_pack(model)
+    made = trainer(PackedTrainer, tmp_path, model)
+    assert made.most_tokens is None
+    logged, _ = train(made)
+    assert len(logged) == 6
+
+
+def test_a_step_of_groups_without_an_advantage_runs_no_model(tmp_path):
+    made = trainer(PackedTrainer, tmp_path, tiny.model(), reward=lambda completions, **_: [1.0] * 4)
+    passes = 0
+    write = made._generate_single_turn
+
+    def count(*_: Any) -> None:
+        nonlocal passes
+        passes += 1
+
+    def uncounted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal passes
+        written = write(*args, **kwargs)
+        passes = 0
+        return written
+
+    made._generate_single_turn = uncounted
+    made.model.model.layers[0].register_forward_hook(count)
+    logged, _ = train(made)
+    assert passes == 0
+    assert [step["grad_norm"] for step in logged[:5]] == [0] * 5
+    assert all(step["entropy"] > 1 for step in logged[:5])
+
+
+# Packs.
+
+
+def test_packs_hold_what_fits_and_each_prompt_once():
+    def row(number: int, prompt: int, completion: int) -> Row:
+        return Row(number, (prompt,) * 4, (number + 10,) * completion)
+
+    rows = [row(0, 7, 3), row(1, 5, 3), row(2, 7, 4), row(3, 5, 2), row(4, 6, 9)]
+    numbers = [[row.row for row in pack] for pack in split(rows, 13)]
+    assert numbers == [[1, 3], [4], [0, 2]]
+    assert split(rows[::-1], 13) == split(rows, 13)
+    assert [len(pack) for pack in split(rows, 1)] == [1] * 5
+
+
+def test_a_pack_is_smaller_where_memory_is_short(monkeypatch):
+    model = tiny.model()
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 2**40}))
+    plenty = tokens_that_fit(model, torch.device("cpu"))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 2**20}))
+    assert plenty > 1000
+    assert tokens_that_fit(model, torch.device("cpu")) == 1
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 2**30])
+@pytest.mark.parametrize("chunk_bytes", [1, 2**30])
+def test_scores_and_their_gradients_are_those_of_log_softmax(monkeypatch, kept_bytes, chunk_bytes):
+    monkeypatch.setattr("warmd.jobs.logps.CHUNK_BYTES", chunk_bytes)
+    torch.manual_seed(0)
+    hidden = torch.randn(7, 16, requires_grad=True)
+    weight = torch.randn(50, 16, requires_grad=True)
+    targets = torch.randint(50, (7,))
+    logps, entropies = score(hidden, weight, targets, temperature=0.7, kept_bytes=kept_bytes)
+    (logps * torch.arange(7)).sum().backward()
+    ours = [hidden.grad, weight.grad]
+    hidden.grad = weight.grad = None
+    log_p = torch.log_softmax(hidden @ weight.T / 0.7, -1)
+    expected = log_p.gather(1, targets[:, None])[:, 0]
+    (expected * torch.arange(7)).sum().backward()
+    torch.testing.assert_close(logps, expected)
+    torch.testing.assert_close(entropies, -(log_p.exp() * log_p).sum(-1))
+    torch.testing.assert_close(ours, [hidden.grad, weight.grad], rtol=1e-5, atol=1e-5)
+
+
+def test_a_fast_linear_layer_has_the_gradients_of_a_plain_one():
+    torch.manual_seed(0)
+    plain = torch.nn.Linear(48, 32)
+    fast = torch.nn.Sequential(copy.deepcopy(plain))
+    matmul.speed_up(fast)
+    x = torch.randn(2, 5, 48, requires_grad=True)
+    plain(x).square().sum().backward()
+    expected = [x.grad, plain.weight.grad, plain.bias.grad]
+    x.grad = None
+    fast(x).square().sum().backward()
+    layer: Any = fast[0]
+    torch.testing.assert_close(
+        [x.grad, layer.weight.grad, layer.bias.grad], expected, rtol=1e-5, atol=1e-4
+    )
+    with torch.no_grad(), matmul.packed_weights(fast):
+        torch.testing.assert_close(fast(x), plain(x), rtol=1e-5, atol=1e-5)
+    assert layer.packed is None
+
+
+# Sampling.
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.7}]
+)
+def test_tokens_come_as_often_as_their_probabilities_say(options):
+    torch.manual_seed(0)
+    logits = torch.randn(1, 40) * 2
+    expected_logits: Any = logits
+    for process in (
+        logits_process.TemperatureLogitsWarper(options.get("temperature", 1.0)),
+        logits_process.TopKLogitsWarper(options.get("top_k", 40)),
+        logits_process.TopPLogitsWarper(options.get("top_p", 1.0)),
+    ):
+        expected_logits = process(torch.zeros(1, 1), expected_logits)
+    expected = torch.softmax(expected_logits, -1)[0]
+    draws = 20_000
+    uniform = (torch.arange(draws, dtype=torch.float64) + 0.5) / draws
+    tokens, entropies = Sampler(**options).draw(logits.expand(draws, -1), uniform)
+    # Evenly spaced numbers hit every token as often as its share of them, but for its two ends.
+    found = tokens.bincount(minlength=40) / draws
+    torch.testing.assert_close(found, expected, rtol=0, atol=2 / draws)
+    p = torch.softmax(logits[0] / options.get("temperature", 1.0), -1)
+    torch.testing.assert_close(entropies[0], -(p * p.log()).sum())
+
+
+@pytest.mark.parametrize("uniform", [0.0, math.nextafter(1, 0)])
+def test_the_ends_of_the_unit_interval_give_no_token_without_probability(uniform):
+    logits = torch.full((1, 6), -torch.inf)
+    logits[0, 2:4] = 0
+    tokens, _ = Sampler().draw(logits, torch.tensor([uniform], dtype=torch.float64))
+    assert int(tokens) == (2 if uniform == 0 else 3)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_logits_that_leave_no_distribution_are_refused(number):
+    logits = torch.zeros(2, 5)
+    logits[1, 3] = number
+    with pytest.raises(NotFiniteError):
+        Sampler().draw(logits, torch.zeros(2, dtype=torch.float64))
+
+
+# Writing.
+
+
+def test_a_row_is_written_the_same_whatever_becomes_of_the_others():
+    model = small("qwen2")
+    prompts = [[5, 6, 7], [5, 6, 7], [8, 9, 10, 11, 12], [13]]
+
+    def written(ends: list[int]) -> list[list[int]]:
+        torch.manual_seed(0)
+        completions = generate(
+            model,
+            prompts,
+            sampler=Sampler(),
+            temperature=1.0,
+            max_new_tokens=12,
+            end_ids=ends,
+        )
+        assert all(len(made.entropies) == len(made.ids) for made in completions)
+        return [made.ids for made in completions]
+
+    whole = written([])
+    assert [len(ids) for ids in whole] == [12] * 4
+    end = whole[0][3]
+    cut = [ids[: ids.index(end) + 1] if end in ids else ids for ids in whole]
+    assert written([end]) == cut
