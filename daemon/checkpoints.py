@@ -47,6 +47,7 @@ class Checkpoints:
         self.keep = keep
         self.best = best
         self.on_skip = on_skip
+        self._saving: Save | None = None  # the latest
 
     def latest(self) -> Path | None:
         """Return the newest checkpoint whose every byte is as committed, or None."""
@@ -97,7 +98,13 @@ class Checkpoints:
                 write()
             return size_bytes(path)
 
-        return Save(step, path, finish)
+        self._saving = Save(step, path, finish)
+        return self._saving
+
+    def settle(self) -> None:
+        """Wait for a save that is in flight: its process must not end before it."""
+        if self._saving is not None:
+            self._saving.outcome(patience_s=None)
 
     def about(self, checkpoint: Path) -> dict[str, Any]:
         """Return what was given with a checkpoint when it was committed.

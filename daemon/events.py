@@ -117,7 +117,9 @@ class EventLog:
             **_plain(fields),
         }
         line = orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
-        if self._file.write(line) < len(line):
+        written = self._file.write(line)
+        if written < len(line):
+            self._file.truncate(self._file.tell() - written)  # or it would spoil the next one
             raise OSError(errno.ENOSPC, "disk full", str(self._path))
         self.seq += 1
         if type in TERMINAL:

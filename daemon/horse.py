@@ -192,17 +192,18 @@ def _execute(
                 sys.path.append(folder)
         spec = spec_class(document["kind"]).parse(document["spec"])
         waited = time.time() - request["enqueued_at"] if request.get("enqueued_at") else None
+        checkpoints = Checkpoints(
+            rundir.checkpoints,
+            keep=getattr(spec, "keep", 3),
+            best=getattr(spec, "best", None),
+            on_skip=lambda message: events.emit("warning", message=message),
+        )
         context = Context(
             job_id=document["id"],
             run_dir=rundir.path,
             device=_device(),
             models=models,
-            checkpoints=Checkpoints(
-                rundir.checkpoints,
-                keep=getattr(spec, "keep", 3),
-                best=getattr(spec, "best", None),
-                on_skip=lambda message: events.emit("warning", message=message),
-            ),
+            checkpoints=checkpoints,
             emit=events.emit,
             stop=orders.stop,
             pause=orders.pause,
@@ -211,7 +212,11 @@ def _execute(
         )
         run = run_function(document["kind"])
         events.emit("started", pid=os.getpid(), threads=threads, queued_s=waited)
-        result = run(spec, context)
+        try:
+            result = run(spec, context)
+        finally:
+            # One that a stop or an error has left behind, as in an evaluation after the last step.
+            checkpoints.settle()
         rundir.write_result(result, revision=document["revision"])
         events.emit("finished", result=result)
         return {"outcome": "finished", "result": result}

@@ -26,9 +26,11 @@ class Save:
         """Begin to `write`, which makes `path` and returns its bytes."""
         self.step = step
         self._path = path
-        self._write = write
         self._saved: Saved | None = None
-        self._thread = threading.Thread(target=self._run, name=f"save of step {step}")
+        # The thread alone holds what it writes: of a training on a GPU, a copy of everything.
+        self._thread = threading.Thread(
+            target=self._run, args=(write,), name=f"save of step {step}"
+        )
         self._thread.start()
 
     def outcome(self, *, patience_s: float | None = 0) -> Saved | None:
@@ -37,11 +39,11 @@ class Save:
             self._thread.join(patience_s)
         return self._saved
 
-    def _run(self) -> None:
+    def _run(self, write: Callable[[], int]) -> None:
         begun = time.monotonic()
         size_bytes, error = 0, None
         try:
-            size_bytes = self._write()
+            size_bytes = write()
         except Exception as problem:  # a full disk, mostly; the job decides what it means
             root = _root(problem)
             error = f"{type(root).__name__}: {root}"

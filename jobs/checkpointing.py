@@ -44,6 +44,7 @@ class CheckpointingTrainer(Trainer):
         self._saved = time.monotonic()  # when the latest save began
         self._checkpoint: Path | None = None  # the latest
         self._live: Live | None = None  # of the save in flight
+        self._was_unjudged = False  # whether a checkpoint lacked the metric of keep_best
         self._blocked_s = 0.0  # how long the training has stood still for the save in flight
         cast(Any, disable_progress_bar)()  # of writing weights: it would fill the job's log
         super().__init__(*args, **kwargs)
@@ -105,8 +106,10 @@ class CheckpointingTrainer(Trainer):
             job=self.job_state(),
             trainer=self.state,
         )
+        metrics = _numbers(self.metrics())
+        self._say_if_unjudged(metrics)
         about = {
-            "metrics": _numbers(self.metrics()),
+            "metrics": metrics,
             "options": self.spec.to_json(),
             **surroundings(self.args.device),
         }
@@ -116,6 +119,20 @@ class CheckpointingTrainer(Trainer):
         self._save_was_due = False
         self._saved = time.monotonic()
         self._blocked_s = time.perf_counter() - began
+
+    def _say_if_unjudged(self, metrics: dict[str, float]) -> None:
+        """Say once that a checkpoint lacks what the best is told by: it can never be the best."""
+        name = self.spec.keep_best
+        if name is None or name in metrics or self._was_unjudged:
+            return
+        self._was_unjudged = True
+        step = self.state.global_step
+        self.job.emit(
+            "warning",
+            step=step,
+            message=f"keep_best: step {step} has no {name} to judge its checkpoint by, but "
+            f"{', '.join(sorted(metrics))}",
+        )
 
     def release_weights(self) -> None:
         """Return when the optimizer may change what the save in flight still has to write."""

@@ -34,6 +34,7 @@ class GrpoSpec(TrainingSpec):
 
     kind: ClassVar[str] = "grpo"
     changeable: ClassVar[tuple[str, ...]] = (*TrainingSpec.changeable, "log_completions")
+    judged_by: ClassVar[tuple[str, ...]] = ("loss", "reward", "kl")
     # Advantages are of about 1 and so, around 0, is the loss. A policy that falls apart shows in a
     # penalty or a ratio above that, in nats from the reference, or in tokens picked at random.
     watched: ClassVar[Mapping[str, float]] = {"loss": 1.0, "kl": 1.0, "entropy": 1.0}

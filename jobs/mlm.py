@@ -44,6 +44,10 @@ class MlmSpec(TrainingSpec):
     """Every option of an MLM job."""
 
     kind: ClassVar[str] = "mlm"
+    judged_by: ClassVar[tuple[str, ...]] = (
+        *("loss", "mlm_loss", "mnm_loss", "eval_mlm_loss", "eval_mnm_loss"),
+        *("mlm_acc", "mnm_acc", "mlm_mrr", "mnm_mrr", "mlm_hits10", "mnm_hits10", "link_mrr"),
+    )
     changeable: ClassVar[tuple[str, ...]] = (*TrainingSpec.changeable, "eval_every")
 
     model: str | None = option(
@@ -145,6 +149,12 @@ class MlmSpec(TrainingSpec):
 
     def check(self) -> None:
         super().check()
+        if (
+            self.keep_best is not None
+            and not self.keep_best.endswith("loss")
+            and not self.eval_every
+        ):
+            raise SpecError("keep_best", f"must go with eval_every, got {self.keep_best} alone")
         if self.eval_first and not self.eval_every:
             raise SpecError("eval_first", "must go with eval_every, got it alone")
         if self.model is None:

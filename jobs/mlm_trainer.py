@@ -185,6 +185,7 @@ class MaskedTrainer(JobTrainer):
         self.weights = weights
         self.eval_every = eval_every
         self.last_eval: dict[str, Any] | None = None  # the fields of the latest eval event
+        self._eval_step: int | None = None  # whose weights it measured, if in this execution
         self.curve = Curve(job.run_dir / "metrics.csv")
         self._eval_is_due = False
         self._sums = dict.fromkeys(objective.parts, 0.0)  # of the losses in this step
@@ -256,6 +257,15 @@ class MaskedTrainer(JobTrainer):
         self._sums = dict.fromkeys(self._sums, 0.0)
         return fields
 
+    def metrics(self) -> dict[str, Any]:
+        """Return those of the step, and of an evaluation of these very weights.
+
+        The latter as `eval_…` where the steps have one of that name, as `warmd plot` does.
+        """
+        of_step = super().metrics()
+        found = (self.last_eval or {}) if self._eval_step == self.state.global_step else {}
+        return {**of_step, **{f"eval_{n}" if n in of_step else n: found[n] for n in found}}
+
     def job_state(self) -> dict[str, Any]:
         return {
             **super().job_state(),
@@ -300,7 +310,7 @@ class MaskedTrainer(JobTrainer):
             self.control.should_save = self.control.should_training_stop = True
             return
         self._eval_is_due = False
-        self.last_eval = found
+        self.last_eval, self._eval_step = found, self.state.global_step
         is_last = self.state.global_step >= self.args.max_steps
         self.job.emit(
             "eval", step=self.state.global_step, phase="after" if is_last else "during", **found

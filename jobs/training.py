@@ -61,8 +61,12 @@ class TrainingSpec(Spec):
     )
     otherwise: ClassVar[str] = "start a new job from its weights with --init-from JOB"
 
-    # Metrics of a kind's step or eval events that are better when lower; all others when higher.
-    lower_is_better: ClassVar[tuple[str, ...]] = ("loss", "grad_norm", "kl")
+    # What `keep_best` may be, of a kind's step and eval events, and those where less is better.
+    judged_by: ClassVar[tuple[str, ...]] = ("loss",)
+    lower_is_better: ClassVar[tuple[str, ...]] = (
+        *("loss", "mlm_loss", "mnm_loss", "kl"),
+        *("eval_mlm_loss", "eval_mnm_loss"),
+    )
 
     # The metrics that `on_divergence` is about, each with its scale: see health.Divergence. Below
     # 0.1 nats a loss has all but vanished, and its ups are noise.
@@ -74,7 +78,7 @@ class TrainingSpec(Spec):
     save_every: str = option("25", "steps (25) or minutes (10m) between checkpoints")
     keep: int = option(3, "newest checkpoints that are kept", minimum=1)
     keep_best: str | None = option(
-        None, "metric of the events (loss, reward, mlm_acc, …) whose best checkpoint is kept, too"
+        None, "metric of the events (loss; reward; mlm_acc, …) whose best checkpoint is kept, too"
     )
     on_save_error: str = option(
         "continue",
@@ -108,11 +112,14 @@ class TrainingSpec(Spec):
         """The metric that tells the best checkpoint, and whether less of it is better."""
         if self.keep_best is None:
             return None
-        return self.keep_best, self.keep_best.endswith(self.lower_is_better)
+        return self.keep_best, self.keep_best in self.lower_is_better
 
     def check(self) -> None:
         super().check()
         SaveInterval.parse(self.save_every)
+        if self.keep_best not in (None, *self.judged_by):
+            names = ", ".join(self.judged_by)
+            raise SpecError("keep_best", f"must be one of {names}, got {self.keep_best!r}")
         if self.warmup_steps and self.lr_scheduler == "constant":
             raise SpecError(
                 "lr_scheduler",

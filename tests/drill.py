@@ -30,7 +30,7 @@ class DrillSpec(Spec):
 
     model: str = option("tiny", "warm model")
     gate: str | None = option(None, "waits while this file exists")
-    then: str = option("end", "what follows", choices=("end", "raise", "die"))
+    then: str = option("end", "what follows", choices=("end", "raise", "die", "leave"))
 
 
 def run(spec: DrillSpec, ctx: Context) -> dict[str, Any]:
@@ -45,6 +45,9 @@ def run(spec: DrillSpec, ctx: Context) -> dict[str, Any]:
         raise RuntimeError("as told")
     if spec.then == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    if spec.then == "leave":  # with a save in flight
+        ctx.checkpoints.save(1, lambda _: lambda: time.sleep(0.5), about={})
+        raise RuntimeError("as told")
     return {"pid": os.getpid(), "model": id(warm.model), "niceness": os.nice(0)}
 
 

@@ -237,7 +237,8 @@ def test_the_model_and_its_tokenizer_load_from_the_run_directory(tmp_path):
 def test_nothing_but_the_run_directory_is_written(tmp_path):
     job = tiny.surroundings(tmp_path)
     run(spec(), job.ctx)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "model", "pack_tokens"]
+    written = sorted(path.name for path in tmp_path.iterdir())
+    assert written == ["checkpoints", "model", "pack_tokens"]
 
 
 def test_beta_keeps_the_reference_and_measures_the_distance_to_it(tmp_path):

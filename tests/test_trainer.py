@@ -16,7 +16,7 @@ from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM, Trai
 from waiting import wait_until
 
 from warmd.jobs.context import Context
-from warmd.jobs.errors import JobFailed, Stopped
+from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.mlm import MlmSpec, run
 from warmd.jobs.trainer import JobTrainer
 
@@ -224,3 +224,10 @@ def test_a_plain_trainer_resumes_from_a_checkpoint(home, tmp_path):
     assert trainer.state.global_step == 6
     moments = trainer.optimizer.state_dict()["state"][0]  # type: ignore[union-attr]
     assert int(moments["step"]) == 6, "the optimizer was not a fresh one"
+
+
+def test_a_metric_that_does_not_exist_is_refused(home):
+    with pytest.raises(SpecError, match=r"^keep_best: must be one of loss, .*, got 'reward'$"):
+        spec(home, keep_best="reward")
+    with pytest.raises(SpecError, match=r"^keep_best: must go with eval_every, got mlm_acc alone$"):
+        spec(home, keep_best="mlm_acc", eval_every=0)
