@@ -30,6 +30,7 @@ COMMANDS = {
     "models": ("models", "List the warm models."),
     "run": ("run", "Have a model go on from PROMPT, and show the text as it comes."),
     "chat": ("chat", "Talk with MODEL."),
+    "compare": ("compare", "Ask the model before and after a training the same PROMPTs."),
     "submit": ("submit", "Queue a job of KIND and print its id."),
     "tail": ("watch", "Show what JOB did and does, until it ends."),
     "plot": ("plot", "Draw the curves of JOB, or of several to compare them."),

@@ -52,6 +52,9 @@ class DaemonConfig:
     http_port: int | None = 8421  # 0: any free one; None: no HTTP
     http_token: str | None = field(default=None, repr=False)
     http_queue_limit: int = 256
+    http_files: Path | None = None  # absolute; None: no request may name a file
+    keep_answers_s: float | None = 86400.0  # None: for ever
+    max_answers: int = 10_000
     memory_budget_bytes: int | None = None  # of all warm models together; None: automatic
     stop_grace_s: float = 120.0
     log_bytes: int = 10_000_000
@@ -60,13 +63,15 @@ class DaemonConfig:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values, the password included; `from_json` reads them back."""
-        return {**asdict(self), "home": str(self.home)}
+        files = None if self.http_files is None else str(self.http_files)
+        return {**asdict(self), "home": str(self.home), "http_files": files}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Rebuild what `to_json` gave, without checking it again."""
         rebuilt = {
             "home": Path(values["home"]),
+            "http_files": Path(values["http_files"]) if values.get("http_files") else None,
             "models": tuple(ModelConfig(**model) for model in values["models"]),
             "workers": tuple(WorkerConfig(**worker) for worker in values["workers"]),
         }

@@ -94,16 +94,18 @@ class Client:
             raise SpecError("init_from", f"must be JOB or JOB@STEP, got {text[:80]!r}")
         return weights.checkpoint(rundir, int(step))
 
-    def check(self, spec: Spec, *, init: Weights | None = None) -> dict[str, Any]:
+    def check(
+        self, spec: Spec, *, init: Weights | None = None, model: ModelConfig | None = None
+    ) -> dict[str, Any]:
         """Check a spec against files and models; return what its run directory will say.
 
         Raises SpecError or NotFound. Needs no server.
         """
         located = spec.located(Path.cwd())
-        if init is None:
-            model = self._resolve_model(located)
-        else:
+        if init is not None:
             model = ModelConfig(name=init.name, path=str(init.folder))
+        elif model is None:
+            model = self._resolve_model(located)
         document: dict[str, Any] = {"spec": located.to_json(), "python_path": [str(Path.cwd())]}
         settings = None
         if model is not None:
@@ -125,13 +127,15 @@ class Client:
         retries: int = 0,
         timeout_s: float | None = None,
         init: Weights | None = None,
+        model: ModelConfig | None = None,
     ) -> str:
         """Check and queue a job; return its id. Raises SpecError, NotFound or Unavailable.
 
         The run directory is whole before the job is queued, and gone again if it cannot be.
-        `init`: the weights to start from, by whose name the spec calls its model.
+        `init`: the weights to start from, by whose name the spec calls its model. `model`: what the
+        spec's name for it stands for, where that need not be found out.
         """
-        document = self.check(spec, init=init)
+        document = self.check(spec, init=init, model=model)
         self.connection.ping()
         if after is not None:
             after = self.find(after)

@@ -59,6 +59,12 @@ def counts(connection: redis.Redis, queue: str) -> dict[str, int]:
     return {**found, "failed": found["failed"] - stopped, "stopped": stopped}
 
 
+def ended(connection: redis.Redis, queue: str) -> list[str]:
+    """The ids of every ended job of a queue."""
+    members = _members(connection, queue)
+    return [job_id for status in ("finished", "failed", "canceled") for job_id in members[status]]
+
+
 def positions(connection: redis.Redis) -> dict[str, int]:
     """The place of every queued job in its queue, 1 for the next."""
     return {

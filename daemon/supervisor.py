@@ -31,6 +31,7 @@ from . import fetch, keys
 from .control_server import ControlServer
 from .home import Home
 from .jobstore import JobStore
+from .retention import Retention
 from .server import EmbeddedServer, find_binary, url_of
 from .warmset import WarmSet
 
@@ -127,6 +128,9 @@ class Supervisor:
         self.url = config.redis_url or url_of(self.home)
         self.connection = keys.connect(self.url)
         self.store = JobStore(self.connection)
+        self._retention = Retention(
+            self.store, self.home, keep_s=config.keep_answers_s, most=config.max_answers
+        )
         self.zygote = Child("zygote")
         self.workers = [WorkerChild(worker) for worker in config.workers]
         self.gateway = GatewayChild()
@@ -150,6 +154,7 @@ class Supervisor:
                 self._bury_predecessors()
                 self._spawn_zygote()
                 self._keep_gateway()
+                self._retention.start()
                 while self.stopping is None:
                     self._turn()
                 self._shut_down()
@@ -391,6 +396,7 @@ class Supervisor:
 
     def _shut_down(self) -> None:
         log.info("supervisor: stopping (%s)", self.stopping)
+        self._retention.stop()
         if self.gateway.process is not None:
             self.gateway.process.terminate()  # it tells those that wait
         living = [w for w in self.workers if w.process is not None and w.process.poll() is None]

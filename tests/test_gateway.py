@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import socket
 import subprocess
@@ -481,7 +482,6 @@ def test_unknown_path_and_method_have_openais_shape(gateway):
 
 
 def image_url(width: int, height: int) -> str:
-    import base64
     import io
 
     from PIL import Image
@@ -519,6 +519,49 @@ def chat_with_image(gateway: Gateway, url: str) -> Any:
     part: Any = {"type": "image_url", "image_url": {"url": url}}
     messages: Any = [{"role": "user", "content": [{"type": "text", "text": "?"}, part]}]
     return gateway.openai().chat.completions.create(model="tiny", messages=messages)
+
+
+def test_file_is_an_image_only_below_the_folder_that_is_configured(make_gateway, background):
+    with tempfile.TemporaryDirectory(prefix="warmd-") as name:
+        folder = Path(name).resolve() / "shown"
+        (folder / "deep").mkdir(parents=True)
+        for place in (folder / "deep" / "a.png", folder.parent / "b.png"):
+            place.write_bytes(base64.b64decode(image_url(4, 3).partition(",")[2]))
+        (folder / "c.png").symlink_to(folder.parent / "b.png")
+        (folder / "d.png").write_text("no image")
+        gateway = make_gateway(http_files=folder)
+        for path in ("../b.png", "deep/../deep/a.png", "c.png", "d.png", "deep", "none.png"):
+            with pytest.raises(openai.BadRequestError):
+                chat_with_image(gateway, f"file://{folder}/{path}")
+        url = f"file://{folder}/deep/a.png"
+        answer = background.submit(chat_with_image, gateway, url)
+        job = gateway.take()
+        (message,) = openai_messages(job.spec["messages"])
+        assert message["content"][1]["image_url"]["url"] == url
+        job.finish("so")
+        answer.result(10)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_actions_are_asked_for_and_come_with_their_choice(gateway, background, stream):
+    found = {"thought": None, "screen": [800, 600], "actions": [{"type": "wait"}], "errors": []}
+
+    def ask() -> Any:
+        answer = gateway.openai().chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "?"}],
+            stream=stream,
+            extra_body={"actions": "ui-tars", "screen": "800x600"},
+        )
+        return list(answer)[-1] if stream else answer
+
+    answer = background.submit(ask)
+    job = gateway.take()
+    assert (job.spec["actions"], job.spec["screen"]) == ("ui-tars", "800x600")
+    text = "Action: wait()"
+    choice = {"index": 0, "text": text, "finish_reason": "stop", "actions": found}
+    job.finish(text, choices=[choice])
+    assert answer.result(10).choices[0].actions == found
 
 
 def test_request_beyond_the_limit_is_refused_also_without_its_length(gateway):

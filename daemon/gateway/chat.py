@@ -34,7 +34,7 @@ class TextPart(BaseModel):
 
 
 class ImageURL(BaseModel):
-    """An image, as data:image/png;base64,…"""
+    """An image, as data:image/png;base64,… or, below the folder http_files, as file:///…"""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -70,10 +70,12 @@ class Message(BaseModel):
 
 
 class ChatRequest(SamplingRequest):
-    """A chat to answer."""
+    """A chat to answer. `actions` and `screen` are warmd's own: see the options of infer."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    actions: Literal["none", "ui-tars"] | None = None
+    screen: Annotated[str, Field(min_length=1, max_length=20)] | None = None
     parallel_tool_calls: Forgotten = None
     reasoning_effort: Forgotten = None
     modalities: Forgotten = None
@@ -102,10 +104,11 @@ class AnswerMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """One of the answers."""
+    """One of the answers; `actions` is warmd's own, where the request asks for it."""
 
     index: int
     message: AnswerMessage
+    actions: dict[str, Any] | None = None
     finish_reason: FinishReason
     logprobs: None = None
 
@@ -137,11 +140,14 @@ async def create_chat_completion(
     """Answer a chat, at once or piece by piece."""
     await gate.blocking(gate.catalogue.check, body.model)
     if urls := body.image_urls():
-        await gate.blocking(images.check, urls, "messages")
+        await gate.blocking(images.check, urls, "messages", gate.config.http_files)
     messages = [message.model_dump(include={"role", "content"}) for message in body.messages]
     options = body.options() | {"messages": orjson.dumps(messages).decode()}
     if body.max_completion_tokens is not None:
         options["max_tokens"] = body.max_completion_tokens
+    for name in ("actions", "screen"):
+        if (value := getattr(body, name)) is not None:
+            options[name] = value
     try:
         spec = gate.parse("infer", options)
         job_id, headers = await answers.submit(gate, caller, spec)
@@ -151,13 +157,15 @@ async def create_chat_completion(
     if body.stream:
         chunk = {**head, "object": "chat.completion.chunk"}
 
-        def delta(index: int, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
+        def delta(
+            index: int, delta: dict[str, Any], reason: str | None, **more: Any
+        ) -> dict[str, Any]:
             choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": None}
-            return {**chunk, "choices": [choice]}
+            return {**chunk, "choices": [{**choice, **more}]}
 
         def ending(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
             for choice in result["choices"]:
-                yield delta(choice["index"], {}, choice["finish_reason"])
+                yield delta(choice["index"], {}, choice["finish_reason"], **_actions(choice))
             gate.metrics.count_tokens(result["usage"])
             if body.wants_usage:
                 yield {**chunk, "choices": [], "usage": usage_of(result)}
@@ -184,6 +192,7 @@ async def create_chat_completion(
             "message": {"role": "assistant", "content": choice["text"], "refusal": None},
             "finish_reason": choice["finish_reason"],
             "logprobs": None,
+            **_actions(choice),
         }
         for choice in result["choices"]
     ]
@@ -195,3 +204,7 @@ async def create_chat_completion(
         "timings": result["timings"],
     }
     return JSONResponse(answer, headers=headers)
+
+
+def _actions(choice: dict[str, Any]) -> dict[str, Any]:
+    return {"actions": choice["actions"]} if "actions" in choice else {}

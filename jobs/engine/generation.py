@@ -33,6 +33,7 @@ class Picture:
     grid: tuple[int, int, int]  # of patches: times, rows, columns
     patches: Any  # (patches, values) float32, as the model's image processor makes them
     digest: int  # of what they were made from: 63 bits
+    size: tuple[int, int] = (0, 0)  # width and height of the image as it came
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,7 @@ class Int8Linear:
     """int8 weights (a scale per output) and int8 activations (a scale per row), on a CPU.
 
     Sums are of integers, hence exact and the same in any order: rows cannot depend on each other.
+    The weights are here twice, in oneDNN's order for many rows and as they are for one.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -96,18 +97,26 @@ class Int8Linear:
             self._scale[first : first + _BLOCK] = scale
             integers[first : first + _BLOCK] = (rows / scale[:, None]).round_()
         self._packed = torch.ops.onednn.qlinear_prepack(integers, None)
+        self._columns = integers.t()
         self._zeros = torch.zeros(len(integers), dtype=torch.int64)
         self._bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         dtype, x = x.dtype, x.float()
         scale = _largest(x).div_(127).clamp_(min=1e-12)[:, None]
+        if len(x) == 1:
+            # 0.6 to 0.8 of the time of the other kernel, which is made for many rows.
+            sums = torch._int_mm((x / scale).round_().to(torch.int8), self._columns)
+            return self._scaled(sums * self._scale, scale, dtype)
         # Unsigned with an offset: the kernels for signed ones are 1,000 times slower.
         integers = (x / scale).round_().add_(128).to(torch.uint8)
         y: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
             integers, 1.0, 128, self._packed, self._scale, self._zeros,
             None, 1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
+        return self._scaled(y, scale, dtype)
+
+    def _scaled(self, y: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         y.mul_(scale)
         return (y if self._bias is None else y.add_(self._bias)).to(dtype)
 

@@ -42,19 +42,19 @@ def place_pictures(
 
 
 def _picture(warm: WarmModel, url: str, budget: Budget, *, start: int) -> Picture:
-    image, digest = read(url, budget)
+    image, size, digest = read(url, budget)
     processor = _processor(warm.path)
-    size = {}
+    bounds = {}
     if budget.max_pixels is not None:
         smallest = min(processor.size["shortest_edge"], budget.max_pixels)
-        size["size"] = {"shortest_edge": smallest, "longest_edge": budget.max_pixels}
+        bounds["size"] = {"shortest_edge": smallest, "longest_edge": budget.max_pixels}
     try:
-        made = processor(images=[image], return_tensors="pt", **size)
+        made = processor(images=[image], return_tensors="pt", **bounds)
     except ValueError as error:  # 200 times longer than wide
         raise JobFailed(f"image: {error}") from error
     grid = made["image_grid_thw"][0].tolist()
     num_tokens = grid[0] * grid[1] * grid[2] // processor.merge_size**2
-    return Picture(start, num_tokens, tuple(grid), made["pixel_values"], digest)
+    return Picture(start, num_tokens, tuple(grid), made["pixel_values"], digest, size)
 
 
 @lru_cache(maxsize=16)

@@ -15,6 +15,7 @@ import torch
 from transformers.vision_utils import get_vision_attention_seqlens, get_vision_position_ids
 
 from ..errors import JobFailed
+from ..kernels import fast_kernels
 from .generation import Generation, Picture
 
 
@@ -78,7 +79,8 @@ class Sight:
 
     def look(self, *, until: float) -> bool:
         """Go on for a while. Returns whether all is seen."""
-        return not any(time.perf_counter() >= until for _ in self._work)
+        with fast_kernels():
+            return not any(time.perf_counter() >= until for _ in self._work)
 
     def _look_at(self, eyes: Eyes, pictures: Sequence[Picture]) -> Iterator[None]:
         for picture in pictures:

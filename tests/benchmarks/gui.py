@@ -1,0 +1,125 @@
+"""A GUI agent's request, answered by the engine and by transformers in the same run.
+
+    python tests/benchmarks/gui.py MODEL REQUEST [--thumbnail 800] [--tokens 94] [--skip stock]
+
+MODEL is the folder of a model of the Qwen2-VL family, REQUEST a JSON list of messages with a
+screenshot. All tokens are forced: no answer ends early. For each way, stock (transformers in the
+model's dtype), int8 and own: the seconds of a first turn, where they go, and of a second turn that
+goes on from it by a line. A 2B model takes 18 GB; every line has the load average beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from warmd.jobs import chats
+from warmd.jobs.context import WarmModel
+from warmd.jobs.engine.engine import Engine
+from warmd.jobs.engine.generation import End, Generation, Picture, Sampling
+from warmd.jobs.engine.patches import place_pictures
+from warmd.jobs.pictures import Budget
+
+GREEDY = Sampling(temperature=0)
+SECOND = "It did nothing. Try another way."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("request", type=Path)
+    parser.add_argument("--thumbnail", type=int, default=800)
+    parser.add_argument("--tokens", type=int, default=94)
+    parser.add_argument("--skip", action="append", default=[], choices=["stock", "int8", "own"])
+    args = parser.parse_args()
+
+    model: Any = transformers.AutoModelForImageTextToText.from_pretrained(args.model)
+    model.requires_grad_(False).eval()
+    model.generation_config.eos_token_id = None
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(args.model)
+    tokenizer.eos_token = None  # so that every answer has all its tokens
+    warm = WarmModel(name="m", path=args.model, model=model, tokenizer=tokenizer)
+    messages = json.loads(args.request.read_text())
+    budget = Budget(thumbnail=args.thumbnail)
+    first = encode(warm, messages, budget)
+    say(f"{len(first[0])} tokens, {sum(p.num_tokens for p in first[1])} of them of images")
+
+    if "stock" not in args.skip:
+        begun = time.perf_counter()
+        stock(model, *first, 1)
+        say(f"stock: vision and prompt {time.perf_counter() - begun:.1f} s")
+        begun = time.perf_counter()
+        stock(model, *first, args.tokens)
+        say(f"stock: first turn {time.perf_counter() - begun:.1f} s")
+    for precision in ("int8", "own"):
+        if precision in args.skip:
+            continue
+        begun = time.perf_counter()
+        engine = Engine(warm, precision=precision)
+        ask(engine, encode(warm, [{"role": "user", "content": "?"}], budget), 40)
+        say(f"{precision}: ready after {time.perf_counter() - begun:.1f} s")
+        text = ask(engine, first, args.tokens, f"{precision}: first turn")
+        said = [{"role": "assistant", "content": text}, {"role": "user", "content": SECOND}]
+        second = encode(warm, messages + said, budget)
+        ask(engine, second, args.tokens, f"{precision}: second turn of {len(second[0])} tokens")
+        engine.close()
+
+
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}   (load {os.getloadavg()[0]:.1f})\n")
+    sys.stdout.flush()
+
+
+def encode(
+    warm: WarmModel, messages: list[dict[str, Any]], budget: Budget
+) -> tuple[list[int], list[Picture]]:
+    chat, urls = chats.split(messages)
+    text = warm.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    ids = warm.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return place_pictures(warm, ids, urls, budget)
+
+
+def stock(model: Any, ids: list[int], pictures: list[Picture], tokens: int) -> None:
+    tensor = torch.tensor([ids])
+    model.generate(
+        tensor, attention_mask=torch.ones_like(tensor), do_sample=False, max_new_tokens=tokens,
+        min_new_tokens=tokens, pad_token_id=0,
+        pixel_values=torch.cat([picture.patches for picture in pictures]),
+        image_grid_thw=torch.tensor([picture.grid for picture in pictures]),
+        mm_token_type_ids=(tensor == model.config.image_token_id).int(),
+    )  # fmt: skip
+
+
+def ask(
+    engine: Engine, prompt: tuple[list[int], list[Picture]], tokens: int, name: str = ""
+) -> str:
+    ids, pictures = prompt
+    asked = Generation(ids=ids, pictures=pictures, sampling=GREEDY, max_tokens=tokens)
+    begun = time.perf_counter()
+    engine.submit(asked)
+    text = ""
+    while not isinstance(piece := asked.pieces.get(), End):
+        text += piece.text
+    if piece.error is not None:
+        raise piece.error
+    if name:
+        m = asked.measures
+        say(
+            f"{name} {time.perf_counter() - begun:.1f} s: vision {m.vision_s:.1f}, prompt "
+            f"{m.prefill_s:.1f} ({m.cached_tokens} tokens known), decode {m.decode_s:.1f}"
+        )
+    return text
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""A tiny model that takes images, made in code, and images to show it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import tiny
+import torch
+import transformers
+from PIL import Image
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{% if p.type == 'image' %}<eos><bos>{% else %}{{ p.text }}"
+    "{% endif %}{% endfor %}{% endif %}.{% endfor %}"
+)
+IMAGE = 1  # <bos> stands for an image
+
+
+def make() -> Any:
+    """A Qwen2-VL of random weights, two layers deep."""
+    torch.manual_seed(0)
+    config = transformers.Qwen2VLConfig(
+        text_config={
+            "vocab_size": 81,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 1024,
+            "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2],
+                                "rope_theta": 10000.0},
+            "bos_token_id": 1,
+            "eos_token_id": None,
+            "pad_token_id": 0,
+            "initializer_range": 0.3,
+        },
+        vision_config={"depth": 2, "embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2,
+                       "num_heads": 2, "initializer_range": 0.3},
+        image_token_id=IMAGE,
+        video_token_id=80,
+        vision_start_token_id=2,
+        vision_end_token_id=79,
+    )  # fmt: skip
+    model: Any = transformers.Qwen2VLForConditionalGeneration(config)
+    return model.requires_grad_(False).eval()
+
+
+def save(folder: Path) -> tuple[Any, Any]:
+    """Write the model with what is needed to use it; return it and its tokenizer."""
+    settings = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 3136,
+                "max_pixels": 200_000, "patch_size": 14, "temporal_patch_size": 2,
+                "merge_size": 2}  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    model = make()
+    model.save_pretrained(folder)
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+def png(width: int, height: int, seed: int = 0) -> bytes:
+    pixels = torch.Generator().manual_seed(seed)
+    data = torch.randint(0, 255, (height, width, 3), generator=pixels, dtype=torch.uint8)
+    out = io.BytesIO()
+    Image.frombytes("RGB", (width, height), data.numpy().tobytes()).save(out, "png")
+    return out.getvalue()
+
+
+def url(data: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(data).decode()

@@ -1,0 +1,104 @@
+"""`warmd compare`: the model before and after a training, with a real daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from daemons import Daemon
+from shell import Done, warmd
+
+from warmd.configs.config import WorkerConfig
+
+WORKERS = (
+    WorkerConfig(name="train-0", queue="train", threads=1),
+    WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=4, threads=1),
+)
+
+
+@pytest.fixture(scope="module")
+def daemon(daemons: Callable[..., Daemon]) -> Iterator[Daemon]:
+    daemon = daemons(workers=WORKERS)
+    daemon.start()
+    yield daemon
+    daemon.close()
+
+
+@pytest.fixture(scope="module")
+def trained(daemon: Daemon) -> str:
+    """A job that moved its model far."""
+    job_id = daemon.submit(reward="behaviours:length", learning_rate=0.05)
+    assert daemon.wait(job_id)["status"] == "finished"
+    return job_id
+
+
+def compare(daemon: Daemon, *arguments: str) -> Done:
+    return warmd(
+        "compare", "--temperature", "0", "--max-tokens", "12", *arguments, home=daemon.home.path
+    )
+
+
+def text_of(daemon: Daemon, model: str, prompt: str) -> str:
+    """What `warmd run` says."""
+    done = warmd(
+        "run", "--model", model, "--temperature", "0", "--max-tokens", "12", prompt,
+        home=daemon.home.path,
+    )  # fmt: skip
+    assert done.code == 0
+    return done.out
+
+
+def test_both_models_answer_every_prompt_as_each_does_alone(daemon, trained):
+    done = compare(daemon, "--json", trained, "1+1=", "2+2=")
+    assert done.code == 0
+    assert [row["prompt"] for row in done.objects] == ["1+1=", "2+2="]
+    for row in done.objects:
+        assert row["base"]["model"] == "tiny"
+        assert row["trained"]["model"] == trained
+        for side, model in (("base", "tiny"), ("trained", trained)):
+            assert text_of(daemon, model, row["prompt"]).rstrip("\n") == row[side]["text"].rstrip()
+        assert row["base"]["text"] != row["trained"]["text"]
+
+
+def test_checkpoint_answers_too_and_nothing_that_is_warm_is_loaded_again(daemon, trained):
+    done = compare(daemon, "--json", f"{trained}@2", "1+1=")
+    assert done.objects[0]["trained"]["model"] == f"{trained}@2"
+    loaded = {model["name"]: model["loaded_at"] for model in daemon.status()["models"]}
+    assert {"tiny", f"{trained}@2"} <= set(loaded)
+    again = compare(daemon, "--json", f"{trained}@2", "1+1=")
+    assert again.objects[0]["trained"]["text"] == done.objects[0]["trained"]["text"]
+    for model in daemon.status()["models"]:
+        assert model["loaded_at"] == loaded.get(model["name"], model["loaded_at"])
+
+
+def test_same_seed_and_weights_give_the_same_text(daemon, trained):
+    first, second = (
+        warmd(
+            "compare", trained, "1+1=", "--json", "--max-tokens", "12", "--seed", "5",
+            home=daemon.home.path,
+        ).objects[0]
+        for _ in range(2)
+    )  # fmt: skip
+    assert first["seed"] == second["seed"] == 5
+    for side in ("base", "trained"):
+        assert first[side]["text"] == second[side]["text"]
+
+
+def test_table_shows_both_side_by_side(daemon, trained):
+    done = compare(daemon, trained, "1+1=")
+    prompt, names, *_ = done.out.splitlines()
+    assert prompt == "> 1+1="
+    assert names.split() == ["tiny", trained]
+
+
+def test_job_that_trained_nothing_is_refused(daemon, trained):
+    (row,) = compare(daemon, "--json", trained, "1+1=").objects
+    assert compare(daemon, row["base"]["job"], "1+1=").is_refusal(2)
+    assert compare(daemon, f"{trained}@77", "1+1=").is_refusal(2)
+
+
+def test_failed_answer_is_told_and_the_others_are_shown(daemon, trained):
+    done = compare(daemon, "--chat-template", trained, "1+1=")
+    assert done.code == 1
+    assert "chat_template: the tokenizer of tiny has none" in done.err
+    assert "(no answer)" in done.out

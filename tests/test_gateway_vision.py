@@ -1,0 +1,97 @@
+"""Images from OpenAI's client to the model: through the gateway, the queue and the worker."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import eyes
+import openai
+import pytest
+from daemons import Daemon
+from gateways import openai_client
+from waiting import wait_until
+
+from warmd.configs.config import WorkerConfig
+from warmd.jobs import spec_class
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    model = tmp_path_factory.mktemp("eyes") / "eyes"
+    model.mkdir()
+    eyes.save(model)
+    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
+        files = Path(folder, "shown").resolve()
+        files.mkdir()
+        (files / "a.png").write_bytes(eyes.png(120, 60))
+        worker = WorkerConfig(
+            name="infer-0", queue="infer", isolation="resident", slots=4, threads=1
+        )
+        daemon = Daemon(
+            Path(folder, "home"), model, http_port=0, http_files=files, workers=(worker,)
+        )
+        try:
+            daemon.start()
+            yield daemon
+        finally:
+            daemon.close()
+
+
+@pytest.fixture(scope="module")
+def client(daemon: Daemon) -> Iterator[openai.OpenAI]:
+    with openai_client(wait_until(lambda: daemon.status()["http"]["url"])) as client:
+        yield client
+
+
+def messages(*urls: str) -> Any:
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": "what is it?"}]}]
+
+
+def ask(client: openai.OpenAI, *urls: str, **options: Any) -> Any:
+    return client.chat.completions.create(
+        model="tiny", messages=messages(*urls), max_tokens=8, temperature=0, **options
+    )
+
+
+def test_image_is_seen_whichever_way_it_comes(daemon, client):
+    picture = eyes.png(120, 60)
+    answer = ask(client, eyes.url(picture))
+    text = answer.choices[0].message.content
+    assert answer.usage.prompt_tokens > len("what is it?") + 120 * 60 // 28**2
+    chunks = ask(client, eyes.url(picture), stream=True)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == text
+    named = ask(client, f"file://{daemon.config.http_files}/a.png")
+    assert named.choices[0].message.content == text
+    spec = spec_class("infer").parse(
+        {
+            "model": "tiny", "prompt": "what is it?", "max_tokens": 8, "temperature": 0,
+            "image": [f"{daemon.config.http_files}/a.png"],
+        }
+    )  # fmt: skip
+    job = daemon.wait(daemon.client.submit(spec))
+    assert job["result"]["choices"][0]["text"] == text
+    other = ask(client, eyes.url(eyes.png(120, 60, seed=1)))
+    assert other.usage.prompt_tokens == answer.usage.prompt_tokens
+
+
+def test_episode_that_grows_does_not_read_its_beginning_again(client):
+    first, second = eyes.url(eyes.png(400, 200, 2)), eyes.url(eyes.png(400, 200, 3))
+    ask(client, first)
+    grown = ask(client, first, second)
+    assert grown.usage.prompt_tokens_details.cached_tokens > 0
+
+
+def test_actions_are_scaled_to_the_image_as_it_came(client):
+    answer = ask(client, eyes.url(eyes.png(300, 90)), extra_body={"actions": "ui-tars"})
+    read = answer.choices[0].actions
+    assert read["screen"] == [300, 90]
+    assert read["errors"]
+
+
+def test_file_that_is_not_shown_is_refused(daemon, client):
+    with pytest.raises(openai.BadRequestError, match="below"):
+        ask(client, f"file://{daemon.home.path}/../shown/a.png")

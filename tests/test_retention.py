@@ -1,0 +1,206 @@
+"""Answers are removed when their time has come, and nothing else is."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from daemons import Daemon
+from gateways import Gateway, openai_client
+from waiting import wait_until
+
+from warmd.configs.config import WorkerConfig
+from warmd.daemon.retention import Retention
+from warmd.jobs import spec_class
+from warmd.jobs.errors import NotFound
+
+log = logging.getLogger(__name__)
+
+
+@pytest.fixture(scope="module")
+def queue(tiny_model: Path) -> Iterator[Gateway]:
+    """A server and no worker: the test plays one."""
+    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
+        gateway = Gateway(Path(folder, "home"), tiny_model)
+        yield gateway
+        gateway.close()
+
+
+def submit(queue: Gateway, **options: Any) -> str:
+    given = {"model": "tiny", **({"prompt": "1+1="} if "input" not in options else {}), **options}
+    return queue.client.submit(spec_class("infer").parse(given))
+
+
+def answered(queue: Gateway, *, hours_ago: float, **options: Any) -> str:
+    job_id = submit(queue, **options)
+    queue.take().finish("2")
+    date_back(queue, job_id, hours_ago)
+    return job_id
+
+
+def date_back(queue: Gateway, job_id: str, hours: float) -> None:
+    ended = datetime.now(UTC) - timedelta(hours=hours)
+    queue.client.connection.hset(
+        f"rq:job:{job_id}", "ended_at", ended.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    )
+
+
+def clear(queue: Gateway, *, keep_s: float | None = 86_400, most: int = 1000) -> None:
+    retention = Retention(queue.client.store, queue.home, keep_s=keep_s, most=most)
+    retention.remove_due()
+
+
+def traces(queue: Gateway, job_id: str) -> list[str]:
+    """Every key and every file that has the job's id in its name."""
+    found: Any = queue.client.connection.keys(f"*{job_id}*")
+    return [key.decode() for key in found] + [
+        str(path) for path in queue.home.path.rglob(f"*{job_id}*")
+    ]
+
+
+def test_answer_goes_after_its_time_with_all_that_it_left(queue):
+    old, young = answered(queue, hours_ago=25), answered(queue, hours_ago=23)
+    assert traces(queue, old)
+    clear(queue)
+    assert traces(queue, old) == []
+    assert queue.client.result(young)
+    with pytest.raises(NotFound):
+        queue.client.job(old)
+    clear(queue, keep_s=3600)
+    assert traces(queue, young) == []
+
+
+def test_failed_and_canceled_ones_go_too(queue):
+    failed = submit(queue)
+    queue.take().fail("no reason")
+    canceled = submit(queue)
+    queue.client.cancel(canceled)
+    for job_id in (failed, canceled):
+        date_back(queue, job_id, 25)
+    clear(queue)
+    assert traces(queue, failed) + traces(queue, canceled) == []
+
+
+def test_of_too_many_the_latest_are_kept(queue):
+    ids = [answered(queue, hours_ago=2 - n) for n in range(3)]
+    clear(queue, most=1)
+    assert [bool(traces(queue, job_id)) for job_id in ids] == [False, False, True]
+    clear(queue, most=0)
+    assert traces(queue, ids[2])  # it ended this moment: somebody may be about to read it
+
+
+def test_what_is_not_an_answer_of_old_stays(queue, tmp_path):
+    (tmp_path / "in").write_text('{"prompt": "a"}\n')
+    rows = answered(
+        queue, hours_ago=25, input=str(tmp_path / "in"), output=str(tmp_path / "out.jsonl")
+    )
+    first = answered(queue, hours_ago=25)
+    behind = submit(queue)
+    queue.drop_waiting()
+    running = submit(queue)
+    execution = queue.take()
+    waiting = submit(queue)
+    train = queue.client.submit(
+        spec_class("grpo").parse({"model": "tiny", "num_generations": 2}), after=waiting
+    )
+    queue.client.cancel(train)
+    date_back(queue, train, 25)
+    clear(queue)
+    assert [bool(traces(queue, j)) for j in (rows, first, running, waiting, train)] == [
+        True, False, True, True, True,
+    ]  # fmt: skip
+    assert traces(queue, behind)
+    execution.finish("2")
+    queue.drop_waiting()
+
+
+def test_job_that_others_wait_for_stays(queue):
+    first = submit(queue)
+    queue.take().fail("no reason")
+    behind = queue.client.submit(
+        spec_class("infer").parse({"model": "tiny", "prompt": "a"}), after=first
+    )
+    date_back(queue, first, 25)
+    clear(queue)
+    assert traces(queue, first)
+    queue.client.cancel(behind)
+
+
+def test_forever_keeps_all(queue):
+    job_id = answered(queue, hours_ago=1000)
+    clear(queue, keep_s=None, most=0)
+    assert traces(queue, job_id)
+
+
+def test_removal_that_died_half_way_is_finished(queue):
+    half, resumed = (answered(queue, hours_ago=1) for _ in range(2))
+    for job_id in (half, resumed):
+        path = queue.client.rundir(job_id).path
+        path.rename(path.with_name(f".removed-{job_id}"))
+    job = queue.client.store.fetch(resumed)
+    assert job is not None
+    assert queue.client.store.enqueue_again(job)
+    clear(queue)
+    assert traces(queue, half) == []
+    assert queue.client.rundir(resumed)
+    queue.drop_waiting()
+
+
+@pytest.mark.slow
+def test_a_thousand_requests_leave_nothing(make_daemon: Callable[..., Daemon]):
+    daemon = make_daemon(
+        workers=(
+            WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=32, threads=1),
+        ),
+        http_port=0,
+        keep_answers_s=0.0,
+    )
+    daemon.start()
+    url = wait_until(lambda: daemon.status()["http"]["url"])
+    client = openai_client(url)
+
+    def ask(number: int) -> str:
+        found = client.completions.create(
+            model="tiny", prompt=f"{number}+1=", max_tokens=4, temperature=0
+        )
+        return found.choices[0].text
+
+    def memory() -> dict[str, float]:
+        """Megabytes of each process of ours, those that no other process shares."""
+        found = {}
+        status = daemon.status()
+        (worker,) = status["workers"]
+        for name, pid in {
+            "http": status["http"]["pid"],
+            "worker": worker["pid"],
+            "horse": worker["horse"]["pid"],
+            "supervisor": status["daemon"]["pid"],
+        }.items():
+            found[name] = round(psutil.Process(pid).memory_full_info().uss / 1e6, 1)
+        found["server"] = round(daemon.client.connection.info("memory")["used_memory"] / 1e6, 1)
+        return found
+
+    def is_clear() -> bool:
+        return not [path for path in daemon.home.runs.iterdir() if path.name.startswith("infer")]
+
+    with ThreadPoolExecutor(16) as pool:
+        # The horse's heap takes 4,000 to reach its size; a leak would go on growing.
+        first = list(pool.map(ask, range(4000)))[:200]
+        wait_until(is_clear, timeout_s=60)
+        before, begun = memory(), time.monotonic()
+        assert list(pool.map(ask, range(1000)))[:200] == first
+        seconds = time.monotonic() - begun
+        wait_until(is_clear, timeout_s=60)
+    after = memory()
+    client.close()
+    log.info("1,000 answers in %.0f s; MB before %s, after %s", seconds, before, after)
+    assert daemon.client.jobs() == []
+    assert all(after[name] - before[name] < 10 for name in before), (before, after)
