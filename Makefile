@@ -24,7 +24,7 @@ $(READY): pyproject.toml constraints.txt
 demo: venv ## start a daemon, train the demo model with GRPO, show what it learnt
 	@tests/demo.sh $(CURDIR)/$(VENV)/bin
 
-test: venv ## the default tests, in about a minute
+test: venv ## the default tests
 	@$(IN_VENV) pytest -m "not slow and not gpu"
 
 test-slow: venv ## the tests that take longer

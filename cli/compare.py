@@ -32,7 +32,7 @@ _GAP = 3  # columns of the terminal between the two texts
 
 
 def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
-    """Ask the model that JOB started from and the one that it made the same PROMPTs.
+    """Ask the model before and after a training the same PROMPTs.
 
     JOB@STEP: of a checkpoint. Both answer with the same seed, and at the same time; the one that
     is warm is not loaded again. Exits with 1 when an answer failed.

@@ -58,3 +58,8 @@ def fickle(prompts: list[str], completions: list[str], answers: list[str | None]
     """Another reward at every call: no training on it can be repeated."""
     _note(answers)
     return [float(byte) for byte in os.urandom(len(completions))]
+
+
+def tires(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
+    """Less from call to call."""
+    return [1 / steps_seen(_note(answers))] * len(completions)

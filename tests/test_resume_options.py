@@ -60,7 +60,7 @@ def another(info: OptionInfo, value: Any) -> Any:
     if info.type is bool:
         return not value
     if info.type is str:
-        return "7" if info.name == "save_every" else "other"
+        return {"save_every": "7", "keep_best": "loss"}.get(info.name, "other")
     if info.maximum is not None and value == info.maximum:
         return value / 2
     return (value or 0) + (1 if info.type is int else 0.001)
