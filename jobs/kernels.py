@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch import library as operators
 
 # Below these the call itself is what costs. One row or column is the work of memory alone.
 MIN_PRODUCT = 2**16  # multiplications
@@ -30,7 +31,7 @@ _ONE = 2**16
 
 _lock = threading.Lock()  # of what follows: a resident horse runs several jobs
 _depth = 0  # of the calls of `fast_kernels` that are open
-_library: Any = None  # what the first of them has put in place
+_overrides: Any = None  # what the first of them has put in place
 
 
 @contextmanager
@@ -40,10 +41,10 @@ def fast_kernels(*, onednn: bool | None = None) -> Iterator[None]:
     What it decides by never changes on a machine: a job that is resumed there computes as before.
     `onednn` decides for it about the products.
     """
-    global _depth, _library
+    global _depth, _overrides
     with _lock:
         if _depth == 0:
-            _library = _install(prefers_onednn() if onednn is None else onednn)
+            _overrides = _install(prefers_onednn() if onednn is None else onednn)
         _depth += 1
     try:
         yield
@@ -51,8 +52,8 @@ def fast_kernels(*, onednn: bool | None = None) -> Iterator[None]:
         with _lock:
             _depth -= 1
             if _depth == 0:
-                _library._destroy()
-                _library = None
+                _overrides._destroy()
+                _overrides = None
 
 
 def prefers_onednn() -> bool:
@@ -72,14 +73,14 @@ def _install(onednn: bool) -> Any:
     if onednn:
         kernels |= {"mm": _mm, "addmm": _addmm}
     # All of torch's before the first is replaced: later they would be found to be these.
-    stock = {name: torch.library.get_kernel(f"aten::{name}", "CPU") for name in kernels}
-    library = cast(Any, torch.library).Library("aten", "IMPL")
+    stock = {name: operators.get_kernel(f"aten::{name}", "CPU") for name in kernels}
+    overrides = cast(Any, operators).Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")
         for name, kernel in kernels.items():
             bound = partial(kernel, stock[name])
-            library.impl(name, bound, "CPU", with_keyset=True, allow_override=True)
-    return library
+            overrides.impl(name, bound, "CPU", with_keyset=True, allow_override=True)
+    return overrides
 
 
 # The kernels. `stock` is the one that each stands in for, and is handed what it is not for; `keys`

@@ -564,7 +564,7 @@ def test_actions_are_asked_for_and_come_with_their_choice(gateway, background, s
     assert answer.result(10).choices[0].actions == found
 
 
-def test_request_beyond_the_limit_is_refused_also_without_its_length(gateway):
+def test_request_that_announces_too_much_is_refused_at_once(gateway):
     head = (
         b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\ncontent-length: 99999999999\r\n\r\n"
     )
@@ -572,15 +572,15 @@ def test_request_beyond_the_limit_is_refused_also_without_its_length(gateway):
         line.sendall(head)
         assert line.recv(100).startswith(b"HTTP/1.1 413")
 
-    def endless() -> Iterator[bytes]:
-        yield b'{"model": "tiny", "prompt": "'
-        for _ in range(70):
-            yield b"x" * 2**20
 
+@pytest.mark.parametrize("is_announced", [True, False])
+def test_who_sends_too_much_hears_why(gateway, is_announced):
+    parts = [b'{"model": "tiny", "prompt": "', *[b"x" * 2**20] * 70]
+    content = b"".join(parts) if is_announced else iter(parts)
     headers = {"content-type": "application/json"}
-    with contextlib.suppress(httpx.WriteError):  # it may hang up before all is sent
-        answer = httpx.post(f"{gateway.url}/v1/completions", content=endless(), headers=headers)
-        assert answer.status_code == 413
+    answer = httpx.post(f"{gateway.url}/v1/completions", content=content, headers=headers)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "request_too_large"
 
 
 def tuple_address(gateway: Gateway) -> tuple[str, int]:

@@ -23,6 +23,7 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+_CODES = {413: "request_too_large"}
 _BACK_IN_S = "2"  # how soon what is starting or being replaced is worth another try
 
 
@@ -67,7 +68,7 @@ class ApiError(Exception):
                 "message": str(self),
                 "type": _TYPES.get(self.status, fallback),
                 "param": self.param,
-                "code": self.code,
+                "code": self.code or _CODES.get(self.status),
             }
         }
 

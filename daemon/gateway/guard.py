@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 from urllib.parse import urlsplit
 
@@ -14,6 +16,7 @@ from .errors import ApiError
 
 LARGEST_BODY = 64 * 1024**2  # bytes of a request, images in it included
 LARGEST_FILE = 1024**3  # bytes of an uploaded file
+LINGER_S = 10  # to hear out who sends more than that
 FILES = "/v1/files"
 OPEN = ("/health",)  # for whoever watches over the machine and has no token
 
@@ -35,14 +38,18 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        limit = LARGEST_FILE if scope["path"] == FILES else LARGEST_BODY
-        error = self._objection(scope, headers, limit)
+        error = self._objection(scope, headers)
         if error is not None:
             await error.response(scope, receive, send)
             return
-        await self.app(scope, _Limited(receive, limit), send)
+        body = _Body(receive, send, LARGEST_FILE if scope["path"] == FILES else LARGEST_BODY)
+        length = headers.get("content-length", "")
+        if length.isdigit() and int(length) > body.limit:
+            await body.refuse().response(scope, body.receive, body.send)
+            return
+        await self.app(scope, body.receive, body.send)
 
-    def _objection(self, scope: Scope, headers: Headers, limit: int) -> ApiError | None:
+    def _objection(self, scope: Scope, headers: Headers) -> ApiError | None:
         if self.token is None:
             if not self._is_ours(headers.get("host", "")):
                 return ApiError(403, "Host must name this machine where no token is set")
@@ -56,9 +63,6 @@ class Guard:
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
-        length = headers.get("content-length", "")
-        if length.isdigit() and int(length) > limit:
-            return too_large(limit)
         return None
 
     def _has_token(self, headers: Headers) -> bool:
@@ -75,30 +79,45 @@ class Guard:
         return name == self.host or is_loopback(name)
 
 
-class _Limited:
-    """A request's body, cut off with an error where it grows beyond the limit."""
+class _Body:
+    """A request's body, refused where it is beyond the limit, and the answer to it."""
 
-    def __init__(self, receive: Receive, limit: int) -> None:
-        self.receive = receive
-        self.limit = limit
+    def __init__(self, receive: Receive, send: Send, limit: int) -> None:
+        self._receive = receive
+        self._send = send
+        self.limit = limit  # bytes
         self.received = 0
+        self.is_refused = False
 
-    async def __call__(self) -> Message:
-        message = await self.receive()
-        if message["type"] == "http.request":
-            self.received += len(message.get("body", b""))
-            if self.received > self.limit:
-                # Of a class that FastAPI hands through from where it reads the body.
-                error = too_large(self.limit)
-                raise HTTPException(error.status, str(error), error.headers)
+    def refuse(self) -> ApiError:
+        """Return the error of a body beyond the limit."""
+        self.is_refused = True
+        return ApiError(
+            413,
+            f"a request must be at most {self.limit // 1024**2} MiB",
+            headers={"connection": "close"},
+        )
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.received += len(message.get("body", b""))
+        if self.received > self.limit:
+            # Of a class that FastAPI hands through from where it reads the body.
+            error = self.refuse()
+            raise HTTPException(error.status, str(error), error.headers)
         return message
 
+    async def send(self, message: Message) -> None:
+        if self.is_refused and message["type"] == "http.response.body":
+            # To close a connection with bytes unread resets it, and the answer that still waits
+            # at the client is lost: it is closed when the client has hung up or sent all.
+            await self._send({**message, "more_body": True})
+            await self._drain()
+            message = {"type": "http.response.body"}
+        await self._send(message)
 
-def too_large(limit: int) -> ApiError:
-    """Return the error of a request beyond the limit; the rest of it is not read."""
-    return ApiError(
-        413,
-        f"a request must be at most {limit // 1024**2} MiB",
-        code="request_too_large",
-        headers={"connection": "close"},
-    )
+    async def _drain(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while (await self._receive()).get("more_body", False):
+                    pass
