@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
-from torch import library as operators
+from torch import Tensor, library as operators
 
 # Below these the call itself is what costs. One row or column is the work of memory alone.
 MIN_PRODUCT = 2**16  # multiplications
