@@ -94,7 +94,7 @@ def _write_png(wanted: Sequence[Sequence[Curve]], path: Path) -> None:
     """Write one picture, a chart for each metric. Raises SpecError without matplotlib."""
     from io import BytesIO
 
-    from ..daemon.files import write_atomic
+    from ..jobs.durable import write_atomic
 
     figure_class = _figure_class()
     figure = figure_class(figsize=(9, 3.2 * len(wanted)), layout="constrained")

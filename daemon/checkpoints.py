@@ -31,8 +31,8 @@ _BLOCK_BYTES = 1 << 22
 class Checkpoints:
     """The checkpoints in `folder`, of which the `keep` newest stay, and the best.
 
-    `best` is the metric that tells the best, with whether less of it is better. `on_skip` is told,
-    in one line, why a checkpoint was passed over.
+    `best` is the metric that tells the best, with whether less of it is better. `on_warning` is
+    told, in one line, of a checkpoint that was passed over or cannot be removed.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Checkpoints:
         *,
         keep: int = 3,
         best: tuple[str, bool] | None = None,
-        on_skip: Callable[[str], None] | None = None,
+        on_warning: Callable[[str], None] = lambda message: None,
     ) -> None:
         self.folder = folder
         self.keep = keep
         self.best = best
-        self.on_skip = on_skip
+        self.on_warning = on_warning
         self._saving: Save | None = None  # the latest
 
     def latest(self) -> Path | None:
@@ -56,8 +56,7 @@ class Checkpoints:
             try:
                 verify(path)
             except CheckpointDamaged as problem:
-                if self.on_skip is not None:
-                    self.on_skip(str(problem))
+                self.on_warning(str(problem))
             else:
                 return path
         return None
@@ -74,7 +73,10 @@ class Checkpoints:
             yield staging
             _write_manifest(staging, step, about or {})
         for path in self.surplus(newest=step):
-            remove(path)
+            try:
+                remove(path)
+            except OSError as problem:  # the new one is there all the same
+                self.on_warning(f"{path.name}: cannot be removed: {problem}")
 
     def save(
         self,

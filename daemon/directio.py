@@ -7,6 +7,7 @@ checkpoint written through the cache takes 1.8 s of a core for each gigabyte, pa
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 from pathlib import Path
@@ -23,13 +24,15 @@ _ALIGNMENT = 4096  # of addresses, offsets and lengths, as the kernel asks for i
 class DirectFile:
     """A new file that is written from its beginning to its end, with its checksum.
 
-    Where the file system knows no direct writes (tmpfs), they go through the cache.
+    Where the file system takes no direct writes (tmpfs), or not these, they go through the cache.
     """
 
     def __init__(self, path: Path) -> None:
         self.size_bytes = 0
         self._checksum = xxhash.xxh3_128()
-        self._file = _create(path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._file = os.open(path, flags, 0o644)
+        self._set_direct(True)
         self._memory = mmap.mmap(-1, _BLOCK_BYTES)  # on a page's boundary
         self._block = np.frombuffer(self._memory, np.uint8)
         self._filled = 0
@@ -72,8 +75,25 @@ class DirectFile:
     def _write_block(self, count: int) -> None:
         written = 0
         while written < count:
-            written += os.write(self._file, memoryview(self._memory)[written:count])
+            try:
+                written += os.write(self._file, memoryview(self._memory)[written:count])
+            except OSError as error:
+                # Some file systems refuse at the first write only, or after a short one.
+                if error.errno != errno.EINVAL or not self._is_direct:
+                    raise
+                self._set_direct(False)
         self._filled = 0
+
+    def _set_direct(self, wanted: bool) -> None:
+        direct = getattr(os, "O_DIRECT", 0)
+        flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(self._file, fcntl.F_SETFL, flags | direct if wanted else flags & ~direct)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            wanted = False
+        self._is_direct = wanted
 
     def _discard(self) -> None:
         os.close(self._file)
@@ -92,14 +112,3 @@ class DirectFile:
             self.close()
         else:
             self._discard()
-
-
-def _create(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        return os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o644)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        path.unlink(missing_ok=True)  # some file systems refuse after they have made it
-        return os.open(path, flags, 0o644)

@@ -28,8 +28,8 @@ from typing import Any
 
 import orjson
 
+from ..jobs.durable import write_atomic
 from ..jobs.errors import Conflict, SpecError
-from .files import write_atomic
 
 # sun_path holds 108 bytes on Linux and 104 on macOS, the longest name here takes 14.
 _LONGEST_SOCKET_FOLDER = 85

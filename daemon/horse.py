@@ -196,7 +196,7 @@ def _execute(
             rundir.checkpoints,
             keep=getattr(spec, "keep", 3),
             best=getattr(spec, "best", None),
-            on_skip=lambda message: events.emit("warning", message=message),
+            on_warning=lambda message: events.emit("warning", message=message),
         )
         context = Context(
             job_id=document["id"],

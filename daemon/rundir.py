@@ -28,8 +28,8 @@ from typing import Any
 
 import orjson
 
+from ..jobs.durable import fsync, write_atomic
 from ..jobs.errors import Conflict, NotFound, SpecError
-from .files import fsync_folder, write_atomic
 
 SCHEMA = 1
 
@@ -113,7 +113,7 @@ class RunDir:
                 shutil.rmtree(staging, ignore_errors=True)
                 raise SpecError("home", f"cannot write a run directory: {error}") from error
             if durable:
-                fsync_folder(runs)
+                fsync(runs)
             return cls(runs / job_id)
 
     @classmethod

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import orjson
 
 from ..configs.config import ModelConfig
-from .files import write_atomic
+from ..jobs.durable import write_atomic
 from .home import Home
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..jobs.context import MANIFEST
+from ..jobs.durable import fsync
 from ..jobs.errors import CheckpointDamaged, Conflict, NotFound, SpecError
 from .checkpoints import Checkpoints, verify
-from .files import fsync_folder
 from .rundir import RunDir
 
 # What of a checkpoint is not the model's: jobs.snapshot.STATE_FILES, which takes torch to import.
@@ -93,7 +93,7 @@ def link(weights: Weights, folder: Path) -> None:
             os.link(source, target)
         except OSError:  # another file system, or one without links
             _copy(source, target)
-        fsync_folder(target.parent)
+        fsync(target.parent)
 
 
 def export(weights: Weights, folder: Path, *, with_optimizer: bool = False) -> int:
@@ -114,7 +114,7 @@ def export(weights: Weights, folder: Path, *, with_optimizer: bool = False) -> i
                 target = staging / source.relative_to(weights.folder)
                 target.parent.mkdir(exist_ok=True)
                 size_bytes += _copy(source, target)
-                fsync_folder(target.parent)
+                fsync(target.parent)
         except FileNotFoundError as error:
             raise Conflict(f"checkpoint: {weights.name} was pruned meanwhile: {error}") from error
     return size_bytes
@@ -131,11 +131,10 @@ def _staging(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
-    fsync_folder(folder.parent)
+    fsync(folder.parent)
 
 
 def _copy(source: Path, target: Path) -> int:
     shutil.copyfile(source, target)
-    with open(target, "rb") as file:
-        os.fsync(file.fileno())
-        return os.fstat(file.fileno()).st_size
+    fsync(target)
+    return target.stat().st_size

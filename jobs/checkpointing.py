@@ -150,19 +150,23 @@ class CheckpointingTrainer(Trainer):
 
         Raises JobFailed when it was in vain and that is to end the job.
         """
+        failed = self.tell_of_save(patience_s=patience_s)
+        if failed is not None and self.spec.on_save_error == "stop":
+            raise JobFailed(failed)
+
+    def tell_of_save(self, *, patience_s: float | None) -> str | None:
+        """As `settle_save`, but return in words that it was in vain; None otherwise."""
         if self._in_flight is None:
-            return
+            return None
         began = time.perf_counter()
         saved = self._in_flight.outcome(patience_s=patience_s)
         if saved is None:
-            return
+            return None
         step, self._in_flight = self._in_flight.step, None
         self._blocked_s += time.perf_counter() - began
         if saved.error is not None:
             self.job.emit("save_failed", step=step, error=saved.error, seconds=saved.seconds)
-            if self.spec.on_save_error == "stop":
-                raise JobFailed(f"step {step}: no checkpoint could be written: {saved.error}")
-            return
+            return f"step {step}: no checkpoint could be written: {saved.error}"
         self._checkpoint = saved.path
         self.job.emit(
             "checkpoint",
@@ -172,6 +176,7 @@ class CheckpointingTrainer(Trainer):
             seconds=saved.seconds,
             blocked_s=self._blocked_s,
         )
+        return None
 
     def save_final_model(self, folder: Path) -> None:
         """Write the trained model to `folder`, whole or not at all, with the last checkpoint."""

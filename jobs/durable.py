@@ -1,4 +1,4 @@
-"""Folders that appear on disk whole or not at all, whatever dies while they are written.
+"""Files and folders that appear on disk whole or not at all, whatever dies while they are written.
 
 A folder is filled under a hidden name beside its place, flushed, and renamed. A lock on the parent
 folder, which the kernel takes from a dead process, tells leftovers from work in progress.
@@ -15,6 +15,30 @@ from pathlib import Path
 
 _STAGING = ".staging-"  # being filled; never valid
 _REPLACED = ".replaced-"  # the former folder, put aside while the new one takes its place
+
+
+def write_atomic(path: Path, content: bytes, *, mode: int = 0o600) -> None:
+    """Replace `path` by `content`: temporary name, fsync, rename, fsync of the folder."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync(path.parent)
+
+
+def fsync(path: Path) -> None:
+    """Make a file's content, or the names in a folder, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -74,22 +98,13 @@ def _put(staging: Path, target: Path) -> None:
     if target.exists():
         target.rename(aside)
     staging.rename(target)
-    _fsync(target.parent)
+    fsync(target.parent)
     if aside.exists():
         shutil.rmtree(aside)
 
 
 def _flush(folder: Path) -> None:
-    """Make every file of a folder, and their names, survive a power cut."""
     for root, _, names in os.walk(folder):
         for name in names:
-            _fsync(Path(root, name))
-        _fsync(Path(root))
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            fsync(Path(root, name))
+        fsync(Path(root))

@@ -87,7 +87,9 @@ class JobTrainer(CheckpointingTrainer):
             with self._watch:
                 self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except Exception:
-            self.settle_save(patience_s=None)  # what was good to save is good to keep
+            # Whatever ends the training, the events are to say how the save in flight ended. They
+            # are told here and nothing is raised for it: the job failed of what it failed of.
+            self.tell_of_save(patience_s=None)
             raise
         if self.was_stopped:
             raise Stopped(self.state.global_step)

@@ -6,6 +6,7 @@ Imports no torch; `trainer.py` does what the options here ask for.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -40,7 +41,7 @@ class SaveInterval:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingSpec(Spec):
+class TrainingSpec(Spec, ABC):
     """The options that every training kind has."""
 
     # Data, model, batches, masks, rewards and seed are not among them: what a checkpoint holds came
@@ -98,9 +99,9 @@ class TrainingSpec(Spec):
     )
 
     @property
+    @abstractmethod
     def steps_total(self) -> int:
         """The optimizer steps of the whole job."""
-        raise NotImplementedError
 
     @property
     def save_interval(self) -> SaveInterval:

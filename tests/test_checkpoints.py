@@ -112,7 +112,7 @@ def test_kill_9_at_any_instant_of_a_commit_leaves_a_whole_checkpoint(tmp_path, s
         instant += 1
         folder = tmp_path / str(instant)
         problems: list[str] = []
-        checkpoints = Checkpoints(folder, keep=1, on_skip=problems.append)
+        checkpoints = Checkpoints(folder, keep=1, on_warning=problems.append)
         commit(checkpoints, 1)
         killed = kill_at_event(checkpoints, step, instant)
         latest = checkpoints.latest()
@@ -174,7 +174,7 @@ def flip(path: Path) -> None:
 @pytest.mark.parametrize("name", [*FILES, MANIFEST])
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(tmp_path, name, damage):
     problems: list[str] = []
-    checkpoints = Checkpoints(tmp_path, on_skip=problems.append)
+    checkpoints = Checkpoints(tmp_path, on_warning=problems.append)
     commit(checkpoints, 1)
     commit(checkpoints, 2)
     damage(tmp_path / "checkpoint-2" / name)
@@ -210,3 +210,15 @@ def test_a_reader_does_not_disturb_a_writer_at_work(tmp_path):
         (staging.path / "model.bin").write_bytes(b"weights")
         assert Checkpoints(tmp_path).latest() is None
     assert checkpoints.latest() == tmp_path / "checkpoint-1"
+
+
+def test_a_checkpoint_that_cannot_be_removed_does_not_make_the_new_one_a_failure(tmp_path):
+    problems: list[str] = []
+    checkpoints = Checkpoints(tmp_path / "run", keep=1, on_warning=problems.append)
+    commit(checkpoints, 1)
+    (tmp_path / "run" / "checkpoint-1").rename(tmp_path / "elsewhere")
+    (tmp_path / "run" / "checkpoint-1").symlink_to(tmp_path / "elsewhere")
+    commit(checkpoints, 2)
+    assert checkpoints.latest() == tmp_path / "run" / "checkpoint-2"
+    (problem,) = problems
+    assert problem.startswith("checkpoint-1: cannot be removed: ")

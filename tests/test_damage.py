@@ -117,7 +117,7 @@ def test_a_damaged_file_is_named_and_its_checkpoint_passed_over(stopped, name, d
     assert str(problem.value).startswith(f"checkpoint-4: {name}")
     assert "\n" not in str(problem.value)
     told: list[str] = []
-    latest = Checkpoints(stopped / "checkpoints", on_skip=told.append).latest()
+    latest = Checkpoints(stopped / "checkpoints", on_warning=told.append).latest()
     assert latest == stopped / "checkpoints" / "checkpoint-2"
     assert told == [str(problem.value)]
 

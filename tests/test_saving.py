@@ -16,6 +16,7 @@ import torch
 import xxhash
 from safetensors.torch import load, load_file
 
+from warmd.daemon import directio
 from warmd.daemon.checkpoints import Checkpoints
 from warmd.daemon.directio import DirectFile
 from warmd.jobs.live import Live
@@ -45,6 +46,16 @@ def test_a_direct_file_works_where_there_are_no_direct_writes():
         assert path.read_bytes() == b"weights" * 1000
     finally:
         path.unlink()
+
+
+def test_a_direct_file_goes_through_the_cache_where_a_direct_write_is_refused(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(directio, "_ALIGNMENT", 1)  # less than any disk asks for
+    content = np.random.default_rng(0).bytes(8 * MEGABYTE + 7001)
+    with DirectFile(tmp_path / "file") as file:
+        file.write(content)
+    assert (tmp_path / "file").read_bytes() == content
 
 
 class SlowFile:

@@ -67,6 +67,22 @@ class FullDisk(Checkpoints):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
+class DiskThatFillsUp(GatedDisk):
+    """Checkpoints that find the disk full when the gate is open."""
+
+    def save(self, step: int, prepare: Callable[[Any], Callable[[], None]], *, about: Any) -> Save:
+        def prepare_in_vain(staging: Any) -> Callable[[], None]:
+            write = prepare(staging)
+
+            def write_in_vain() -> None:
+                write()
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+            return write_in_vain
+
+        return super().save(step, prepare_in_vain, about=about)
+
+
 class HoldAt:
     """A request to pause, from the end of a step on until `over`."""
 
@@ -110,6 +126,24 @@ def test_a_save_that_could_not_even_begin_costs_no_copy_of_the_weights(tmp_path,
     assert [event["step"] for event in around.of_type("save_failed")] == [2, 4, 6]
     assert around.last_step == 6
     assert copied == []
+
+
+def test_a_job_fails_of_what_it_failed_of_also_when_its_save_fails_too(tmp_path):
+    around = tiny.surroundings(tmp_path)
+    disk = DiskThatFillsUp(tmp_path / "checkpoints")
+
+    def emit(kind: str, **fields: Any) -> None:
+        around.emit(kind, **fields)
+        if kind == "step" and fields["step"] == 3:  # the save of step 2 is in flight
+            disk.gate.set()
+            raise RuntimeError("the first of two troubles")
+
+    around.ctx = dataclasses.replace(around.ctx, checkpoints=disk, emit=emit)
+    with pytest.raises(RuntimeError, match="the first of two troubles"):
+        run(dataclasses.replace(SPEC, on_save_error="stop"), around.ctx)
+    (failed,) = around.of_type("save_failed")
+    assert failed["step"] == 2
+    assert "No space left" in failed["error"]
 
 
 def test_chat_templates_with_names_are_in_every_checkpoint_and_in_the_final_model(tmp_path):

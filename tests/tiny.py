@@ -100,7 +100,7 @@ class Surroundings:
             checkpoints=QuickDisk(
                 folder / "checkpoints",
                 keep=100,
-                on_skip=lambda message: self.emit("warning", message=message),
+                on_warning=lambda message: self.emit("warning", message=message),
             ),
             emit=self.emit,
             stop=self,
