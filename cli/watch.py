@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 import click
@@ -129,10 +128,5 @@ class _LiveLine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.clear()

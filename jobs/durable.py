@@ -6,30 +6,55 @@ folder, which the kernel takes from a dead process, tells leftovers from work in
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 _STAGING = ".staging-"  # being filled; never valid
 _REPLACED = ".replaced-"  # the former folder, put aside while the new one takes its place
 
 
 def write_atomic(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Replace `path` by `content`: temporary name, fsync, rename, fsync of the folder."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-            file.write(content)
+    """Replace the file `path`, whole or not at all."""
+    with whole_file(path, mode=mode) as file:
+        file.write(content)
+
+
+@contextmanager
+def whole_file(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Give an empty file to write; leaving the block makes it `path`, replacing what was there.
+
+    An exception in the block, or while flushing (a full disk), leaves `path` as it was. Two that
+    write beside each other take turns, and write over what a dead one has left.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(_open_alone(temporary, mode), "wb") as file:
+        try:
+            file.truncate()
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.rename(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+            temporary.rename(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     fsync(path.parent)
+
+
+def _open_alone(path: Path, mode: int) -> int:
+    """Return a descriptor of a file that nobody else has from here and has not closed yet."""
+    while True:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        os.close(descriptor)  # whoever had it has renamed or removed it meanwhile
 
 
 def fsync(path: Path) -> None:

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any, Self
 
 log = logging.getLogger(__name__)
@@ -128,12 +127,7 @@ class StallWatch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the thread; nobody is called back any more afterwards."""
         self._closed.set()
         self._thread.join()

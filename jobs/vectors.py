@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from .durable import whole_file
 from .passages import Passage
 
 Floats = NDArray[np.float32]
@@ -80,12 +80,7 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 
@@ -96,16 +91,8 @@ def write(path: Path, passages: Sequence[Passage], records: NDArray[Any]) -> Non
     .npz          arrays `embeddings` (N, width) float32, `ids` and `files` (N,), `tokens`, `cut`
     .safetensors  the same numbers, with `ids` and `files` as JSON lists in the metadata
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            _WRITERS[path.suffix](file, passages, records)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with whole_file(path) as file:
+        _WRITERS[path.suffix](file, passages, records)
 
 
 def plain(vectors: Floats) -> list[list[float]]:

@@ -132,9 +132,9 @@ def test_a_job_fails_of_what_it_failed_of_also_when_its_save_fails_too(tmp_path)
     around = tiny.surroundings(tmp_path)
     disk = DiskThatFillsUp(tmp_path / "checkpoints")
 
-    def emit(kind: str, **fields: Any) -> None:
-        around.emit(kind, **fields)
-        if kind == "step" and fields["step"] == 3:  # the save of step 2 is in flight
+    def emit(type: str, /, *, step: int | None = None, **fields: Any) -> None:
+        around.emit(type, step=step, **fields)
+        if type == "step" and step == 3:  # the save of step 2 is in flight
             disk.gate.set()
             raise RuntimeError("the first of two troubles")
 
