@@ -1,7 +1,7 @@
 """The MLM kind: a model learns to fill masks, in text or in the code graph of Python sources.
 
-Here are its options and its course; `corpus.py` makes the examples, `mlm_trainer.py` holds the
-trainer, which needs torch.
+Here are its options and its course; `corpus.py` makes the examples, `mlm_model.py` the model, and
+`mlm_trainer.py` holds the trainer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import orjson
 
-from .context import Context, WarmModel
+from .context import Context
 from .errors import JobFailed, SpecError, Stopped
 from .spec import option
 from .training import TrainingSpec
@@ -263,15 +263,16 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
     step's metrics. Raises Stopped and JobFailed.
     """
     from .kernels import fast_kernels
+    from .mlm_model import given_tokenizer, model_to_train, read_tokenizer
 
     checkpoint = ctx.checkpoints.latest()
     begun = time.perf_counter()
     warm = None if spec.model is None else ctx.models.take(spec.model)
-    given = _given_tokenizer(spec, warm)
+    given = given_tokenizer(spec, warm)
     corpus = _corpus(spec, ctx, given, checkpoint)
-    tokenizer = given or _read_tokenizer(corpus.folder / "tokenizer")
+    tokenizer = given or read_tokenizer(corpus.folder / "tokenizer")
     data_done = time.perf_counter()
-    model = _model(spec, warm, tokenizer, is_trained=given is None)
+    model = model_to_train(spec, warm, tokenizer, is_trained=given is None)
     trainer = _trainer(spec, ctx, model, tokenizer, corpus)
     seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
     _announce(spec, ctx, trainer, checkpoint, seconds)
@@ -291,31 +292,6 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
 
 
 # Data.
-
-
-def _given_tokenizer(spec: MlmSpec, warm: WarmModel | None) -> Any | None:
-    """Return the tokenizer that the spec names, or None where one is to be trained."""
-    if spec.tokenizer == "train":
-        return None
-    if spec.tokenizer not in (None, "own"):
-        return _read_tokenizer(Path(str(spec.tokenizer)))
-    if warm is not None:
-        return warm.tokenizer
-    if spec.architecture == CODE_GRAPH:
-        return None
-    folder = _folder(spec.architecture)
-    has_own = any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json"))
-    return _read_tokenizer(folder) if has_own or spec.tokenizer == "own" else None
-
-
-def _read_tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise JobFailed(f"tokenizer: cannot be read from {folder}: {reason}") from error
 
 
 def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path | None) -> Corpus:
@@ -355,95 +331,6 @@ def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path
             f"gradient_accumulation), got {len(corpus.train)}"
         )
     return corpus
-
-
-# The model.
-
-
-def _model(spec: MlmSpec, warm: WarmModel | None, tokenizer: Any, *, is_trained: bool) -> Any:
-    """Return the model to train, in float32. Raises JobFailed when it does not fit the rest.
-
-    `is_trained` says that the tokenizer is a new one, which a new model is to be made for.
-    """
-    from .encoder import CodeGraphEncoder
-
-    model = _new_model(spec, tokenizer, is_trained=is_trained) if warm is None else warm.model
-    model = model.float()
-    if isinstance(model, CodeGraphEncoder) is not (spec.objective == GRAPH):
-        raise JobFailed(f"objective: {spec.objective} is not for a {type(model).__name__}")
-    if tokenizer.mask_token_id is None:
-        raise JobFailed("tokenizer: it has no mask token")
-    if len(tokenizer) > model.config.vocab_size:
-        raise JobFailed(
-            f"tokenizer: it has {len(tokenizer)} tokens, the model {model.config.vocab_size}"
-        )
-    limit = _positions(model)
-    if limit is not None and spec.seq_len > limit:
-        raise JobFailed(f"seq_len: must be at most {limit} for this model, got {spec.seq_len}")
-    if spec.dropout is not None:
-        _set_dropout(model, spec.dropout)
-    if isinstance(model, CodeGraphEncoder):
-        model.config.trained_length = max(model.config.trained_length or 0, spec.seq_len)
-    return model.requires_grad_(True)
-
-
-def _new_model(spec: MlmSpec, tokenizer: Any, *, is_trained: bool) -> Any:
-    """Make a model with weights that follow from the seed."""
-    import torch
-    from transformers import AutoConfig, AutoModelForMaskedLM
-
-    from .encoder import CodeGraphConfig, new_encoder
-
-    with torch.random.fork_rng():
-        torch.manual_seed(spec.seed)
-        if spec.architecture == CODE_GRAPH:
-            return new_encoder(CodeGraphConfig(vocab_size=len(tokenizer), **spec.sizes))
-        settings = read_architecture(spec.architecture) | spec.sizes
-        if is_trained:
-            # What the tokens of the old vocabulary were does not count any more.
-            settings |= {
-                "vocab_size": len(tokenizer),
-                "pad_token_id": tokenizer.pad_token_id,
-                "bos_token_id": tokenizer.cls_token_id,
-                "eos_token_id": tokenizer.sep_token_id,
-            }
-        model_type = settings.pop("model_type")
-        if model_type == CodeGraphConfig.model_type:
-            return new_encoder(CodeGraphConfig.from_dict(settings))
-        config = AutoConfig.for_model(model_type, **settings)
-        return AutoModelForMaskedLM.from_config(config, dtype=torch.float32)
-
-
-def _positions(model: Any) -> int | None:
-    """Return how many tokens the model's positions are for, or None where it has no limit."""
-    from torch import nn
-
-    limit: int | None = getattr(model.config, "max_position_embeddings", None)
-    for module in model.modules():
-        if isinstance(module, nn.Embedding) and module.num_embeddings == limit:
-            # RoBERTa's positions begin after that of the padding.
-            return limit if module.padding_idx is None else limit - module.padding_idx - 1
-    return limit
-
-
-def _set_dropout(model: Any, probability: float) -> None:
-    """Set every probability of dropout, wherever the model keeps it."""
-    from torch import nn
-
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = probability
-        for name in ("dropout", "attention_dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, probability)
-    for name, value in model.config.to_dict().items():
-        if "dropout" in name and isinstance(value, float):
-            setattr(model.config, name, probability)
-
-
-def _folder(architecture: str) -> Path:
-    path = Path(architecture)
-    return path if path.is_dir() else path.parent
 
 
 # The trainer.

@@ -37,6 +37,7 @@ from warmd.jobs.encoder import CodeGraphConfig, CodeGraphEncoder
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.masks import IGNORED
 from warmd.jobs.mlm import CODE_GRAPH_SIZES, MlmSpec, run
+from warmd.jobs.mlm_model import set_dropout
 from warmd.jobs.mlm_trainer import COLUMNS, Curve, MaskedTrainer, StepOrder, rank
 
 CLOCK = {"seconds"}
@@ -420,15 +421,13 @@ def test_the_head_is_computed_for_masked_tokens_only(home, name, architecture, m
 
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_dropout_is_set_wherever_a_model_keeps_it(home, name, architecture):
-    from warmd.jobs.mlm import _set_dropout
-
     config = CONFIGS[architecture]
     torch.manual_seed(0)
     model: Any = AutoModelForMaskedLM.from_config(config)
     ids = torch.arange(10, 20)[None]
-    _set_dropout(model, 0.0)
+    set_dropout(model, 0.0)
     assert torch.equal(model.train()(ids).logits, model.eval()(ids).logits)
-    _set_dropout(model, 0.5)
+    set_dropout(model, 0.5)
     assert not torch.allclose(model.train()(ids).logits, model.eval()(ids).logits)
 
 
