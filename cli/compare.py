@@ -7,12 +7,14 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..jobs import spec_class
-from ..jobs.errors import Conflict, WarmdError
+from ..jobs.adapters import is_adapter, model_folder
+from ..jobs.errors import Conflict, SpecError, WarmdError
 from . import render
 from .app import EXIT_INTERRUPTED, App, common_options, note
 from .completion import complete_job
@@ -34,8 +36,9 @@ _GAP = 3  # columns of the terminal between the two texts
 def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
     """Ask the model before and after a training the same PROMPTs.
 
-    JOB@STEP: of a checkpoint. Both answer with the same seed, and at the same time; the one that
-    is warm is not loaded again. Exits with 1 when an answer failed.
+    JOB@STEP: of a checkpoint. Instead of a JOB the folder of a LoRA adapter. Both answer with the
+    same seed, and at the same time; the one that is warm is not loaded again. Exits with 1 when an
+    answer failed.
     """
     app = click.get_current_context().ensure_object(App)
     values: dict[str, Any] = {
@@ -44,7 +47,7 @@ def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
     }
     values.setdefault("seed", secrets.randbits(_SEED_BITS))
     client = app.client()
-    models = _base(client, job), _trained(client, job)
+    models = _of_adapter(app, job) or (_base(client, job), _trained(client, job))
     jobs: list[str] = []
     try:
         for prompt in prompts:
@@ -72,6 +75,29 @@ def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
     if not app.as_json:
         _print(names, pairs)
     return max(EXIT_CODES.get(answer["status"], 0) for answer in answers)
+
+
+def _of_adapter(app: App, text: str) -> tuple[ModelConfig, ModelConfig] | None:
+    """The base model, by its warm name where it has one, and what an adapter makes of it.
+
+    None for what is no folder of an adapter. Raises SpecError when its base is not on this disk.
+    """
+    from ..configs.config import ModelConfig
+    from ..daemon.home import Home
+    from ..daemon.warmset import known_models
+
+    folder = Path(text).expanduser().resolve()
+    if not is_adapter(folder):
+        return None
+    try:
+        base = model_folder(folder).resolve()
+    except ValueError as error:
+        raise SpecError("job", f"must be a job or an adapter's folder: {error}") from error
+    for model in known_models(Home(app.config().home)).values():
+        if Path(model.path) == base:
+            return model, ModelConfig(name=folder.name, path=str(folder), dtype=model.dtype)
+    named = ModelConfig(name=base.name, path=str(base))
+    return named, ModelConfig(name=folder.name, path=str(folder))
 
 
 def _base(client: Client, text: str) -> ModelConfig:

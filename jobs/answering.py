@@ -15,8 +15,9 @@ import jinja2
 
 from . import actions, chats, pictures, rows
 from .context import Context, WarmModel
-from .engine.engine import engine_of
+from .engine.engine import Engine, engine_of
 from .engine.generation import End, Generation, Picture, Piece, Sampling
+from .engine.grammar import Grammar
 from .engine.patches import place_pictures
 from .errors import JobFailed, Stopped
 from .infer import MAX_TOKENS, InferSpec
@@ -93,11 +94,12 @@ class Answer:
 def answer_one(spec: InferSpec, ctx: Context, warm: WarmModel, prompt: Prompt) -> dict[str, Any]:
     """Answer one prompt, telling its text as it comes. Raises Stopped and JobFailed."""
     seed = _seed(spec)
-    answer = _prepare(spec, ctx, warm, prompt, seed)
+    engine = engine_of(warm, spec.precision)
+    answer = _prepare(spec, ctx, warm, prompt, seed, _grammar(spec, engine))
     images = [picture.num_tokens for picture in answer.generation.pictures]
     about: dict[str, Any] = {"image_tokens": images} if images else {}
     ctx.emit("begin", prompt_tokens=len(answer.generation.ids), **about)
-    engine_of(warm, spec.precision).submit(answer.generation)
+    engine.submit(answer.generation)
     _tell(ctx, answer)
     _check_whole(answer)
     return {
@@ -106,6 +108,7 @@ def answer_one(spec: InferSpec, ctx: Context, warm: WarmModel, prompt: Prompt) -
         "timings": answer.timings,
         "seed": seed,
         "model": spec.model,
+        "precision": engine.precision,
     }
 
 
@@ -113,7 +116,18 @@ def _seed(spec: InferSpec) -> int:
     return secrets.randbits(63) if spec.seed is None else spec.seed
 
 
-def _prepare(spec: InferSpec, ctx: Context, warm: WarmModel, prompt: Prompt, seed: int) -> Answer:
+def _grammar(spec: InferSpec, engine: Engine) -> Grammar | None:
+    return engine.grammar(spec.json_schema) if spec.json_schema else None
+
+
+def _prepare(
+    spec: InferSpec,
+    ctx: Context,
+    warm: WarmModel,
+    prompt: Prompt,
+    seed: int,
+    grammar: Grammar | None,
+) -> Answer:
     begun = time.perf_counter()
     ids, seen = _encode(spec, warm, prompt)
     generation = Generation(
@@ -130,6 +144,7 @@ def _prepare(spec: InferSpec, ctx: Context, warm: WarmModel, prompt: Prompt, see
         num_choices=spec.n,
         max_tokens=_room(spec, warm, len(ids)),
         stop=spec.stop,
+        grammar=grammar,
         is_cancelled=ctx.stop.is_set,
     )
     return Answer(generation, time.perf_counter() - begun, spec)
@@ -246,18 +261,19 @@ def _in_order(
     spec: InferSpec,
     ctx: Context,
     warm: WarmModel,
-    engine: Any,
+    engine: Engine,
     source: Path,
     done: int,
     seed: int,
 ) -> Iterator[Answer]:
     """Yield the answers to the rows after the first `done`, many on their way at once."""
     on_their_way: deque[Answer] = deque()
+    grammar = _grammar(spec, engine)
     for number, prompt in enumerate(rows.read(source)):
         if number < done:
             continue
         try:
-            answer = _prepare(spec, ctx, warm, prompt, (seed + number) % 2**63)
+            answer = _prepare(spec, ctx, warm, prompt, (seed + number) % 2**63, grammar)
         except JobFailed as error:
             raise JobFailed(f"input: row {number + 1}: {error}") from error
         engine.submit(answer.generation)

@@ -24,7 +24,8 @@ from .encoder import CodeGraphEncoder
 from .errors import JobFailed
 from .kernels import fast_kernels
 from .passages import Passage
-from .products import Int8Weights, int8_linear
+from .positions import positions
+from .products import Int8Linear, Replaced
 from .vectors import Floats
 
 USUAL_LENGTH = 512  # tokens, where nothing else is asked for
@@ -47,7 +48,7 @@ class _Shared:
     """What all jobs of a process keep of one model."""
 
     lock: threading.Lock  # a tokenizer is not for two threads at once
-    int8: Int8Weights | None = None
+    int8: Replaced | None = None
     cosines: Floats | None = None  # of int8 to float32, for the rows of the first job
 
 
@@ -107,7 +108,7 @@ class Embedder:
         """Make the 8-bit weights, and compare them on `sample`, where they are asked for."""
         if not self._is_int8 or self._shared.cosines is not None:
             return
-        self._shared.int8 = self._shared.int8 or Int8Weights(self._model)
+        self._shared.int8 = self._shared.int8 or Replaced(self._model, Int8Linear)
         chosen = [sample[i * len(sample) // SAMPLE] for i in range(min(SAMPLE, len(sample)))]
         pairs = [
             [
@@ -134,7 +135,7 @@ class Embedder:
     def _products(self) -> AbstractContextManager[Any]:
         if self._is_int8:
             assert self._shared.int8 is not None, "prepare comes first"
-            return int8_linear(self._shared.int8)
+            return self._shared.int8.in_place()
         return fast_kernels()
 
     def _length(self, asked: int | None) -> int:
@@ -243,13 +244,3 @@ def batches(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
         total += lengths[row]
     if batch:
         yield batch
-
-
-def positions(model: Any) -> int | None:
-    """Return how many tokens the model's positions are for, or None where it has no limit."""
-    limit: int | None = getattr(model.config, "max_position_embeddings", None)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Embedding) and module.num_embeddings == limit:
-            # RoBERTa's positions begin after that of the padding.
-            return limit if module.padding_idx is None else limit - module.padding_idx - 1
-    return limit

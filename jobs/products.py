@@ -1,12 +1,16 @@
-"""Products of 8-bit integers for the linear layers of a model, without a change to the model.
+"""Linear layers in fewer bits than float32, on a CPU: 8-bit integers, and bfloat16.
 
-For inference: they have no gradient.
+For inference: they have no gradient. The same row gives the same bits whatever rows are computed
+beside it: sums of integers are exact, and of bfloat16 `engine/linears.py` sees to it. Imports
+torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,64 +18,138 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+Product = Callable[[Tensor], Tensor]  # y = x W^T + b. x: (..., in), y: (..., out)
+
 _LARGEST = 127  # of a signed byte, leaving -128 alone: symmetric
+_OFFSET = 128  # of the inputs: oneDNN's kernels for signed ones are 1,000 times slower
+_BLOCK = 256  # rows of weights that are made integers at once: no copy of all comes and goes
+_TRIED = (1024, 4096)  # the layer that the two formats are tried on: inputs, outputs
+_TRIALS = 5
+
+
+class Int8Linear:
+    """8-bit integers: x W = s_x s_W (q_x q_W), where q = round(127 x / max |x|).
+
+    A scale for each output and, found anew for each, one for each row of x.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], bias: Tensor | None) -> None:
+        """`weights`: (out, in) each, of one input; their outputs stand side by side."""
+        outputs = sum(map(len, weights))
+        self._scale = torch.empty(outputs)
+        integers = torch.empty(outputs, weights[0].shape[1], dtype=torch.int8)
+        row = 0
+        for block in (block for weight in weights for block in torch.split(weight, _BLOCK)):
+            rows = slice(row, row + len(block))
+            block = block.float()
+            scale = _scale_of(block)
+            self._scale[rows] = scale[:, 0]
+            integers[rows] = (block / scale).round_()
+            row += len(block)
+        self._packed = torch.ops.onednn.qlinear_prepack(integers, None)
+        self._zeros = torch.zeros(outputs, dtype=torch.int64)
+        self._bias = None if bias is None else bias.float()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]).float()
+        scale = _scale_of(rows)
+        integers = (rows / scale).add_(_OFFSET + 0.5).to(torch.uint8)  # rounded, for it cuts off
+        y: Tensor = torch.ops.onednn.qlinear_pointwise(
+            integers, 1.0, _OFFSET, self._packed, self._scale, self._zeros,
+            None, 1.0, 0, torch.float32, "none", [], "",
+        )  # fmt: skip
+        y = y.mul_(scale) if self._bias is None else torch.addcmul(self._bias, y, scale)
+        return y.to(x.dtype).view(*x.shape[:-1], -1)
+
+
+def _scale_of(rows: Tensor) -> Tensor:
+    """What each row (N, K) as integers is to be multiplied by: (N, 1)."""
+    return rows.abs().amax(1, keepdim=True).div_(_LARGEST).clamp_(min=1e-12)
+
+
+class Bfloat16Linear:
+    """bfloat16, in the order that oneDNN reads fastest. Sums are float32."""
+
+    def __init__(self, weights: Sequence[Tensor], bias: Tensor | None) -> None:
+        """`weights`: (out, in) each, of one input; their outputs stand side by side."""
+        halves = torch.cat([weight.to(torch.bfloat16) for weight in weights])
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(halves, None)
+        self._bias = None if bias is None else bias.to(torch.bfloat16)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise.default(
+            x.to(torch.bfloat16), self._packed, self._bias, "none", [], ""
+        )
+        return y.to(x.dtype)
+
+
+@lru_cache(maxsize=1)
+def is_bfloat16_faster() -> bool:
+    """Whether this machine computes faster in bfloat16 than in float32, one row and many.
+
+    Tried, because CPUs without units for it say that they support it: they emulate it, several
+    times slower.
+    """
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    inputs, outputs = _TRIED
+    weight = torch.randn(outputs, inputs)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    half = Bfloat16Linear([weight], None)
+
+    def single(x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, None, "none", [], "")
+        return y
+
+    for rows in (1, 64):
+        x = torch.randn(rows, inputs)
+        if not _seconds(half, x) < _seconds(single, x):
+            return False
+    return True
+
+
+def _seconds(product: Product, x: Tensor) -> float:
+    product(x)  # the first call is a matter of its own
+    taken = []
+    for _ in range(_TRIALS):
+        begun = time.perf_counter()
+        product(x)
+        taken.append(time.perf_counter() - begun)
+    return min(taken)
+
+
+class Replaced:
+    """Other products in the place of a model's linear layers, without a change to the model."""
+
+    def __init__(
+        self, model: nn.Module, make: Callable[[Sequence[Tensor], Tensor | None], Product]
+    ) -> None:
+        # By identity: who keeps these products keeps the model, too.
+        self._layers = {
+            id(module.weight): make(
+                [module.weight.detach()], None if module.bias is None else module.bias.detach()
+            )
+            for module in model.modules()
+            if isinstance(module, nn.Linear)
+        }
+
+    def in_place(self) -> AbstractContextManager[Any]:
+        """Return a context in which this thread computes by them."""
+        return _Linear(self._layers)
 
 
 class _Linear(TorchFunctionMode):
-    """Has `product(x, weight, bias)` compute what `F.linear` is asked for, in this thread."""
+    """Has products by the identity of their weight compute what `F.linear` is asked for."""
 
-    def __init__(self, product: Callable[[Tensor, Tensor, Tensor | None], Tensor | None]) -> None:
+    def __init__(self, layers: dict[int, Product]) -> None:
         super().__init__()
-        self._product = product
+        self._layers = layers
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None
     ) -> Any:
         if func is F.linear and not kwargs:
-            x, weight, bias = (*args, None)[:3]
-            result = self._product(x, weight, bias)
-            if result is not None:
-                return result
+            product = self._layers.get(id(args[1]))
+            if product is not None:
+                return product(args[0])
         return func(*args, **(kwargs or {}))
-
-
-def int8_linear(weights: Int8Weights) -> AbstractContextManager[Any]:
-    """Return a context in which the linear layers of a model multiply 8-bit integers."""
-    return _Linear(weights.product)
-
-
-class Int8Weights:
-    """The weights of a model's linear layers as 8-bit integers, beside its own.
-
-    A scale for each output and, found anew for each token, one for each input: x W = s_x s_W (q_x
-    q_W), where q = round(127 x / max |x|).
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        # By identity: who keeps these weights keeps the model, too.
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-        for module in model.modules():
-            if isinstance(module, nn.Linear):
-                quantised, scale = _quantised(module.weight.detach().float())
-                self._layers[id(module.weight)] = quantised.t(), scale.squeeze(1)
-
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """Return x @ weight.T + bias, or None for a weight that is not of the model."""
-        layer = self._layers.get(id(weight))
-        if layer is None:
-            return None
-        transposed, weight_scale = layer
-        quantised, scale = _quantised(x.reshape(-1, x.shape[-1]))
-        sums = torch._int_mm(quantised, transposed)
-        result = sums * scale
-        if bias is None:
-            result *= weight_scale
-        else:
-            result = torch.addcmul(bias, result, weight_scale)
-        return result.view(*x.shape[:-1], -1)
-
-
-def _quantised(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows of x (N, K) as int8, and what each is to be multiplied by (N, 1)."""
-    scale = x.abs().amax(1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny) / _LARGEST
-    return (x / scale).round_().to(torch.int8), scale

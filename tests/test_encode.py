@@ -98,12 +98,7 @@ def make(name: str, positions: int = 64) -> Any:
     return model.requires_grad_(False).eval()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -15,7 +16,7 @@ from waiting import wait_until
 
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.asis import AsIs
-from warmd.jobs.engine.cache import CHUNK
+from warmd.jobs.engine.cache import CHUNK, MOST_PREFIXES, Prefixes
 from warmd.jobs.engine.decoder import Decoder, Part
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.generation import End, Generation, Piece, Sampling
@@ -104,7 +105,7 @@ def test_logits_are_those_of_transformers(name):
     torch.testing.assert_close(torch.stack(logits), wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["own", "int8"])
+@pytest.mark.parametrize("precision", ["own", "bf16", "int8"])
 def test_bfloat16_models_are_served_too(precision):
     model = make("Qwen2", vocab_size=81).to(torch.bfloat16)
     engine = start(model, precision=precision)
@@ -127,7 +128,7 @@ def test_rope_of_llama_3_is_that_of_transformers():
     torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["own", "int8"])
+@pytest.mark.parametrize("precision", ["own", "bf16", "int8"])
 def test_rows_have_the_same_bits_whatever_is_computed_beside_them(qwen, precision):
     with torch.inference_mode():
         decoder = Decoder(qwen, precision=precision)
@@ -208,6 +209,16 @@ def test_prefixes_leave_when_memory_is_short(qwen):
     generate(engine, again)
     assert again.measures.cached_tokens == 0
     engine.close()
+
+
+def test_no_more_prefixes_are_kept_than_are_compared_in_a_moment(qwen):
+    decoder, prefixes = Decoder(qwen), Prefixes()
+    for number in range(MOST_PREFIXES + 3):
+        prefixes.keep(np.array([number, *range(CHUNK - 1)]), decoder.new(CHUNK))
+    assert len(prefixes) == MOST_PREFIXES
+    assert prefixes.num_bytes == MOST_PREFIXES * decoder.num_bytes(CHUNK)
+    assert not prefixes.has(np.array([2, *range(CHUNK - 1)]))
+    assert prefixes.has(np.array([3, *range(CHUNK - 1)]))
 
 
 def test_a_request_that_needs_more_than_the_budget_runs_alone(qwen):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -88,6 +89,26 @@ def test_answers_are_those_of_transformers(warm, engine):
         )
         wanted = warm.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
         assert answer(engine, generation) == wanted
+
+
+class SlowEngine(Engine):
+    """An engine that knows its machine to be slow: it reads a prompt chunk by chunk."""
+
+    def _measure(self, *args: Any, **kwargs: Any) -> None:
+        self._rows_per_s = 1.0
+
+
+def test_all_of_reading_a_prompt_is_in_its_timing(warm):
+    engine = SlowEngine(warm)
+    answer(engine, ask(warm, "a" * 40))
+    generation = ask(warm, png(120, 60), "a" * 500)
+    begun = time.perf_counter()
+    engine.submit(generation)
+    generation.pieces.get(timeout=60)
+    waited = time.perf_counter() - begun
+    measures = generation.measures
+    assert measures.queued_s + measures.vision_s + measures.prefill_s > waited / 2
+    engine.close()
 
 
 def test_places_are_those_of_transformers(warm):

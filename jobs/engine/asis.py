@@ -28,6 +28,7 @@ class AsIs:
 
     chunk: int | None = None  # prompts are computed whole
     is_exact = True
+    precision = "own"
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+MOST_PREFIXES = 256  # each is compared with every new prompt
 CHUNK = 32  # tokens: attention of a prompt is computed chunk by chunk, from position 0 on
 
 
@@ -84,11 +85,16 @@ class Prefixes:
                 self._drop(prefix)
         self._kept.append(Prefix(keys, kv))
         self.num_bytes += kv.num_bytes
+        if len(self._kept) > MOST_PREFIXES:
+            self._drop_oldest()
 
     def shrink_to(self, num_bytes: int) -> None:
         """Drop what was not used for longest until the rest fits."""
         while self._kept and self.num_bytes > num_bytes:
-            self._drop(min(self._kept, key=lambda prefix: prefix.used_at))
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        self._drop(min(self._kept, key=lambda prefix: prefix.used_at))
 
     def _drop(self, prefix: Prefix) -> None:
         self._kept.remove(prefix)

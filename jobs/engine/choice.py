@@ -26,12 +26,18 @@ class Choice:
         self.finish_reason: str | None = None
         self.sight: Sight | None = None  # of its pictures, once they are looked at
         self._sampler = Sampler(generation.sampling, index)
+        self._grammar = None if generation.grammar is None else generation.grammar.fork()
         self._text = TextStream(tokenizer, generation.ids, generation.stop)
         self._num_tokens = 0
         self._unsaid = 0  # tokens whose text was not handed out yet
 
     def take(self, logits: torch.Tensor, ends: frozenset[int]) -> None:
-        """Choose the next token by logits (V,) and hand out its text; sets `finish_reason`."""
+        """Choose the next token by logits (V,) and hand out its text; sets `finish_reason`.
+
+        Raises JobFailed.
+        """
+        if self._grammar is not None:
+            logits = self._grammar.allowed(logits)
         token = self._sampler.choose(logits)
         self._num_tokens += 1
         self._unsaid += 1
@@ -41,7 +47,8 @@ class Choice:
         else:
             text = self._text.add(token)
             self.next_token = token
-            if self._text.is_stopped:
+            is_whole = self._grammar is not None and self._grammar.take(token)
+            if self._text.is_stopped or is_whole:
                 self.finish_reason = "stop"
             elif self._num_tokens == self.generation.max_tokens:
                 self.finish_reason = "length"

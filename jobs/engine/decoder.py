@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from .cache import CHUNK, KeyValues
-from .linears import Linear, linear, row_quantum
+from .linears import Linear, linear, row_quantum, served_precision
 
 # Model types with this structure: RMSNorm, rotary positions, grouped heads, SwiGLU.
 _MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen2_vl_text", "qwen3")
@@ -77,6 +77,7 @@ class Decoder:
         self._eps: float = config.rms_norm_eps
         self._embedding: torch.Tensor = text.embed_tokens.weight.detach()
         self._hidden: int = self._embedding.shape[1]
+        self.precision = precision = served_precision(precision, self._embedding)
         self._layers = [
             _layer(layer, precision, patience=_PATIENCE + number)
             for number, layer in enumerate(text.layers)

@@ -22,6 +22,7 @@ from .cache import Prefixes
 from .choice import Choice, keys_of, now
 from .decoder import Decoder, Part
 from .generation import End, Generation
+from .grammar import Grammar, Grammars
 from .vision import Eyes, Sight
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Engine:
         self._vocabulary: int = warm.model.get_input_embeddings().num_embeddings
         self._threads = torch.get_num_threads()
         self._ends = _ends(warm)
+        self._grammars = Grammars(warm, self._vocabulary, self._ends)
         self._runner: Any = None  # made by the thread: it takes a moment
         self._vision: Eyes | None = None
         self._prefixes = Prefixes()
@@ -73,6 +75,16 @@ class Engine:
                 raise JobFailed("engine: it is closed")
             self._arrivals.append((generation, now()))
             self._arrived.notify()
+
+    def grammar(self, schema: str) -> Grammar:
+        """Return what a generation's completions keep to. Raises SpecError and JobFailed."""
+        return self._grammars.make(schema)
+
+    @property
+    def precision(self) -> str:
+        """What the model is served in: "int8", "bf16" or "own". Known once an answer was begun."""
+        precision: str = self._runner.precision
+        return precision
 
     def close(self) -> None:
         """End the thread after what it has begun."""
@@ -205,18 +217,21 @@ class Engine:
             self._reuse(choice)
             if choice.generation.pictures:
                 choice.sight = Sight(self._eyes(), choice.generation, choice.kv.length)
-        if choice.sight is None:
+        if choice.sight is None or choice.sight.is_whole:
             return True
         begun = now()
-        is_ready = choice.sight.look(until=begun + seconds)
-        choice.generation.measures.vision_s += now() - begun
-        if is_ready:
-            choice.begun_at = now()
-        return is_ready
+        choice.sight.look(until=begun + seconds)
+        choice.begun_at = now()
+        choice.generation.measures.vision_s += choice.begun_at - begun
+        return choice.sight.is_whole
 
     def _eyes(self) -> Eyes:
         if self._vision is None:
-            self._vision = Eyes(self._warm.model, int(self._budget_bytes * _FEATURES_SHARE))
+            self._vision = Eyes(
+                self._warm.model,
+                int(self._budget_bytes * _FEATURES_SHARE),
+                precision=self._runner.precision,
+            )
         return self._vision
 
     def _measure(

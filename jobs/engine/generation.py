@@ -74,6 +74,7 @@ class Generation:
     num_choices: int = 1
     max_tokens: int
     stop: tuple[str, ...] = ()
+    grammar: Any = None  # engine.grammar.Grammar that each completion keeps to
     is_cancelled: Callable[[], bool] = field(default=lambda: False)  # looked at for every token
     pieces: SimpleQueue[Piece | End] = field(default_factory=SimpleQueue)
     measures: Measures = field(default_factory=Measures)

@@ -13,9 +13,10 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
+from ..products import Bfloat16Linear, Int8Linear, is_bfloat16_faster
+
 _QUANTA = (1, 2, 4, 8, 16, 32)
 _PROBED_ROWS = 64
-_BLOCK = 256  # rows of weights that are made integers at once
 
 
 class Linear(Protocol):
@@ -81,49 +82,20 @@ def _product(
     return y
 
 
-class Int8Linear:
-    """int8 weights (a scale per output) and int8 activations (a scale per row), on a CPU.
+def served_precision(asked: str, weight: torch.Tensor) -> str:
+    """Return "int8", "bf16" or "own", the dtype that the weights have: what is served as `asked`.
 
-    Sums are of integers, hence exact and the same in any order: rows cannot depend on each other.
-    The weights are here twice, in oneDNN's order for many rows and as they are for one.
+    int8 is for a CPU, and bf16 for one that is measured to be faster with it.
     """
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._scale = torch.empty(len(weight))
-        integers = torch.empty(weight.shape, dtype=torch.int8)
-        for first in range(0, len(weight), _BLOCK):  # or a copy of all weights would come and go
-            rows = weight[first : first + _BLOCK].float()
-            scale = _largest(rows).div_(127).clamp_(min=1e-12)
-            self._scale[first : first + _BLOCK] = scale
-            integers[first : first + _BLOCK] = (rows / scale[:, None]).round_()
-        self._packed = torch.ops.onednn.qlinear_prepack(integers, None)
-        self._columns = integers.t()
-        self._zeros = torch.zeros(len(integers), dtype=torch.int64)
-        self._bias = bias
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        dtype, x = x.dtype, x.float()
-        scale = _largest(x).div_(127).clamp_(min=1e-12)[:, None]
-        if len(x) == 1:
-            # 0.6 to 0.8 of the time of the other kernel, which is made for many rows.
-            sums = torch._int_mm((x / scale).round_().to(torch.int8), self._columns)
-            return self._scaled(sums * self._scale, scale, dtype)
-        # Unsigned with an offset: the kernels for signed ones are 1,000 times slower.
-        integers = (x / scale).round_().add_(128).to(torch.uint8)
-        y: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
-            integers, 1.0, 128, self._packed, self._scale, self._zeros,
-            None, 1.0, 0, torch.float32, "none", [], "",
-        )  # fmt: skip
-        return self._scaled(y, scale, dtype)
-
-    def _scaled(self, y: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        y.mul_(scale)
-        return (y if self._bias is None else y.add_(self._bias)).to(dtype)
+    if asked == "int8" and _has_onednn(weight):
+        return "int8"
+    if asked == "bf16" and _has_onednn(weight) and is_bfloat16_faster():
+        return "bf16"
+    return "own"
 
 
-def _largest(rows: torch.Tensor) -> torch.Tensor:
-    norms: torch.Tensor = torch.linalg.vector_norm(rows, float("inf"), dim=1)
-    return norms
+def _has_onednn(weight: torch.Tensor) -> bool:
+    return weight.device.type == "cpu" and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def linear(
@@ -131,15 +103,16 @@ def linear(
 ) -> Linear:
     """Return layers of one input as one layer, their outputs side by side.
 
-    `precision`: "int8", or "own" for the dtype that the weights have. `patience`: see PackedLinear.
+    `precision`: what `served_precision` returned. `patience`: see PackedLinear.
     """
     weights = [layer.weight.detach() for layer in layers]
     bias = _bias(layers, weights)
-    if weights[0].device.type == "cpu" and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        if precision == "int8":
-            return Int8Linear(torch.cat(weights), bias)
-        if weights[0].dtype == torch.float32:
-            return PackedLinear(weights, bias, patience=patience)
+    if precision == "int8":
+        return Int8Linear(weights, bias)
+    if precision == "bf16":
+        return Bfloat16Linear(weights, bias)
+    if _has_onednn(weights[0]) and weights[0].dtype == torch.float32:
+        return PackedLinear(weights, bias, patience=patience)
     return PlainLinear(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
 
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ..adapters import model_folder
 from ..context import WarmModel
 from ..errors import JobFailed
 from ..pictures import Budget, read
@@ -43,7 +44,7 @@ def place_pictures(
 
 def _picture(warm: WarmModel, url: str, budget: Budget, *, start: int) -> Picture:
     image, size, digest = read(url, budget)
-    processor = _processor(warm.path)
+    processor = _processor(model_folder(warm.path))
     bounds = {}
     if budget.max_pixels is not None:
         smallest = min(processor.size["shortest_edge"], budget.max_pixels)

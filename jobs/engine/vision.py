@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,16 +17,20 @@ from transformers.vision_utils import get_vision_attention_seqlens, get_vision_p
 
 from ..errors import JobFailed
 from ..kernels import fast_kernels
+from ..products import Bfloat16Linear, Replaced, is_bfloat16_faster
 from .generation import Generation, Picture
 
 
 class Eyes:
     """The vision part of a model, and what it saw lately."""
 
-    def __init__(self, model: Any, budget_bytes: int) -> None:
+    def __init__(self, model: Any, budget_bytes: int, *, precision: str = "own") -> None:
+        """`precision`: of the decoder. Beside int8 the vision part has bf16, where it is faster."""
         self._visual: Any = getattr(getattr(model, "model", None), "visual", None)
         if self._visual is None:
             raise JobFailed(f"messages: {model.config.model_type} takes no images")
+        is_half = precision == "bf16" or (precision == "int8" and is_bfloat16_faster())
+        self._replaced = Replaced(self._visual, Bfloat16Linear) if is_half else None
         self._budget_bytes = budget_bytes
         self._seen: OrderedDict[int, torch.Tensor] = OrderedDict()
 
@@ -33,6 +38,12 @@ class Eyes:
     def merge(self) -> int:
         """Rows and columns of patches that make one token."""
         return int(self._visual.spatial_merge_size)
+
+    @contextmanager
+    def fast(self) -> Iterator[None]:
+        """Compute by the fastest products while this lasts, in this thread."""
+        with fast_kernels(), self._replaced.in_place() if self._replaced else nullcontext():
+            yield
 
     def features(self, picture: Picture) -> Iterator[torch.Tensor | None]:
         """Yield None after each step of the work, then the features (tokens, hidden)."""
@@ -72,15 +83,17 @@ class Sight:
         """Pictures that end within the first `computed` positions are not looked at."""
         self.places = places_of(len(generation.ids), generation.pictures, eyes.merge)
         self.offset = int(self.places.max()) + 1 - len(generation.ids)
+        self.is_whole = False
+        self._eyes = eyes
         self._features: list[tuple[int, torch.Tensor]] = []
         self._work = self._look_at(
             eyes, [p for p in generation.pictures if p.start + p.num_tokens > computed]
         )
 
-    def look(self, *, until: float) -> bool:
-        """Go on for a while. Returns whether all is seen."""
-        with fast_kernels():
-            return not any(time.perf_counter() >= until for _ in self._work)
+    def look(self, *, until: float) -> None:
+        """Go on for a while; sets `is_whole` once all is seen."""
+        with self._eyes.fast():
+            self.is_whole = not any(time.perf_counter() >= until for _ in self._work)
 
     def _look_at(self, eyes: Eyes, pictures: Sequence[Picture]) -> Iterator[None]:
         for picture in pictures:

@@ -1,11 +1,12 @@
 """How close the inference engine comes to what the machine's memory allows.
 
-    python tests/benchmarks/infer.py MODEL [--tokens 48] [--rounds 3]
+    python tests/benchmarks/infer.py MODEL [--tokens 48] [--rounds 3] [--what decode --what mixed]
 
-MODEL is the folder of a causal language model, such as a 0.5B one. For one request and for 16 of
-mixed lengths: tokens per second of the engine (in the model's dtype and with int8 weights) and of
-transformers one by one, beside the floor: the bytes of the weights over the bandwidth that reading
-memory reaches in the same minutes. Rounds are interleaved; medians are printed. 7 GB for 0.5B.
+MODEL is the folder of a causal language model, such as a 0.5B one. Of the engine in each precision
+that this machine serves and of transformers, in tokens per second: `decode`, one sequence without
+its prompt, beside the floor (the bytes of the weights over the bandwidth that reading memory
+reaches in the same minutes); `mixed`, 16 requests of mixed lengths with their prompts, all at once
+and one by one. Rounds are interleaved; medians are printed. 7 GB for 0.5B.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.generation import End, Generation, Sampling
 
 GREEDY = Sampling(temperature=0)
+WHAT = ("decode", "mixed")
 
 
 def main() -> None:
@@ -36,7 +38,9 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--what", action="append", choices=WHAT)
     args = parser.parse_args()
+    what = args.what or WHAT
 
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(args.model)
     model.requires_grad_(False).eval()
@@ -46,23 +50,29 @@ def main() -> None:
     warm = WarmModel(name="m", path=args.model, model=model, tokenizer=tokenizer)
     weights = sum(p.numel() for p in model.parameters())
 
-    engines = {}
-    for precision in ("own", "int8"):
+    engines: dict[str, Engine] = {}
+    for precision in ("own", "bf16", "int8"):
         begun = time.perf_counter()
-        engines[precision] = Engine(warm, precision=precision)
-        ask(engines[precision], [(4, 1)])
+        engine = Engine(warm, precision=precision)
+        ask(engine, [(4, 1)])
+        if engine.precision != precision:
+            say(f"{precision}: not faster here")
+            continue
         say(f"{precision}: first token after {time.perf_counter() - begun:.1f} s")
-        ask(engines[precision], [(4, 40)])  # until all of its layers are packed
+        ask(engine, [(4, 40)])  # until all of its layers are packed
+        engines[precision] = engine
 
-    one = [(32, args.tokens)]
     mixed = [(16 + 23 * n % 100, 8 + 13 * n % args.tokens) for n in range(16)]
     measured: dict[str, Callable[[], float]] = {"bandwidth GB/s": bandwidth()}
-    for name, engine in engines.items():
-        measured[f"1 request, {name}"] = partial(ask, engine, one)
-        measured[f"16 mixed, {name}"] = partial(ask, engine, mixed)
-        measured[f"16 mixed one by one, {name}"] = partial(ask, engine, mixed, at_once=1)
-    measured["1 request, transformers"] = partial(stock, model, one)
-    measured["16 mixed one by one, transformers"] = partial(stock, model, mixed)
+    if "decode" in what:
+        for name, engine in engines.items():
+            measured[f"decode, {name}"] = partial(decode, engine, args.tokens)
+        measured["decode, transformers"] = partial(stock_decode, model, args.tokens)
+    if "mixed" in what:
+        for name, engine in engines.items():
+            measured[f"16 mixed, {name}"] = partial(ask, engine, mixed)
+            measured[f"16 mixed one by one, {name}"] = partial(ask, engine, mixed, at_once=1)
+        measured["16 mixed one by one, transformers"] = partial(stock, model, mixed)
     found: dict[str, list[float]] = {name: [] for name in measured}
     for _ in range(args.rounds):
         for name, measure in measured.items():
@@ -72,9 +82,14 @@ def main() -> None:
         say(f"{name:36} {value:8.1f}   of {' '.join(f'{v:.1f}' for v in found[name])}")
     # What writing a token reads: every weight once.
     floor = medians["bandwidth GB/s"] * 1e9 / (weights * model.dtype.itemsize)
-    say(f"the floor at batch 1: {floor:.1f} tok/s; own reaches "
-          f"{medians['1 request, own'] / floor:.0%} of it, int8 "
-          f"{medians['1 request, int8'] / medians['1 request, own']:.1f} times own")  # fmt: skip
+    own = medians.get("decode, own", 0.0)
+    for name in engines if own else ():
+        value = medians[f"decode, {name}"]
+        say(f"decode, {name}: {value / floor:.0%} of own's floor of {floor:.1f} tok/s, "
+            f"{value / own:.1f} times own")  # fmt: skip
+    for name in engines if "mixed" in what else ():
+        gain = medians[f"16 mixed, {name}"] / medians[f"16 mixed one by one, {name}"]
+        say(f"16 mixed, {name}: {gain:.1f} times one by one")
 
 
 def say(line: str) -> None:
@@ -111,6 +126,22 @@ def ask(engine: Engine, requests: list[tuple[int, int]], *, at_once: int | None 
             if piece.error is not None:
                 raise piece.error
     return sum(tokens for _, tokens in requests) / (time.perf_counter() - begun)
+
+
+def decode(engine: Engine, tokens: int) -> float:
+    """Tokens per second of one sequence after its first token."""
+    asked = Generation(ids=_prompt(32), sampling=GREEDY, max_tokens=tokens)
+    engine.submit(asked)
+    while not isinstance(piece := asked.pieces.get(), End):
+        pass
+    if piece.error is not None:
+        raise piece.error
+    return (tokens - 1) / asked.measures.decode_s
+
+
+def stock_decode(model: Any, tokens: int) -> float:
+    first, whole = (1 / stock(model, [(32, count)]) * count for count in (1, tokens))
+    return (tokens - 1) / (whole - first)
 
 
 def stock(model: Any, requests: list[tuple[int, int]]) -> float:

@@ -1,0 +1,206 @@
+"""Completions that keep to a JSON Schema, from a random model that would write anything."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import tiny
+import torch
+from daemons import Daemon
+from gateways import openai_client
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from waiting import wait_until
+
+from warmd.configs.config import WorkerConfig
+from warmd.jobs.context import WarmModel
+from warmd.jobs.engine.engine import Engine
+from warmd.jobs.engine.generation import End, Generation, Sampling
+from warmd.jobs.errors import JobFailed, SpecError
+from warmd.jobs.infer import InferSpec
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 4},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "mood": {"enum": ["good", "bad"]},
+    },
+    "required": ["name", "age", "mood"],
+    "additionalProperties": False,
+}
+SCHEMA = json.dumps(PERSON)
+END = "<eos>"
+
+
+def tokenizer() -> Any:
+    """A token per byte."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {text: number for number, text in enumerate([END, *letters])}
+    core = Tokenizer(models.BPE(vocabulary, []))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    fast: Any = PreTrainedTokenizerFast
+    made = fast(tokenizer_object=core, eos_token=END)
+    made.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bytes") / "bytes"
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=300,  # more than the tokenizer has, as is usual
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=0,
+    )
+    llama: Any = LlamaForCausalLM(config)
+    llama.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[Engine]:
+    model: Any = LlamaForCausalLM.from_pretrained(folder)
+    model.requires_grad_(False).eval()
+    engine = Engine(WarmModel(name="m", path=folder, model=model, tokenizer=tokenizer()))
+    yield engine
+    engine.close()
+
+
+def ask(engine: Engine, *, schema: str = SCHEMA, **how: Any) -> Generation:
+    how = {"sampling": Sampling(temperature=0), "max_tokens": 90, **how}
+    return Generation(ids=[40, 41, 42], grammar=engine.grammar(schema), **how)
+
+
+def answers(engine: Engine, generation: Generation) -> list[tuple[str, str | None]]:
+    engine.submit(generation)
+    choices: list[tuple[str, str | None]] = [("", None)] * generation.num_choices
+    while not isinstance(piece := generation.pieces.get(timeout=60), End):
+        choices[piece.index] = (choices[piece.index][0] + piece.text, piece.finish_reason)
+    if piece.error is not None:
+        raise piece.error
+    return choices
+
+
+def is_person(text: str) -> bool:
+    read = json.loads(text)
+    return (
+        list(read) == ["name", "age", "mood"]
+        and len(read["name"]) <= 4
+        and read["age"] in range(151)
+        and read["mood"] in ("good", "bad")
+    )
+
+
+def test_every_completion_keeps_to_the_schema_and_ends_with_it(engine):
+    for seed in range(5):
+        sampling = Sampling(temperature=1.5, seed=seed, top_p=0.9, top_k=40)
+        for text, reason in answers(engine, ask(engine, sampling=sampling, num_choices=4)):
+            assert reason == "stop"
+            assert is_person(text), text
+
+
+def test_completion_that_is_cut_is_the_beginning_of_a_whole_one(engine):
+    ((whole, _),) = answers(engine, ask(engine))
+    ((cut, reason),) = answers(engine, ask(engine, max_tokens=7))
+    assert reason == "length"
+    assert whole.startswith(cut)
+
+
+def test_those_who_write_freely_are_not_touched_by_one_that_does_not(engine):
+    def free() -> Generation:
+        return Generation(ids=[40, 41, 42], sampling=Sampling(temperature=0), max_tokens=40)
+
+    alone = answers(engine, free())
+    beside, held = free(), ask(engine)
+    engine.submit(held)
+    assert answers(engine, beside) == alone
+    assert alone[0][0] != answers(engine, ask(engine))[0][0][:40]
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ("{", "must be JSON"),
+        ('{"type": "objekt"}', "Invalid type: objekt"),
+        ('{"type": "string", "pattern": "("}', "regex"),
+        ('{"not": {"type": "string"}}', "Unimplemented"),
+        ("nowhere.json", "No such file"),
+    ],
+)
+def test_schema_that_cannot_be_held_to_is_refused_before_the_job_is_queued(
+    schema, problem, tmp_path
+):
+    spec = InferSpec.parse({"prompt": "a", "json_schema": schema})
+    with pytest.raises(SpecError, match=problem) as caught:
+        spec.located(tmp_path).check_inputs(None)
+    assert caught.value.field == "json_schema"
+
+
+def test_schema_of_a_file_is_kept_with_the_job(tmp_path):
+    (tmp_path / "person.json").write_text(SCHEMA)
+    spec = InferSpec.parse({"prompt": "a", "json_schema": "person.json"}).located(tmp_path)
+    spec.check_inputs(None)
+    assert spec.json_schema == SCHEMA
+
+
+def test_tokenizer_that_cannot_be_held_to_a_schema_is_named(folder):
+    model: Any = LlamaForCausalLM.from_pretrained(folder)
+    engine = Engine(WarmModel(name="m", path=folder, model=model, tokenizer=tiny.tokenizer()))
+    with pytest.raises(JobFailed, match="json_schema: the tokenizer of m"):
+        engine.grammar(SCHEMA)
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Iterator[openai.OpenAI]:
+    worker = WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=4, threads=1)
+    with tempfile.TemporaryDirectory(prefix="warmd-") as home:
+        daemon = Daemon(Path(home, "home"), folder, http_port=0, workers=(worker,))
+        try:
+            daemon.start()
+            with openai_client(wait_until(lambda: daemon.status()["http"]["url"])) as client:
+                yield client
+        finally:
+            daemon.close()
+
+
+def chat(client: openai.OpenAI, response_format: Any, **options: Any) -> Any:
+    return client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "who?"}], max_tokens=90,
+        response_format=response_format, **options,
+    )  # fmt: skip
+
+
+def test_response_format_of_openai_is_served(served):
+    wanted = {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON, "strict": True}}
+    answer = chat(served, wanted, seed=3)
+    assert is_person(answer.choices[0].message.content)
+    chunks = chat(served, wanted, seed=3, stream=True)
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert streamed == answer.choices[0].message.content
+    assert chat(served, {"type": "json_object"}).choices[0].message.content.startswith("{")
+    assert chat(served, {"type": "text"}, temperature=0).choices[0].message.content
+
+
+def test_response_format_that_cannot_be_held_to_is_refused_by_its_name(served):
+    wanted = {"type": "json_schema", "json_schema": {"name": "p", "schema": {"type": "objekt"}}}
+    with pytest.raises(openai.BadRequestError, match="objekt") as caught:
+        chat(served, wanted)
+    assert caught.value.param == "response_format"
