@@ -1,14 +1,15 @@
-"""`warmd bench`: what a job will cost on this machine, measured on a short one of its kind.
+"""`warmd bench`: how fast warmd is on this machine, and what a job will cost on it.
 
-A measurement is a real job, on the daemon that will run the others. A kind's command below makes
-its short job; how to queue it, wait for it and clear it away is the same for all.
+The first is measured on made-up works, in processes of their own (`works.py`). For the second a
+measurement is a real job, on the daemon that will run the others: `mlm` makes a short one of the
+options that it is given; how to queue it, wait for it and clear it away would be the same for all.
 """
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..jobs import spec_class
+from ..jobs.bench import works
 from ..jobs.errors import Conflict, JobFailed, SpecError
 from ..jobs.mlm import MlmSpec
 from . import render
@@ -25,6 +27,7 @@ from .completion import complete_job
 from .projection import Pace, headers, pace_of, projection
 from .submit import file_options, gathered, spec_option
 from .watch import wait
+from .works import Measure, show, work_options
 
 if TYPE_CHECKING:
     from ..daemon.client import Client
@@ -37,7 +40,45 @@ WARM_UP = 3  # steps: the first touches all memory of the optimizer for the firs
 @click.group()
 @common_options
 def bench() -> None:
-    """Measure a short job of KIND, and say what a long one takes."""
+    """Measure KIND beside the stock library, or project a long job.
+
+    A table of WORKs: medians of both sides in turn, what the rates of float32 products and of
+    memory, measured beside them, permit at best, and the share of it that is reached.
+    """
+
+
+PAIRS = 2  # of processes of GRPO: each takes a minute
+MANY_PAIRS = 5  # within one process
+
+
+@bench.command("grpo", params=work_options(works.GRPO, pairs=PAIRS))
+@common_options
+def _grpo(work: tuple[str, ...], pairs: int, threads: int | None) -> None:
+    """Measure optimizer steps beside TRL's GRPOTrainer in float32, on random weights.
+
+    Each side runs in fresh processes. The model of WORK is made in the folder for temporary files:
+    2 GB for 0.5b, whose steps take up to 13 GB of memory.
+    """
+    from ..jobs.bench import rows
+
+    _show_works(rows.grpo, work or works.usual(works.GRPO), pairs, threads)
+
+
+@bench.command("infer", params=work_options(works.INFER, pairs=MANY_PAIRS))
+@common_options
+def _infer(work: tuple[str, ...], pairs: int, threads: int | None) -> None:
+    """Measure decoding at batch 1, in float32 and int8, beside transformers' generate."""
+    from ..jobs.bench import rows
+
+    _show_works(rows.infer, work or works.usual(works.INFER), pairs, threads)
+
+
+def _show_works(measure: Measure, names: Sequence[str], pairs: int, threads: int | None) -> None:
+    from ..jobs.bench.rows import Effort
+
+    app = click.get_current_context().ensure_object(App)
+    with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
+        show(app, measure, names, Effort(pairs=pairs, threads=threads))
 
 
 def _mlm_command() -> click.Command:
@@ -48,15 +89,28 @@ def _mlm_command() -> click.Command:
         settings: tuple[str, ...],
         job: str | None,
         measured: int,
+        work: tuple[str, ...],
+        pairs: int,
+        threads: int | None,
         **given: Any,
     ) -> None:
+        is_of_job = (
+            config_file or settings or any(value not in (None, ()) for value in given.values())
+        )
+        if job is None and not is_of_job:
+            from ..jobs.bench import rows
+
+            _show_works(rows.mlm, work or works.usual(works.MLM), pairs, threads)
+            return
+        if work:
+            raise SpecError("work", "must be given without options of a job, got both")
         app = click.get_current_context().ensure_object(App)
         client = app.client()
         if job is None:
             spec = MlmSpec.parse(gathered(app, "mlm", given, config_file, settings))
             init = None
         else:
-            if config_file or settings or any(value not in (None, ()) for value in given.values()):
+            if is_of_job:
                 raise SpecError("job", "must be given alone: its own options are measured")
             job = client.find(job)
             spec, init = _spec_of(client, job)
@@ -93,11 +147,12 @@ def _mlm_command() -> click.Command:
                 metavar="N",
                 help=f"Steps to measure, after {WARM_UP} to warm up.",
             ),
+            *work_options(works.MLM, pairs=MANY_PAIRS),
             *map(spec_option, options.values()),
             *file_options(),
         ],
-        help="Measure the steps of an MLM job, and project how long it takes.\n\n"
-        "Takes the options of `submit mlm`.",
+        help="Measure micro-steps beside torch's kernels, or project how long an MLM job takes.\n\n"
+        "The projection is by a short job, and for --job or with options of `submit mlm`.",
     )(common_options(callback))
 
 

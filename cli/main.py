@@ -45,7 +45,7 @@ COMMANDS = {
     "resume": ("steer", "Queue JOB again after cancel, kill or failure."),
     "checkpoints": ("checkpoints", "List, verify, prune or export the checkpoints of JOB."),
     "verify-resume": ("verify", "Prove on the first steps of JOB that its resume is exact."),
-    "bench": ("bench", "Measure a short job of KIND, and say what a long one takes."),
+    "bench": ("bench", "Measure KIND beside the stock library, or project a long job."),
     "logs": ("logs", "Show the log of the daemon, or of JOB (`-` for the latest)."),
     "doctor": ("doctor", "Check this machine and say what to do."),
     "completion": ("completion", "Print the script that completes commands and job ids."),

@@ -80,6 +80,12 @@ class GrpoSpec(TrainingSpec):
     temperature: float = option(1.0, "of the sampling", above=0)
     top_p: float = option(1.0, "share of probability to sample from", above=0, maximum=1)
     top_k: int = option(0, "number of tokens to sample from; 0: all", minimum=0)
+    rollout_dtype: str = option(
+        "float32",
+        "what completions are written by; int8: rounded weights, on a CPU, and a loss that is "
+        "corrected for what that changes",
+        choices=("float32", "int8"),
+    )
 
     reward: tuple[str, ...] = option(
         ("correctness",),
@@ -143,6 +149,8 @@ class GrpoSpec(TrainingSpec):
                 f"must be at most {self.samples} (samples), got {self.prompts_per_step}",
             )
         self._check_geometry()
+        if self.rollout_dtype == "int8" and self.loss_type == "vespo":
+            raise SpecError("rollout_dtype", "must be float32 with loss_type vespo, got int8")
         if self.system is not None and not self.chat_template:
             raise SpecError("system", "must go with chat_template, got it alone")
         names = [spec.name for spec in self.reward_specs]
@@ -243,6 +251,8 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     Returns steps, the rewards before and after on held-out problems (None without any), the
     folder of the model and the last step's metrics. Raises Stopped and JobFailed.
     """
+    from .kernels import fast_kernels
+
     checkpoint = ctx.checkpoints.latest()
     begun = time.perf_counter()
     warm = ctx.models.take(spec.model)
@@ -259,11 +269,12 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
     _announce(spec, ctx, trainer, checkpoint, seconds)
 
-    if checkpoint is None and eval_prompts:
-        trainer.check_weights()
-        trainer.reward_before = _evaluate(ctx, trainer, eval_prompts, "before")
-    trainer.train_to_end(checkpoint)
-    reward_after = _evaluate(ctx, trainer, eval_prompts, "after") if eval_prompts else None
+    with fast_kernels():
+        if checkpoint is None and eval_prompts:
+            trainer.check_weights()
+            trainer.reward_before = _evaluate(ctx, trainer, eval_prompts, "before")
+        trainer.train_to_end(checkpoint)
+        reward_after = _evaluate(ctx, trainer, eval_prompts, "after") if eval_prompts else None
     trainer.save_final_model(ctx.run_dir / "model")
     return {
         "steps": trainer.state.global_step,
@@ -348,14 +359,13 @@ def _trainer(
     prompts: Sequence[Prompt],
     data: str,
 ) -> GroupTrainer:
-    import copy
-
     from .grpo_trainer import GroupTrainer
+    from .packed_trainer import twin
 
     model, reference = warm.model.float(), None
     if spec.beta > 0:
-        # The warm weights stay as they are; what is trained is a copy. Nothing is read from disk.
-        reference, model = model.requires_grad_(False).eval(), copy.deepcopy(model)
+        # The warm weights stay as they are; what is trained is copied from them when it changes.
+        reference, model = model.requires_grad_(False).eval(), twin(model)
     return GroupTrainer(
         job=ctx,
         spec=spec,
@@ -366,6 +376,7 @@ def _trainer(
         prompts=prompts,
         rewards=spec.reward_functions(),
         data=data,
+        rollout_dtype=spec.rollout_dtype,
         samples_shown=spec.log_completions,
     )
 

@@ -18,8 +18,9 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.utils import RepeatSampler
 
 from .context import Context
+from .durable import write_atomic
 from .errors import JobFailed, Stopped
-from .packed_trainer import PackedTrainer
+from .packed_trainer import DRIFT, PackedTrainer
 from .prompts import Prompt
 from .rewards import Reward
 from .sampling import NotFiniteError
@@ -69,6 +70,7 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         prompts: Sequence[Prompt],
         rewards: dict[str, Reward],
         data: str,
+        rollout_dtype: str,
         samples_shown: int,
     ) -> None:
         self.config: Any = config
@@ -91,6 +93,12 @@ class GroupTrainer(JobTrainer, PackedTrainer):
             ),
             reward_funcs=[_as_trl_reward(name, reward) for name, reward in rewards.items()],
         )
+        if rollout_dtype == "int8" and self.most_tokens is None:
+            raise JobFailed(
+                f"rollout_dtype: must be float32 for a {self.model.config.model_type} of this "
+                "config, got int8"
+            )
+        self.rollout_dtype = rollout_dtype
         if self.most_tokens is not None:
             self.most_tokens = _first_chosen(job.run_dir / "pack_tokens", self.most_tokens)
         config.beta = beta
@@ -187,6 +195,8 @@ class GroupTrainer(JobTrainer, PackedTrainer):
             "generation_s": self.generation_s,
             "training_s": self.step_seconds() - self.generation_s,
         }
+        if self.rollout_dtype == "int8":
+            fields["rollout_drift"] = logs.get(DRIFT)  # nats
         self.generation_s = 0.0
         return fields
 
@@ -230,9 +240,7 @@ def _first_chosen(path: Path, number: int) -> int:
     job that was killed before its first checkpoint is to begin again with the same.
     """
     if not path.exists():
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(str(number))
-        temporary.rename(path)
+        write_atomic(path, b"%d" % number)
     return int(path.read_text())
 
 

@@ -12,8 +12,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .matmul import product
-
 CHUNK_BYTES = 256 * 2**20  # of logits at a time: large enough for the matrix product's full speed
 KEPT_BYTES = 1024 * 2**20  # of probabilities that may wait for the backward pass
 
@@ -83,15 +81,15 @@ class _Score(torch.autograd.Function):
             p.mul_(-scale[rows, None]).scatter_add_(1, targets[rows, None], scale[rows, None])
             p = p.to(weight.dtype)
             if for_hidden is not None:
-                for_hidden[rows] = product(p, weight.t())
+                for_hidden[rows] = p @ weight
             if ctx.needs_input_grad[1]:
-                part = product(p.t(), hidden[rows].t())
+                part = p.t() @ hidden[rows]
                 for_weight = part if for_weight is None else for_weight.add_(part)
         return for_hidden, for_weight, None, None, None
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    logits = product(hidden, weight)
+    logits = hidden @ weight.t()
     if logits.dtype != torch.float32:
         logits = logits.float()
     if temperature != 1:

@@ -7,12 +7,14 @@
   the loss of each is still TRL's own.
 - Completions without an advantage have no gradient; without a KL term they are not computed.
 - The log-probabilities that num_iterations > 1 compares with are those of the first iteration.
+- On request, completions are written by weights of 8 bits, and the loss is corrected for it.
 
 What a model is not known to take in packs goes TRL's way. Imports trl.
 """
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -20,25 +22,30 @@ from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import TrainerCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from .matmul import packed_weights, speed_up
 from .packed_scores import Embedded, rows_of, score_pack, split, tokens_that_fit
 from .packing import Pack, Row, can_pack, packed_attention
+from .products import Int8Linear
+from .reordered import Reordered, replaced_layers
 from .rollout import Completion, generate, ways
 from .sampling import Sampler
 
 Batch = dict[str, Any]
 
-PACKING_PAYS = 16  # tokens to write, from which on a copy of the weights in a better order pays
+DRIFT = "sampling/sampling_logp_difference/mean"  # TRL's name: nats by which 8 bits are off
+REORDERING_PAYS = 16  # tokens to write, from which on a copy of the weights in a better order pays
 
 
 class PackedTrainer(GRPOTrainer):
     """A GRPOTrainer for text whose steps_per_generation is its gradient_accumulation_steps.
 
-    `most_tokens` is the size of a pack; None where packs are not used.
+    `most_tokens` is the size of a pack; None where packs are not used. `rollout_dtype` is what
+    weights training's completions are written by, "float32" or, on a CPU and where packs are used,
+    "int8".
     """
 
     model: Any
@@ -50,10 +57,10 @@ class PackedTrainer(GRPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.generation_s = 0.0  # since somebody set it to 0
+        self.rollout_dtype = "float32"
         self.most_tokens: int | None = None
         if can_pack(self.model):
             self.most_tokens = tokens_that_fit(self.model, self.accelerator.device)
-            speed_up(self.model)
         self._entropies: list[list[float]] = []  # of the completions written last
         self._given: tuple[Tensor, Tensor] | None = None  # scores for the loss now computed
         self._losses: list[Tensor] = []  # of the micro-steps of the step now done
@@ -61,13 +68,25 @@ class PackedTrainer(GRPOTrainer):
     def take_reference(self, model: Any, beta: float) -> None:
         """Measure the distance to a frozen model, `beta` times which joins the loss.
 
-        TRL would read one from disk, for each trainer.
+        TRL would read one from disk, for each trainer. Its weights may be those of the policy's own
+        beginning, in the same memory (`twin`): `own_weights` parts the two.
         """
         self.args.beta = self.beta = beta
         add_fused_lm_head(model, temperature=self.temperature)
-        if self.most_tokens is not None:
-            speed_up(model)
         self.ref_model = self.accelerator.prepare_model(model, evaluation_mode=True)
+        self.add_callback(_BeforeUpdate(self))
+
+    def own_weights(self) -> None:
+        """Give the policy memory of its own for weights that it shares with the reference."""
+        shared = {weight.data_ptr() for weight in self.ref_model.parameters()}
+        for weight in self.model.parameters():
+            if weight.data_ptr() in shared:
+                weight.data = weight.data.clone()
+
+    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        if self.ref_model is not None:
+            self.own_weights()
+        cast(Any, super())._load_from_checkpoint(*args, **kwargs)
 
     # Writing completions.
 
@@ -78,7 +97,8 @@ class PackedTrainer(GRPOTrainer):
                 return cast(Any, super())._generate_single_turn(prompt_ids, *args, **kwargs)
             written = self._write(prompt_ids)
             self._entropies = [completion.entropies for completion in written]
-            return [completion.ids for completion in written], None
+            logps = [completion.logps for completion in written] if self._is_rough else None
+            return [completion.ids for completion in written], logps
         finally:
             self.generation_s += time.perf_counter() - started
 
@@ -90,8 +110,9 @@ class PackedTrainer(GRPOTrainer):
         )
         sampler = Sampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
         processors, sampler = ways(listed, sampler)
-        pays = self.max_completion_length >= PACKING_PAYS
-        with packed_weights(self.model) if pays else nullcontext():
+        pays = self.max_completion_length >= REORDERING_PAYS
+        make = Int8Linear if self._is_rough else Reordered
+        with replaced_layers(self.model, make) if pays or self._is_rough else nullcontext():
             return generate(
                 self.model,
                 prompts,
@@ -101,7 +122,13 @@ class PackedTrainer(GRPOTrainer):
                 end_ids=self.eos_token_ids,
                 processors=processors,
                 pad_id=self._tokenizer.pad_token_id,
+                wants_logps=self._is_rough,
             )
+
+    @property
+    def _is_rough(self) -> bool:
+        """Whether completions are written by other weights than the model's: not to evaluate it."""
+        return self.rollout_dtype == "int8" and bool(self.model.training)
 
     @property
     def _learns_from_all(self) -> bool:
@@ -224,10 +251,52 @@ class PackedTrainer(GRPOTrainer):
                 batches, _like(batches, logps), _like(batches, entropies), strict=True
             ):
                 self._given = (given[0], given[1])
+                if "sampling_per_token_logps" in batch:
+                    batch = self._corrected(batch, given[0].detach())
                 losses.append(cast(Any, super())._compute_loss(self.model, batch))
             return losses
         finally:
             self._given, self._metrics = None, metrics
+
+    def _corrected(self, batch: Batch, logps: Tensor) -> Batch:
+        """Weigh each token by how much likelier it was to the model than to what wrote it.
+
+        Truncated importance sampling, as TRL does for completions of vLLM ("token_truncate"). The
+        losses are linear in the advantages, which TRL takes for each token, too: (B, C). logps:
+        (B, C), of the model in the first iteration, which is at its own old ones.
+        """
+        old = batch.get("old_per_token_logps", logps)
+        mask = batch["completion_mask"].bool()
+        drift = (old - batch["sampling_per_token_logps"]).masked_fill(~mask, 0.0)
+        ratio = drift.exp().clamp(max=self.args.vllm_importance_sampling_clip_max)
+        if not self._learns_from_all:  # the model's are not known for the others
+            mask &= batch["advantages"].ne(0)[:, None]
+        mean = drift[mask].abs().mean() if bool(mask.any()) else 0.0
+        self._metrics["train"][DRIFT].append(float(mean))
+        return {**batch, "advantages": batch["advantages"][:, None] * ratio}
+
+
+class _BeforeUpdate(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    def __init__(self, trainer: PackedTrainer) -> None:
+        self._trainer = trainer
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self._trainer.own_weights()
+
+
+def twin(model: Any) -> Any:
+    """Copy a model but for the memory of its weights, which both have until `own_weights`.
+
+    In a 0.5B model that is 2 GB, which a first step need not wait for.
+    """
+    weights = [*model.parameters(), *model.buffers()]
+    same = {
+        id(weight): nn.Parameter(weight.data, requires_grad=weight.requires_grad)
+        if isinstance(weight, nn.Parameter)
+        else weight
+        for weight in weights
+    }
+    return copy.deepcopy(model, same)
 
 
 _SCORED = (

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.generation import logits_process
 
 from .packing import Pack, Row, hidden_states, packed_attention
-from .sampling import Sampler, entropy
+from .sampling import Sampler, entropy, logp
 
 # (ids (B, T) padded on the left, logits (B, V)) to logits, as those of transformers.
 Processor = Callable[[Tensor, Tensor], Tensor]
@@ -29,6 +29,7 @@ class Completion:
 
     ids: list[int] = field(default_factory=list)  # to the first end token, that one included
     entropies: list[float] = field(default_factory=list)  # in nats, of all tokens at each place
+    logps: list[float] = field(default_factory=list)  # of its tokens, where they are asked for
 
 
 @torch.no_grad()
@@ -42,12 +43,14 @@ def generate(
     end_ids: Sequence[int],
     processors: Sequence[Processor] = (),
     pad_id: int = 0,
+    wants_logps: bool = False,
 ) -> list[Completion]:
     """Return one completion for each prompt; those of equal prompts share the reading of it.
 
     For each token it takes one number for every prompt from the global generator of the model's
     device, also for rows that have ended: what a row becomes does not depend on the others.
-    `temperature` is that of the entropies, also where a processor does what the sampler would.
+    `temperature` is that of the entropies and the log-probabilities, also where a processor does
+    what the sampler would; both are of all tokens, before top-k and top-p.
     Raises NotFiniteError.
     """
     device = model.device
@@ -60,7 +63,7 @@ def generate(
         states, cache = _read(model, prompts, room=max_new_tokens)
         positions = torch.tensor([[len(prompt)] for prompt in prompts], device=device)
         for step in range(max_new_tokens):
-            logits = head(states).float()
+            logits = scored = head(states).float()
             uniform = torch.rand(len(prompts), dtype=torch.float64, device=device)[rows]
             if history is not None:
                 nats = entropy(logits, temperature)
@@ -72,6 +75,10 @@ def generate(
             for row, *written in zip(rows.tolist(), tokens.tolist(), nats.tolist(), strict=True):
                 completions[row].ids.append(written[0])
                 completions[row].entropies.append(written[1])
+            if wants_logps:
+                found = logp(scored, temperature, tokens).tolist()
+                for row, value in zip(rows.tolist(), found, strict=True):
+                    completions[row].logps.append(value)
             going = ~torch.isin(tokens, ends)
             if step == max_new_tokens - 1 or not bool(going.any()):
                 break

@@ -77,3 +77,9 @@ def entropy(logits: Tensor, temperature: float) -> Tensor:
     log_p = torch.log_softmax(logits / temperature, dim=-1)
     nats: Tensor = -torch.linalg.vecdot(log_p.exp(), log_p)
     return nats
+
+
+def logp(logits: Tensor, temperature: float, tokens: Tensor) -> Tensor:
+    """Return log softmax(logits / temperature) at a token of each row: (B, V), (B,) to (B,)."""
+    shifted = logits / temperature
+    return shifted.gather(-1, tokens[:, None])[:, 0] - shifted.logsumexp(-1)

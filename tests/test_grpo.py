@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import signal
@@ -25,15 +24,7 @@ from warmd.jobs.grpo import GrpoSpec, run
 TIMES = {"generation_s", "training_s"}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _like_a_work_horse():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()  # a run collects once, which takes 0.2 s over all that the imports made
-    yield
-    gc.unfreeze()
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
 
 def spec(**options: Any) -> GrpoSpec:
@@ -253,6 +244,26 @@ def test_beta_keeps_the_reference_and_measures_the_distance_to_it(tmp_path):
     assert kl[-1] > 1e-4
 
 
+def test_int8_rollouts_learn_like_others_and_say_how_far_off_they_were(tmp_path):
+    options = {"samples": 12, "eval_samples": 20, "learning_rate": 3e-2}
+    rewards = {}
+    for dtype in ("float32", "int8"):
+        job = tiny.surroundings(tmp_path / dtype)
+        rewards[dtype] = run(spec(**options, rollout_dtype=dtype), job.ctx)
+        drifts = [e["rollout_drift"] for e in job.of_type("step") if "rollout_drift" in e]
+        assert len(drifts) == (12 if dtype == "int8" else 0)
+        assert all(0 <= drift < 0.1 for drift in drifts)
+    # An evaluation is by the weights as they are: before, it cannot tell the two apart.
+    assert rewards["int8"]["reward_before"] == rewards["float32"]["reward_before"]
+    assert rewards["int8"]["reward_after"] > rewards["int8"]["reward_before"]
+
+
+def test_int8_rollouts_are_refused_for_a_model_that_takes_no_packs(tmp_path):
+    job = tiny.surroundings(tmp_path, tiny.model(dropout=0.1))
+    with pytest.raises(JobFailed, match="rollout_dtype: must be float32"):
+        run(spec(rollout_dtype="int8"), job.ctx)
+
+
 def test_an_evaluation_takes_nothing_from_the_randomness_of_training(tmp_path):
     run(spec(), tiny.surroundings(tmp_path / "without").ctx)
     run(spec(eval_samples=20), tiny.surroundings(tmp_path / "with").ctx)
@@ -366,6 +377,13 @@ HARD_CASES = {
     "second epoch": {"samples": 4, "epochs": 3},
     "workload": {"num_generations": 2, "batch_size": 1, "gradient_accumulation": 2, "beta": 0.1},
     "reused completions": {"samples": 4, "num_iterations": 2, "epochs": 2},
+    "int8 completions": {
+        "rollout_dtype": "int8",
+        "samples": 4,
+        "num_iterations": 2,
+        "epochs": 2,
+        "beta": 0.05,
+    },
     "accumulated": {"prompts_per_step": 2, "samples": 5, "epochs": 4, "batch_size": 2},
     "cosine with decay": {"lr_scheduler": "cosine", "warmup_steps": 4, "weight_decay": 0.1},
 }
@@ -381,14 +399,15 @@ class PowerCut(BaseException):
 @pytest.mark.parametrize("options", HARD_CASES.values(), ids=HARD_CASES)
 def test_a_run_that_died_resumes_bit_by_bit_where_its_checkpoint_was(tmp_path, options, save_every):
     job = spec(save_every=save_every, **options)
-    whole = tiny.surroundings(tmp_path / "whole", tiny.model(dropout=0.1))
+    dropout = 0.1 if job.rollout_dtype == "float32" else 0.0
+    whole = tiny.surroundings(tmp_path / "whole", tiny.model(dropout=dropout))
     run(job, whole.ctx)
 
-    first = tiny.surroundings(tmp_path / "died", tiny.model(dropout=0.1))
+    first = tiny.surroundings(tmp_path / "died", tiny.model(dropout=dropout))
     first.raise_at_step[save_every + 1] = PowerCut()
     with pytest.raises(PowerCut):
         run(job, first.ctx)
-    second = tiny.surroundings(tmp_path / "died", tiny.model(dropout=0.1))
+    second = tiny.surroundings(tmp_path / "died", tiny.model(dropout=dropout))
     torch.rand(7)  # another process has used up randomness differently
     run(job, second.ctx)
 

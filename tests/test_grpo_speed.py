@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,23 +17,21 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from warmd.jobs import matmul, packed_trainer
+from warmd.jobs import packed_trainer
+from warmd.jobs.kernels import fast_kernels
 from warmd.jobs.logps import score
 from warmd.jobs.packed_scores import split, tokens_that_fit
-from warmd.jobs.packed_trainer import PackedTrainer
+from warmd.jobs.packed_trainer import PackedTrainer, twin
 from warmd.jobs.packing import Row, can_pack
+from warmd.jobs.products import Int8Linear
+from warmd.jobs.reordered import Reordered, replaced_layers
 from warmd.jobs.rollout import generate
 from warmd.jobs.sampling import NotFiniteError, Sampler
 
 CLOCK = ("step_time", "runtime", "per_second")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
 
 class SharedSampler:
@@ -133,7 +130,8 @@ def assert_same(folder: Any, model: Any, **options: Any) -> Any:
     theirs, their_weights = train(trainer(GRPOTrainer, folder, model, **options))
     made = trainer(PackedTrainer, folder, model, **options)
     assert made.most_tokens is not None
-    ours, our_weights = train(made)
+    with fast_kernels():  # as in a job
+        ours, our_weights = train(made)
     assert len(ours) == len(theirs) == 6  # with the summary
     for our, their in zip(ours, theirs, strict=True):
         assert our == pytest.approx(their, rel=2e-5, abs=2e-6, nan_ok=True)
@@ -330,23 +328,87 @@ def test_scores_and_their_gradients_are_those_of_log_softmax(monkeypatch, kept_b
     torch.testing.assert_close(ours, [hidden.grad, weight.grad], rtol=1e-5, atol=1e-5)
 
 
-def test_a_fast_linear_layer_has_the_gradients_of_a_plain_one():
+@pytest.mark.parametrize(("make", "rtol"), [(Reordered, 1e-5), (Int8Linear, 2e-2)])
+def test_replaced_layers_compute_the_same_and_are_gone_afterwards(make, rtol):
     torch.manual_seed(0)
-    plain = torch.nn.Linear(48, 32)
-    fast = torch.nn.Sequential(copy.deepcopy(plain))
-    matmul.speed_up(fast)
-    x = torch.randn(2, 5, 48, requires_grad=True)
-    plain(x).square().sum().backward()
-    expected = [x.grad, plain.weight.grad, plain.bias.grad]
-    x.grad = None
-    fast(x).square().sum().backward()
-    layer: Any = fast[0]
-    torch.testing.assert_close(
-        [x.grad, layer.weight.grad, layer.bias.grad], expected, rtol=1e-5, atol=1e-4
+    first, second = torch.nn.Linear(48, 32), torch.nn.Linear(32, 8, bias=False)
+    model = torch.nn.Sequential(first, second)
+    x = torch.randn(2, 5, 48)
+    with torch.no_grad():
+        expected = model(x)
+        with replaced_layers(model, make):
+            first.weight.mul_(2)  # too late to be seen
+            error = (model(x) - expected).norm() / expected.norm()
+            assert error < rtol
+        assert not torch.allclose(model(x), expected, atol=0.1)
+    assert not any("forward" in vars(layer) for layer in model)
+
+
+# Completions of int8.
+
+
+def rough(folder: Any, model: Any, **options: Any) -> Any:
+    made = trainer(PackedTrainer, folder, model, **options)
+    made.rollout_dtype = "int8"
+    return made
+
+
+@pytest.mark.parametrize("case", ["plain", "workload", "two prompts a step", "iterations", "sapo"])
+def test_training_on_int8_completions_stays_near_that_on_float32_ones(tmp_path, case):
+    model = tiny.model()
+    logged, weights = train(rough(tmp_path, model, **CASES[case]))
+    drifts = [step["sampling/sampling_logp_difference/mean"] for step in logged[:5]]
+    assert all(0 < drift < 0.05 for drift in drifts)
+    assert all(math.isfinite(step["grad_norm"]) for step in logged[:5])
+    assert any(
+        not torch.equal(weight, start)
+        for weight, start in zip(weights, model.parameters(), strict=True)
     )
-    with torch.no_grad(), matmul.packed_weights(fast):
-        torch.testing.assert_close(fast(x), plain(x), rtol=1e-5, atol=1e-5)
-    assert layer.packed is None
+
+
+@pytest.mark.parametrize("loss", ["dapo", "bnpo", "grpo", "dr_grpo", "cispo", "sapo", "luspo"])
+def test_the_loss_is_corrected_as_trl_corrects_for_completions_of_vllm(tmp_path, loss):
+    made = rough(tmp_path, tiny.model(), loss_type=loss, beta=0.1)
+    torch.manual_seed(1)
+    old, reference = -2 * torch.rand(4, 6), -2 * torch.rand(4, 6)
+    mask = torch.arange(6) < torch.tensor([[6], [3], [5], [1]])
+    batch = {
+        "prompt_ids": torch.ones(4, 2, dtype=torch.int64),
+        "prompt_mask": torch.ones(4, 2, dtype=torch.int64),
+        "completion_ids": torch.ones(4, 6, dtype=torch.int64),
+        "completion_mask": mask.long(),
+        "advantages": torch.tensor([1.0, -1.0, 0.5, -0.5]),
+        "num_items_in_batch": mask.sum(),
+        "old_per_token_logps": old,
+        "ref_per_token_logps": reference,
+    }
+    sampling = old + torch.randn(4, 6)
+    logps = (old + 0.3 * torch.randn(4, 6)).requires_grad_()
+    made.current_gradient_accumulation_steps = 1
+    made.model.train()
+
+    def loss_and_gradient(**given: Any) -> list[torch.Tensor]:
+        made._given = (logps, torch.zeros(4, 6))
+        [value] = [GRPOTrainer._compute_loss(made, made.model, {**batch, **given})]
+        return [value.detach(), *torch.autograd.grad(value, logps)]
+
+    corrected = made._corrected({**batch, "sampling_per_token_logps": sampling}, logps.detach())
+    ours = loss_and_gradient(advantages=corrected["advantages"])
+    plain = loss_and_gradient()
+    made.use_vllm = True
+    ratio = ((old - sampling) * mask).exp().clamp(max=3.0)
+    theirs = loss_and_gradient(importance_sampling_ratio=ratio)
+    torch.testing.assert_close(ours, theirs)
+    assert not torch.allclose(ours[1], plain[1])
+
+
+def test_an_evaluation_is_written_by_the_models_own_weights(tmp_path):
+    made = rough(tmp_path, tiny.model())
+    prompts = [[5, 6, 7]] * 4
+    for is_training in (True, False):
+        made.model.train(is_training)
+        _, logps = made._generate_single_turn(prompts, None, {}, 1)
+        assert (logps is not None) == is_training
 
 
 # Sampling.
@@ -417,3 +479,21 @@ def test_a_row_is_written_the_same_whatever_becomes_of_the_others():
     end = whole[0][3]
     cut = [ids[: ids.index(end) + 1] if end in ids else ids for ids in whole]
     assert written([end]) == cut
+
+
+def test_a_policy_and_its_reference_are_one_in_memory_until_one_changes(tmp_path):
+    reference = tiny.model()
+    policy = twin(reference)
+    made = trainer(PackedTrainer, tmp_path, reference)
+    made.model = policy.requires_grad_(True)
+    made.take_reference(reference, 0.1)
+    assert not any(weight.requires_grad for weight in reference.parameters())
+    assert _memory(policy) == _memory(reference)
+    made.own_weights()
+    assert not _memory(policy) & _memory(reference)
+    for weight, start in zip(policy.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(weight, start)
+
+
+def _memory(model: Any) -> set[int]:
+    return {weight.data_ptr() for weight in model.parameters()}

@@ -13,33 +13,23 @@ on the disk for good. Prints the medians of the whole, as a user waits for it, a
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
+import in_turn
+from in_turn import Seconds
+
 MICRO_STEPS, ACCUMULATION, EVAL_EVERY, EVAL_EXAMPLES = 20, 4, 3, 4
-HERE = Path(__file__).resolve().parent
-OFFLINE = {**os.environ, "HF_HUB_OFFLINE": "1"}
 
 
-def cold(cache: Path) -> dict[str, float]:
+def cold(cache: Path) -> Seconds:
     """Run the script; return the seconds of its parts and in all."""
+    sizes = (MICRO_STEPS, ACCUMULATION, EVAL_EVERY, EVAL_EXAMPLES)
     with tempfile.TemporaryDirectory() as output:
-        begun = time.perf_counter()
-        command = [sys.executable, str(HERE / "cold_mlm.py"), str(cache), output]
-        command += map(str, (MICRO_STEPS, ACCUMULATION, EVAL_EVERY, EVAL_EXAMPLES))
-        done = subprocess.run(command, env=OFFLINE, capture_output=True, text=True, check=True)
-        total = time.perf_counter() - begun
-    parts: dict[str, float] = json.loads(done.stderr.strip().splitlines()[-1])
-    return {**parts, "total": total}
+        return in_turn.cold("cold_mlm.py", cache, output, *sizes)
 
 
-def warm(home: Path, **changes: int) -> dict[str, float]:
+def warm(home: str, **changes: int) -> Seconds:
     """Submit the job and wait; return the seconds of its parts and in all."""
     steps = MICRO_STEPS // ACCUMULATION
     options = {
@@ -52,18 +42,7 @@ def warm(home: Path, **changes: int) -> dict[str, float]:
         **changes,
     }
     words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    begun = time.perf_counter()
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "warmd.cli", "--home", str(home)),
-            *("submit", "mlm", *words, "--wait", "--json"),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    total = time.perf_counter() - begun
-    events = [event for event in map(json.loads, done.stdout.splitlines()) if "seq" in event]
+    events, total = in_turn.submitted(home, "mlm", *words)
     by_type: dict[str, list[dict[str, float]]] = {}
     for event in events:
         by_type.setdefault(str(event["type"]), []).append(event)
@@ -87,28 +66,11 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="of each, in turn")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
-        home = Path(folder)
-        control = [sys.executable, "-m", "warmd.cli", "--home", folder]
-        subprocess.run([*control, "start"], check=True, stdout=sys.stderr)
-        try:
-            warm(home, layers=1, steps=1)  # builds the data, for both
-            (cache,) = home.rglob("corpora")
-            pairs = [(cold(cache), warm(home)) for _ in range(args.runs)]
-        finally:
-            subprocess.run([*control, "stop", "--now"], check=True, stdout=sys.stderr)
-    medians = {
-        name: {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-        for name, runs in zip(("cold", "warm"), zip(*pairs, strict=True), strict=True)
-    }
-    ratio = statistics.median(c["total"] / w["total"] for c, w in pairs)
-    if args.json:
-        sys.stdout.write(json.dumps({**medians, "ratio": ratio}) + "\n")
-        return
-    for name, parts in medians.items():
-        row = "  ".join(f"{key} {value:.2f}" for key, value in parts.items())
-        sys.stdout.write(f"{name}  {row}\n")
-    sys.stdout.write(f"cold / warm: {ratio:.1f}\n")
+    with in_turn.daemon() as home:
+        warm(home, layers=1, steps=1)  # builds the data, for both
+        (cache,) = Path(home).rglob("corpora")
+        pairs = [(cold(cache), warm(home)) for _ in range(args.runs)]
+    in_turn.tell(pairs, as_json=args.json, digits=2)
 
 
 if __name__ == "__main__":

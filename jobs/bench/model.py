@@ -1,0 +1,54 @@
+"""A causal language model with random weights, made from the numbers of a shape alone.
+
+    python -m warmd.jobs.bench.model grpo|infer WORK FOLDER
+
+Both sides of a benchmark map the weights in its folder, as they would those of a real model;
+nothing is read from anywhere else. Imports torch and transformers when it makes or reads one.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from . import works
+from .works import Shape
+
+
+def make(shape: Shape, folder: Path) -> None:
+    """Write a model in float32: 2 GB for the 24 layers of a 0.5B one."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("qwen2", **shape.settings())
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+
+
+def read(folder: Path) -> Any:
+    """Return the model of a folder, in eval mode and without gradients, its weights mapped."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.requires_grad_(False).eval()
+
+
+def tokenizer(shape: Shape) -> Any:
+    """Return a tokenizer whose words are numbers, each of them its own token."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    numbers = {str(number): number for number in range(shape.vocab_size)}
+    core = Tokenizer(models.WordLevel(numbers, unk_token="0"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast: Any = PreTrainedTokenizerFast
+    return fast(tokenizer_object=core, pad_token="0", eos_token="1", padding_side="left")
+
+
+if __name__ == "__main__":
+    kind, work, folder = sys.argv[1:]
+    make((works.GRPO[work] if kind == "grpo" else works.INFER[work]).shape, Path(folder))

@@ -1,0 +1,88 @@
+"""`warmd bench` on made-up works: rows that say what was measured, beside stock and the floor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from shell import warmd
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from warmd.jobs.bench import works
+
+
+def test_a_floor_counts_products_decoding_and_adamw():
+    shape = works.Shape(layers=1, vocab_size=10, hidden_size=4)
+    work = works.GrpoWork(shape=shape, prompt=5, completion=3, generations=2)
+    # A backbone of 100 weights and a head of 40: 5 + 2 x 2 tokens through the one, 2 x 3 through
+    # the other, three products each; the prompt once more. 140 weights are read 3 + 4 times and
+    # written 3 times.
+    operations = 2 * 3 * (9 * 100 + 6 * 40) + 2 * 5 * 100
+    assert work.floor_s(140, 10.0, 1e9) == pytest.approx(operations / 10, rel=1e-3)
+    assert work.floor_s(140, 1e12, 8.0) == pytest.approx(4 * 140 * 10 / 8, rel=1e-3)
+    int8 = replace(work, rollout_dtype="int8")
+    assert int8.floor_s(140, 1e12, 8.0) == pytest.approx(140 * (3 + 4 * 7) / 8, rel=1e-3)
+
+
+def test_the_shape_of_the_0_5b_work_has_as_many_weights_as_the_model_of_that_name():
+    config = AutoConfig.for_model("qwen2", **works.GRPO["0.5b"].shape.settings())
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    assert model.num_parameters() == 494_032_768
+
+
+def rows(home: Path, *arguments: str) -> list[dict[str, Any]]:
+    done = warmd("bench", *arguments, "--pairs", "1", "--threads", "1", "--json", home=home)
+    assert done.code == 0, done.err
+    assert done.err == ""
+    for row in done.objects:
+        assert all(row[name] > 0 for name in ("stock", "warmd", "faster", "floor", "bytes_s"))
+        assert 0 < row["share"] < 1
+    return done.objects
+
+
+@pytest.mark.slow
+def test_grpo_is_measured_beside_trl_with_the_memory_of_both(tmp_path):
+    [row] = rows(tmp_path, "grpo", "--work", "tiny")
+    assert row["work"] == "GRPO tiny: 2 x 8+4, beta 0.1, a step"
+    assert row["unit"] == "s"
+    assert row["faster"] == row["stock"] / row["warmd"]
+    assert row["share"] == row["floor"] / row["warmd"]
+    assert min(row["stock_private_bytes"], row["warmd_private_bytes"]) > 10**8
+
+
+@pytest.mark.slow
+def test_mlm_is_measured_beside_stock_kernels_and_many_updates_are_projected(tmp_path):
+    step, updates, bert = rows(tmp_path, "mlm", "--work", "tiny-encoder", "--work", "tiny-bert")
+    assert step["work"] == "code-graph encoder tiny-encoder: 2 x 40, forward + backward"
+    assert updates["work"] == "code-graph encoder tiny-encoder: 2 x 40, 100 updates by 3"
+    assert [row["unit"] for row in (step, updates, bert)] == ["s", "h", "s"]
+    assert updates["floor"] * 3600 > 100 * step["floor"]
+
+
+@pytest.mark.slow
+def test_decoding_is_measured_in_float32_and_int8_beside_transformers(tmp_path):
+    own, int8 = rows(tmp_path, "infer", "--work", "tiny")
+    assert [row["unit"] for row in (own, int8)] == ["tok/s"] * 2
+    assert own["stock"] == int8["stock"]
+    assert int8["floor"] == pytest.approx(4 * own["floor"])
+    assert own["share"] == own["warmd"] / own["floor"]
+
+
+@pytest.mark.slow
+def test_a_table_is_printed_for_people(tmp_path):
+    done = warmd("bench", "mlm", "--work", "tiny-bert", "--pairs", "1", home=tmp_path)
+    head, line = done.out.splitlines()
+    assert head.split()[:4] == ["WORK", "STOCK", "WARMD", "FASTER"]
+    assert line.startswith("BERT tiny-bert: 2 x 40, forward + backward ")
+    assert "x  " in line
+    assert "%" in line
+
+
+def test_a_work_and_the_options_of_a_job_do_not_go_together(tmp_path):
+    refused = warmd("bench", "mlm", "--work", "bert", "--seed", "1", home=tmp_path)
+    assert refused.is_refusal(2)
+    assert "work: must be given without options of a job, got both" in refused.err
