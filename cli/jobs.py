@@ -38,7 +38,7 @@ def queue(app: App) -> None:
     jobs.sort(key=_turn)
     if app.as_json:
         for job in jobs:
-            render.json_line({**job, "eta_s": eta_s(job)})
+            render.json_line(job)
         return
     rows = [
         [
@@ -49,7 +49,7 @@ def queue(app: App) -> None:
             render.status(_status(job)),
             render.duration(time.time() - job["created_at"]),
             render.steps(job),
-            render.duration(eta_s(job)),
+            render.duration(job["eta_s"]),
             _waits_for(job),
         ]
         for job in jobs
@@ -78,19 +78,6 @@ def _waits_for(job: dict[str, Any]) -> str:
     if job["status"] == "deferred":
         return ", ".join(job["after"])
     return render.clock(job["scheduled_at"]) if job["status"] == "scheduled" else ""
-
-
-def eta_s(job: dict[str, Any]) -> float | None:
-    """Seconds until a running job is done at its recent pace, or None where nobody can know."""
-    if (
-        job["status"] != "started"
-        or job["paused"]
-        or not job["seconds_per_step"]
-        or not job["steps_total"]
-    ):
-        return None
-    left: float = job["seconds_per_step"] * (job["steps_total"] - (job["step"] or 0))
-    return left
 
 
 @click.command()

@@ -1,122 +1,15 @@
-"""How far a job is, from its events: one live line with a bar and an honest ETA."""
+"""The live line of a job: how far it is, with a bar and an ETA."""
 
 from __future__ import annotations
 
-import statistics
-from collections import deque
-from collections.abc import Mapping
-from typing import Any
-
+from ..daemon.estimate import Estimate
 from . import render
-
-# Steps that the pace is judged by: enough to pass over a slow one, few enough to follow a change.
-_RECENT = 20
 
 _BAR = 20
 
 
-class Progress:
-    """How far a job is, and when it will be done.
-
-    The pace of the steps is the median of the recent ones, without the evaluations and checkpoints
-    between them. These have their own share in the ETA: what they have taken so far, spread over
-    the steps up to the latest of them.
-    """
-
-    def __init__(self) -> None:
-        self.phase = "waiting"
-        self.step = 0
-        self.steps_total: int | None = None
-        self.micro_steps: int | None = None  # of a kind that counts them, where there are several
-        self.micro_steps_total: int | None = None
-        self.metrics: dict[str, float] = {}
-        self._durations: deque[tuple[int, float]] = deque(maxlen=_RECENT)  # with the step they end
-        self._between: dict[tuple[int, str], float] = {}  # seconds after a step, by what took them
-        self._execution = 0
-        self._first_step: int | None = None  # that was seen
-        self._last_step_at: float | None = None  # of this execution, with no pause since
-        self._known: tuple[int, float] | None = None  # a step that had ended at a time
-
-    def update(self, event: Mapping[str, Any]) -> None:
-        """Take in the next event."""
-        if event["execution"] != self._execution:
-            self._execution = event["execution"]
-            self._last_step_at = self._known = None
-        self.steps_total = event.get("steps_total") or self.steps_total
-        self.micro_steps_total = event.get("micro_steps_total") or self.micro_steps_total
-        kind = event["type"]
-        if kind == "step":
-            self._take_step(event)
-        elif kind == "started":
-            self.phase = "starting"
-        elif kind == "begin":
-            self.phase = "starting"
-            # The steps since the checkpoint are computed once more, and nobody is told of them.
-            self._known = (event.get("resumed_from") or 0, event["time"])
-        elif kind == "requeued":
-            self.phase = "waiting"
-        elif kind == "paused":
-            self.phase = "paused"
-            self._last_step_at = self._known = None
-        elif kind == "unpaused":
-            self.phase = "running"
-            self._known = (self.step, event["time"])
-        elif kind == "eval" and event.get("phase", "during") == "during":
-            self._take_between(event, event.get("seconds"))
-        elif kind == "checkpoint":
-            self._take_between(event, event.get("blocked_s"))
-        elif kind in render.STATUS_COLOURS:  # it ended
-            self.phase = kind
-
-    def _take_step(self, event: Mapping[str, Any]) -> None:
-        self.phase = "running"
-        if self._last_step_at is not None:
-            self._durations.append((event["step"], event["time"] - self._last_step_at))
-        self._last_step_at = event["time"]
-        self._known = (event["step"], event["time"])
-        self.step = event["step"]
-        if self._first_step is None:
-            self._first_step = self.step
-        self.micro_steps = event.get("micro_steps")
-        metrics = {name: event.get(name) for name in ("loss", "reward")}
-        self.metrics = {n: v for n, v in metrics.items() if isinstance(v, int | float)}
-
-    def _take_between(self, event: Mapping[str, Any], seconds: float | None) -> None:
-        if seconds is not None and event.get("step"):
-            self._between[event["step"], event["type"]] = seconds
-
-    @property
-    def seconds_per_step(self) -> float | None:
-        """The median of the recent steps alone, or None before the second one of an execution."""
-        if not self._durations:
-            return None
-        after: dict[int, float] = {}
-        for (step, _), seconds in self._between.items():
-            after[step] = after.get(step, 0.0) + seconds
-        return statistics.median(
-            max(seconds - after.get(step - 1, 0.0), 0.0) for step, seconds in self._durations
-        )
-
-    @property
-    def seconds_between_steps(self) -> float:
-        """What evaluations and checkpoints add to a step, on the average so far."""
-        if not self._between or self._first_step is None:
-            return 0.0
-        latest = max(step for step, _ in self._between)
-        return sum(self._between.values()) / max(latest - self._first_step + 1, 1)
-
-    def eta_s(self, now: float) -> float | None:
-        """Seconds until the last step at the recent pace, or None where nobody can know.
-
-        It stands still while a step takes longer than it should.
-        """
-        pace = self.seconds_per_step
-        if pace is None or self.steps_total is None or self._known is None:
-            return None
-        step, at = self._known
-        pace += self.seconds_between_steps
-        left = pace * (self.steps_total - step)
-        return max(left - min(now - at, pace * max(self.step - step + 1, 1)), 0.0)
+class Progress(Estimate):
+    """An estimate that can be drawn."""
 
     def line(self, now: float, width: int) -> str:
         """Draw the live line, with as much on it as `width` allows."""

@@ -235,6 +235,9 @@ class Attempt:
             if change is not None:
                 change(self.job, self.begun.claim, *args, **kwargs)
             self.catch_up()
+            has_ended = change not in (None, self._store.requeue)
+            if has_ended and self.job.origin == "train" and self._publisher is not None:
+                self._publisher.trim()  # answers are removed as a whole, see retention
 
         self.settle = settle
 

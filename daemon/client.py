@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
-import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
 from functools import cached_property, wraps
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import orjson
 import redis
 from rq.job import Job, JobStatus
 
 from ..configs.config import DaemonConfig, ModelConfig, redacted_url
-from ..jobs.errors import Conflict, NotFound, SpecError, Unavailable, WarmdError
+from ..jobs.errors import Conflict, NotFound, SpecError, Unavailable
 from ..jobs.spec import Spec
-from . import fetch, joblist, keys, stream, weights
+from . import checking, joblist, keys, stream, tenancy, weights
 from .checkpoints import Checkpoints
 from .home import Home
 from .jobstore import ENDED, JobStore
 from .rundir import RunDir, is_id_prefix, is_job_id
 from .server import url_of
-from .warmset import known_models
+from .views import spec_of, views_of
 from .weights import Weights, step_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 _PATIENCE_S = 0.2  # between two tries to reach a server that is away
-_RECENT = 32  # events that a look at a job reads, to find its last steps
 
 
 def _needs_server(method: Method) -> Method:
@@ -101,20 +96,7 @@ class Client:
 
         Raises SpecError or NotFound. Needs no server.
         """
-        located = spec.located(Path.cwd())
-        if init is not None:
-            model = ModelConfig(name=init.name, path=str(init.folder))
-        elif model is None:
-            model = self._resolve_model(located)
-        document: dict[str, Any] = {"spec": located.to_json(), "python_path": [str(Path.cwd())]}
-        settings = None
-        if model is not None:
-            document["model"] = model.__dict__
-            settings = _model_settings(model)
-        if init is not None:
-            document["init_from"] = init.name
-        located.check_inputs(settings)
-        return document
+        return checking.document_of(spec, self.config, init=init, model=model)
 
     @_needs_server
     def submit(
@@ -129,17 +111,20 @@ class Client:
         init: Weights | None = None,
         model: ModelConfig | None = None,
     ) -> str:
-        """Check and queue a job; return its id. Raises SpecError, NotFound or Unavailable.
+        """Check and queue a job; return its id. Raises SpecError, NotFound, Conflict, Unavailable.
 
         The run directory is whole before the job is queued, and gone again if it cannot be.
         `init`: the weights to start from, by whose name the spec calls its model. `model`: what the
         spec's name for it stands for, where that need not be found out.
         """
         document = self.check(spec, init=init, model=model)
-        self.connection.ping()
+        self.home.create()
+        if self.config.redis_url is None:
+            self.connection.ping()
+        else:
+            tenancy.claim(self.connection, self.home)
         if after is not None:
             after = self.find(after)
-        self.home.create()
         rundir = RunDir.create(self.home.runs, spec.kind, document)
         try:
             if init is not None:
@@ -176,33 +161,11 @@ class Client:
         copy["stop_at"] = stop_at
         rundir = RunDir.create(self.home.runs, document["kind"], copy)
         try:
-            self.store.enqueue(rundir.path.name, _parse_spec(document).queue, front=True)
+            self.store.enqueue(rundir.path.name, spec_of(document).queue, front=True)
         except BaseException:
             rundir.remove()
             raise
         return rundir.path.name
-
-    def _resolve_model(self, spec: Spec) -> ModelConfig | None:
-        """What the spec's `model` names: a model warm or configured, a finished job, a folder or a
-        hub id."""
-        name = getattr(spec, "model", None)
-        if name is None:
-            return None
-        known = {m.name: m for m in self.config.models} | known_models(self.home)
-        if name in known:
-            return known[name]
-        if is_job_id(name) and (self.home.runs / name / "model").is_dir():
-            return ModelConfig(name=name, path=str(self.home.runs / name / "model"))
-        folder = Path(name).expanduser()
-        if folder.is_dir():
-            return ModelConfig(name=folder.resolve().name, path=str(folder.resolve()))
-        if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-            return ModelConfig(name=name.replace("/", "--"), path=name)
-        raise SpecError(
-            "model",
-            f"must be a warm model ({', '.join(sorted(known)) or 'none'}), a model folder or a hub "
-            f"id, got {name!r}",
-        )
 
     # --- looking ----------------------------------------------------------------------------
 
@@ -235,7 +198,7 @@ class Client:
     @_needs_server
     def job(self, job_id: str) -> dict[str, Any]:
         """Return all that is known of a job as plain values. Raises NotFound."""
-        return self._views([self._fetch(job_id)])[0]
+        return views_of([self._fetch(job_id)], self.connection, self.home.runs)[0]
 
     @_needs_server
     def jobs(self, *, statuses: Collection[str] | None = None) -> list[dict[str, Any]]:
@@ -246,7 +209,7 @@ class Client:
             if statuses is None or job._status in statuses
         ]
         found.sort(key=lambda job: job.created_at, reverse=True)
-        return self._views(found)
+        return views_of(found, self.connection, self.home.runs)
 
     @_needs_server
     def queues(self) -> list[dict[str, Any]]:
@@ -298,61 +261,6 @@ class Client:
                 f"job: {job_id} is not in the server, but its files are in {rundir.path}"
             )
         return job
-
-    def _views(self, jobs: list[Job]) -> list[dict[str, Any]]:
-        places = joblist.positions(self.connection)
-        recent = stream.newest(self.connection, [job.id for job in jobs], count=_RECENT)
-        notes = joblist.notes(self.connection, jobs)
-        return [
-            self._view(job, last, number, paused, places.get(job.id))
-            for job, last, (number, paused) in zip(jobs, recent, notes, strict=True)
-        ]
-
-    def _view(
-        self,
-        job: Job,
-        recent: list[dict[str, Any]],
-        number: int,
-        paused: bool,
-        position: int | None,
-    ) -> dict[str, Any]:
-        rundir = self.home.runs / job.id
-        try:
-            document = RunDir(rundir).read_spec()
-        except Conflict:
-            document = {}
-        status = job.get_status(refresh=False).value
-        is_scheduled = status == "scheduled"
-        due = joblist.scheduled_at(self.connection, job) if is_scheduled else None
-        steps = [event for event in recent if event["type"] == "step"]
-        totals = [event["steps_total"] for event in recent if "steps_total" in event]
-        failures = (event["error"] for event in recent if event["type"] == "failed")
-        error = next(failures, None) or _last_line(job._exc_info)
-        return {
-            "id": job.id,
-            "kind": job.id.split("-")[0],
-            "status": status,
-            "paused": paused,
-            "queue": job.origin,
-            "model": document.get("spec", {}).get("model"),
-            "init_from": document.get("init_from"),
-            "step": _step(recent),
-            "steps_total": totals[0] if status == "started" and totals else _steps_total(document),
-            "execution": number,
-            "run_dir": str(rundir),
-            "error": error if status in ("failed", "stopped") else None,
-            "result": RunDir(rundir).read_result() if status == "finished" and document else None,
-            "created_at": _seconds(job.created_at),
-            "enqueued_at": _seconds(job.enqueued_at),
-            "started_at": _seconds(job.started_at),
-            "ended_at": _seconds(job.ended_at),
-            "scheduled_at": due,
-            "position": position,
-            "after": list(job._dependency_ids),
-            "worker": job.worker_name if status == "started" else None,
-            "seconds_per_step": _pace(steps),
-            "retries_left": job.retries_left or 0,
-        }
 
     # --- steering ---------------------------------------------------------------------------
 
@@ -432,12 +340,17 @@ class Client:
 
     def _resume(self, job: Job, rundir: RunDir, changes: Mapping[str, Any], *, front: bool) -> str:
         job_id, status = job.id, job.get_status()
-        if status not in ENDED and not changes and self.store.pause_of(job) is not None:
-            return self.unpause(job_id)
+        if status not in ENDED and self.store.pause_of(job) is not None:
+            if not changes:
+                return self.unpause(job_id)
+            raise Conflict(
+                f"job: {job_id} is paused: `warmd unpause` lets it go on as it is; to change "
+                f"{', '.join(changes)}, cancel it first"
+            )
         if status not in ENDED:
             raise Conflict(f"job: {job_id} is {status.value}: nothing to resume")
         document = rundir.read_spec()
-        spec = _parse_spec(document)
+        spec = spec_of(document)
         revised = spec.revised(changes)
         changed = revised.changes(spec.to_json())
         steps, old_steps = (getattr(s, "steps_total", None) for s in (revised, spec))
@@ -469,57 +382,3 @@ class Client:
         if not self.store.remove(job):
             raise Conflict(f"job: {job_id} is {job.get_status().value}: cancel it first")
         self.rundir(job_id).remove()
-
-
-def _parse_spec(document: dict[str, Any]) -> Spec:
-    from ..jobs import spec_class
-
-    return spec_class(document["kind"]).parse(document["spec"])
-
-
-def _steps_total(document: dict[str, Any]) -> int | None:
-    """The optimizer steps of a training as it is asked for now; None where that cannot be said."""
-    try:
-        return getattr(_parse_spec(document), "steps_total", None) if document else None
-    except WarmdError:  # of another version
-        return None
-
-
-def _model_settings(model: ModelConfig) -> dict[str, Any] | None:
-    """The model's config.json; None for a hub id that is not on this disk yet."""
-    if not model.path.startswith(fetch.BUILTIN) and not Path(model.path).is_absolute():
-        return None
-    path = fetch.local_folder(model) / "config.json"
-    try:
-        settings = orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise SpecError(
-            "model", f"must be a model folder, got {path} that is not JSON: {error}"
-        ) from error
-    if not isinstance(settings, dict):
-        raise SpecError("model", f"must be a model folder, got {path} that is no JSON object")
-    return settings
-
-
-def _step(recent: list[dict[str, Any]]) -> int:
-    """The step that a job has reached: of its latest execution, newest first."""
-    told = [event for event in recent if event["step"] is not None]
-    return max((e["step"] for e in told if e["execution"] == told[0]["execution"]), default=0)
-
-
-def _pace(steps: list[dict[str, Any]]) -> float | None:
-    """Median seconds between consecutive steps of one execution, newest first."""
-    gaps = [
-        (newer["time"] - older["time"]) / (newer["step"] - older["step"])
-        for newer, older in itertools.pairwise(steps)
-        if newer["execution"] == older["execution"] and newer["step"] > older["step"]
-    ]
-    return round(statistics.median(gaps), 4) if gaps else None
-
-
-def _seconds(when: datetime | None) -> float | None:
-    return round(when.timestamp(), 3) if when is not None else None
-
-
-def _last_line(text: str | None) -> str | None:
-    return text.strip().splitlines()[-1] if text and text.strip() else None

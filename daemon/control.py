@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -80,6 +81,14 @@ def status(config: DaemonConfig) -> dict[str, Any]:
     return ask(Home(config.home), {"op": "status"})
 
 
+def ready(config: DaemonConfig, *, timeout_s: float) -> dict[str, Any]:
+    """Return whether the zygote is warm, and the `queues` that have a worker, from the supervisor.
+
+    Raises Unavailable when none runs, or does not answer in time.
+    """
+    return ask(Home(config.home), {"op": "ready"}, timeout_s=timeout_s)
+
+
 def models(config: DaemonConfig) -> list[dict[str, Any]]:
     """Return the warm models."""
     found: list[dict[str, Any]] = ask(Home(config.home), {"op": "models"})["models"]
@@ -96,13 +105,15 @@ def unload_model(config: DaemonConfig, name: str) -> dict[str, Any]:
     return ask(Home(config.home), {"op": "unload", "name": name})
 
 
-def ask(home: Home, request: dict[str, Any]) -> dict[str, Any]:
+def ask(home: Home, request: dict[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
     """Put one question to the supervisor. Raises its WarmdError, or Unavailable."""
     try:
-        channel = Channel.connect(home.control_socket)
-        channel.send(request)
-        reply = next(iter(channel), None)
-        channel.close()
+        channel = Channel.connect(home.control_socket, timeout_s=timeout_s)
+        with contextlib.closing(channel):
+            channel.send(request)
+            reply = next(iter(channel), None)
+    except TimeoutError:
+        raise Unavailable(f"the daemon of {home.path} does not answer") from None
     except OSError:
         raise Unavailable(_nobody(home)) from None
     if reply is None:

@@ -6,6 +6,7 @@ to load delays nobody. The threads start no process with a leash: a leash breaks
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socketserver
@@ -99,6 +100,11 @@ def answer(supervisor: Supervisor, request: dict[str, Any]) -> dict[str, Any]:
             return {"models": ask_zygote(supervisor, {"op": "status"})["models"]}
         case "status":
             return _status(supervisor)
+        case "ready":
+            # Asked every few seconds: of nobody who may be busy.
+            workers = [worker for worker in supervisor.workers if worker.is_ready]
+            queues = sorted({worker.config.queue for worker in workers})
+            return {"zygote": supervisor.zygote.is_ready, "queues": queues}
         case unknown:
             raise LookupError(unknown)
 
@@ -107,9 +113,9 @@ def ask_zygote(supervisor: Supervisor, request: dict[str, Any]) -> dict[str, Any
     """Put a question to the zygote. Raises the zygote's own WarmdError, or Unavailable."""
     try:
         channel = Channel.connect(supervisor.home.zygote_socket, timeout_s=600.0)
-        channel.send(request)
-        reply = next(iter(channel), None)
-        channel.close()
+        with contextlib.closing(channel):
+            channel.send(request)
+            reply = next(iter(channel), None)
     except OSError as error:
         raise Unavailable("the zygote is starting: try again in a few seconds") from error
     if reply is None:

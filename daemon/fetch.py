@@ -12,6 +12,7 @@ from pathlib import Path
 
 from .. import configs
 from ..configs.config import ModelConfig
+from ..jobs.adapters import model_folder
 from ..jobs.errors import NotFound
 
 BUILTIN = "builtin:"
@@ -28,7 +29,11 @@ def local_folder(model: ModelConfig) -> Path:
         folder = Path(model.path)
     else:
         folder = _from_hub(model.path)
-    if not (folder / "config.json").is_file():
+    try:
+        config = model_folder(folder) / "config.json"
+    except ValueError as error:
+        raise NotFound(f"model: {model.name}: {folder}: {error}") from error
+    if not config.is_file():
         raise NotFound(
             f"model: {model.name}: {folder} must be a model folder with a config.json, "
             f"{'none there' if folder.is_dir() else 'no such folder'}"

@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import logging.handlers
-import mmap
 import os
-import secrets
 import signal
 import sys
 import time
@@ -22,6 +20,7 @@ from typing import Any
 from ..configs.config import DaemonConfig
 from ..jobs.errors import WarmdError
 from .home import Home
+from .life import Life
 
 _CRASHED = 70  # the supervisor's exit code for a fault of its own (sysexits' EX_SOFTWARE)
 _MOST_RESTARTS = 5
@@ -37,23 +36,22 @@ def guard(
 
     One that dies while it stops is not replaced: the end is what was asked for.
     """
-    life = secrets.token_hex(8)
+    life = Life()
     deaths: list[float] = []
-    end_wanted = mmap.mmap(-1, 1)  # shared with the supervisor; not 0 from the first request on
     signals = (signal.SIGTERM, signal.SIGINT)
     while True:
         # Until both have their handlers: a signal between would end one and not the other.
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         child = os.fork()
         if child == 0:
-            os._exit(_supervise(config, life, report, foreground, end_wanted))
+            os._exit(_supervise(config, life, report, foreground))
         for sig in signals:
-            signal.signal(sig, partial(_forward, child, end_wanted))
+            signal.signal(sig, partial(_forward, child, life))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
         code = os.waitstatus_to_exitcode(_wait_for(child))
         deaths = [when for when in deaths if time.monotonic() - when < _RESTARTS_WITHIN_S]
         deaths.append(time.monotonic())
-        if end_wanted[0] and (code < 0 or code == _CRASHED):
+        if life.end_wanted and (code < 0 or code == _CRASHED):
             return 0
         if (code >= 0 and code != _CRASHED) or len(deaths) > _MOST_RESTARTS:
             return code if code >= 0 else 128 - code
@@ -67,27 +65,21 @@ def _wait_for(child: int) -> int:
             return status
 
 
-def _forward(child: int, end_wanted: mmap.mmap, number: int, _: Any) -> None:
-    end_wanted[0] = 1
+def _forward(child: int, life: Life, number: int, _: Any) -> None:
+    life.want_end()
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, number)
 
 
 def _supervise(
-    config: DaemonConfig,
-    life: str,
-    report: Callable[[dict[str, Any]], None],
-    foreground: bool,
-    end_wanted: mmap.mmap,
+    config: DaemonConfig, life: Life, report: Callable[[dict[str, Any]], None], foreground: bool
 ) -> int:
     from .supervisor import Supervisor
 
-    supervisor = None
     try:
         Home(config.home).create()
         _log_to(config, foreground)
-        supervisor = Supervisor(config, life, report, end_wanted)
-        return supervisor.run()
+        return Supervisor(config, life, report).run()
     except WarmdError as error:
         log.error("%s", error)
         if foreground:
@@ -96,7 +88,7 @@ def _supervise(
         return error.exit_code
     except BaseException:
         log.exception("supervisor: crashed")
-        return _CRASHED if supervisor is not None and supervisor.is_warm else 1
+        return _CRASHED if life.was_warm else 1
 
 
 def _log_to(config: DaemonConfig, foreground: bool) -> None:

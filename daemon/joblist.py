@@ -5,6 +5,8 @@ Never by RQ's counting methods: they fail a started job whose heartbeat is late.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import redis
 from rq import Queue
 from rq.executions import Execution
@@ -74,7 +76,7 @@ def positions(connection: redis.Redis) -> dict[str, int]:
     }
 
 
-def notes(connection: redis.Redis, jobs: list[Job]) -> list[tuple[int, bool]]:
+def notes(connection: redis.Redis, jobs: Sequence[Job]) -> list[tuple[int, bool]]:
     """How many executions of each job have begun, and whether its pause was asked for."""
     with connection.pipeline(transaction=False) as pipeline:
         for job in jobs:
@@ -82,10 +84,15 @@ def notes(connection: redis.Redis, jobs: list[Job]) -> list[tuple[int, bool]]:
         return [(int(number or 0), pause is not None) for number, pause in pipeline.execute()]
 
 
-def scheduled_at(connection: redis.Redis, job: Job) -> float | None:
-    """When a scheduled job is to be queued, in unix seconds; None for a paused one."""
-    score = connection.zscore(ScheduledJobRegistry.key_template.format(job.origin), job.id)
-    return float(score) if score is not None and score < NEVER else None
+def scheduled_at(connection: redis.Redis, jobs: Sequence[Job]) -> dict[str, float]:
+    """When the scheduled ones are to be queued, in unix seconds; paused ones are left out."""
+    scheduled = [job for job in jobs if job._status == "scheduled"]
+    with connection.pipeline(transaction=False) as pipeline:
+        for job in scheduled:
+            pipeline.zscore(ScheduledJobRegistry.key_template.format(job.origin), job.id)
+        scores = pipeline.execute()
+    found = zip(scheduled, scores, strict=True)
+    return {job.id: score for job, score in found if score is not None and score < NEVER}
 
 
 def started(connection: redis.Redis, queue: str) -> list[tuple[str, str]]:

@@ -7,9 +7,7 @@ A job is at any moment in exactly one place, and moves between them in one trans
    │ └────── bury ───────┴─── requeue, bury ──────┤
    └─ unpause ─────────── paused <────────────────┘ (when its pause was asked for)
 
-RQ's own worker keeps one hand-off list for all workers and waits a minute before it fails what
-lies there; here each worker has its own, so that when one dies it is known what it held. An
-execution is a worker's claim to a job: whoever ends it must still hold it.
+An execution is a worker's claim to a job: whoever ends it must still hold it.
 
 A paused job that runs is held: it stays started, with what was asked in its hash. Any other is
 scheduled for the end of time, in RQ's terms, and comes back by `unpause` alone.
@@ -19,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -35,12 +33,12 @@ from rq.registry import (
     DeferredJobRegistry,
     FinishedJobRegistry,
     ScheduledJobRegistry,
-    StartedJobRegistry,
 )
 from rq.results import Result
 from rq.utils import now
 
 from . import keys
+from .transactions import change, end
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +165,7 @@ class JobStore:
             pipeline.hdel(job.key, *_PASSING, "exc_info")
             self._push(job, pipeline, front=front)
 
-        return bool(self._change(job, ENDED, write))
+        return bool(change(self.connection, job, ENDED, write))
 
     def enqueue_due(self) -> None:
         """Move scheduled jobs whose time has come, and deferred ones whose wait is over."""
@@ -179,7 +177,7 @@ class JobStore:
                 if job is None:
                     self.connection.zrem(registry.key, member)
                     continue
-                self._change(job, (JobStatus.SCHEDULED,), self._release(job, registry))
+                change(self.connection, job, (JobStatus.SCHEDULED,), self._release(job, registry))
             waiting = DeferredJobRegistry(name, connection=self.connection)
             deferred: Any = self.connection.zrange(waiting.key, 0, -1)
             for member in deferred:
@@ -188,7 +186,7 @@ class JobStore:
                 if job is None:
                     self.connection.zrem(waiting.key, member)
                 elif job.dependencies_are_met():
-                    self._change(job, (JobStatus.DEFERRED,), self._release(job, waiting))
+                    change(self.connection, job, (JobStatus.DEFERRED,), self._release(job, waiting))
 
     def _release(self, job: Job, registry: Any) -> Callable[[Pipeline], None]:
         def write(pipeline: Pipeline) -> None:
@@ -198,11 +196,6 @@ class JobStore:
         return write
 
     # --- through a worker -------------------------------------------------------------------
-
-    def taken(self, worker: str) -> list[bytes]:
-        """The ids, as they stood in the queue, that were popped for a worker and are not begun."""
-        found: Any = self.connection.lrange(keys.taken(worker), 0, -1)
-        return list(found)
 
     def begin(self, popped: bytes, queue: str, worker: str) -> tuple[Job, Begun] | None:
         """Start an execution of a job that was popped for the worker.
@@ -221,7 +214,7 @@ class JobStore:
             pipeline.hmget(job.key, *_NOTED)
 
         if job is not None and job.origin == queue:
-            results = self._change(job, (JobStatus.QUEUED,), write)
+            results = change(self.connection, job, (JobStatus.QUEUED,), write)
             if results:
                 number, (kills, suspect, stop, pause) = results[-2:]
                 orders = Orders(_text_or_none(stop), _text_or_none(pause))
@@ -255,7 +248,10 @@ class JobStore:
             registry = FinishedJobRegistry(job.origin, connection=self.connection)
             registry.add(job, -1, pipeline)
 
-        return self._end(job, execution, write, release_dependents=True)
+        def release(pipeline: Pipeline) -> None:
+            self.queue(job.origin).enqueue_dependents(job, pipeline=pipeline)
+
+        return end(self.connection, job, execution, write, watching=release)
 
     def fail(self, job: Job, execution: Execution, error: str) -> bool:
         """The job failed for good; `error` is the reason, its last line the short of it."""
@@ -277,7 +273,7 @@ class JobStore:
             pipeline.hdel(job.key, *_PASSING)
             self._record(job, execution, type, pipeline, exc_string=error)
 
-        return self._end(job, execution, write)
+        return end(self.connection, job, execution, write)
 
     def requeue(
         self,
@@ -311,7 +307,7 @@ class JobStore:
             job.save(pipeline=pipeline, include_meta=False, include_result=False)
             self._put_away(job, pipeline)
 
-        return self._end(job, execution, push, if_paused=put_away)
+        return end(self.connection, job, execution, push, if_paused=put_away)
 
     def _record(
         self, job: Job, execution: Execution, type: Result.Type, pipeline: Pipeline, **what: Any
@@ -347,7 +343,7 @@ class JobStore:
             write(pipeline)
             pipeline.publish(keys.STEER, job.id)
 
-        return bool(self._change(job, (JobStatus.STARTED,), write_and_tell))
+        return bool(change(self.connection, job, (JobStatus.STARTED,), write_and_tell))
 
     def cancel_waiting(self, job: Job) -> bool:
         """Take a waiting job out; False when it does not wait (any more)."""
@@ -360,9 +356,7 @@ class JobStore:
                 job, ttl=-1, pipeline=pipeline
             )
 
-        return bool(self._change(job, WAITING, write))
-
-    # --- paused -----------------------------------------------------------------------------
+        return bool(change(self.connection, job, WAITING, write))
 
     def remove(self, job: Job) -> bool:
         """Forget an ended job with all that Redis has of it; False when it is not ended."""
@@ -371,7 +365,9 @@ class JobStore:
             job.delete(pipeline=pipeline, remove_from_queue=False)
             pipeline.delete(Result.get_key(job.id), keys.events(job.id))
 
-        return bool(self._change(job, ENDED, write))
+        return bool(change(self.connection, job, ENDED, write))
+
+    # --- paused -----------------------------------------------------------------------------
 
     def pause_of(self, job: Job) -> str | None:
         """What pause was asked for and not undone since: "hold" or "release"."""
@@ -390,7 +386,7 @@ class JobStore:
             self._put_away(job, pipeline)
 
         due: Any = self.connection.zscore(self._scheduled(job).key, job.id)
-        return bool(self._change(job, WAITING, write))
+        return bool(change(self.connection, job, WAITING, write))
 
     def unpause(self, job: Job) -> bool:
         """Put a job that was put away back: to the front of its queue, or to what it waited for.
@@ -414,7 +410,7 @@ class JobStore:
                 self._push(job, pipeline, front=True)
 
         is_paused = self.pause_of(job) is not None
-        return is_paused and bool(self._change(job, (JobStatus.SCHEDULED,), write))
+        return is_paused and bool(change(self.connection, job, (JobStatus.SCHEDULED,), write))
 
     def _put_away(self, job: Job, pipeline: Pipeline) -> None:
         pipeline.zadd(self._scheduled(job).key, {job.id: NEVER})
@@ -424,115 +420,8 @@ class JobStore:
     def _scheduled(self, job: Job) -> ScheduledJobRegistry:
         return ScheduledJobRegistry(job.origin, connection=self.connection)
 
-    # --- when a worker is dead --------------------------------------------------------------
-
-    def workers(self) -> dict[str, str]:
-        """The queue of every worker that may hold a job, by the worker's name."""
-        found = self.connection.hgetall(keys.WORKERS)
-        named = {keys.text(name): keys.text(queue) for name, queue in found.items()}
-        return {name: q for name, q in named.items() if q in keys.QUEUES and name.count(":") == 2}
-
-    def renew_lease(self, worker: str, *, seconds: int) -> None:
-        self.connection.set(keys.lease(worker), 1, ex=seconds)
-
-    def has_lease(self, worker: str) -> bool:
-        return bool(self.connection.exists(keys.lease(worker)))
-
-    def register(self, worker: str, queue: str) -> None:
-        """Known before it takes its first job, so that it is missed when it dies."""
-        self.connection.hset(keys.WORKERS, worker, queue)
-
-    def bury(self, worker: str, queue: str, *, spare: Collection[Execution] = ()) -> list[str]:
-        """Put back whatever a dead worker held; return the ids. Safe to run twice or by two.
-
-        `spare`: executions that are alive; a worker that lives calls this for what it lost.
-        """
-        returned = []
-        target = self.queue(queue).key
-        while (
-            job_id := self.connection.lmove(keys.taken(worker), target, "RIGHT", "LEFT")
-        ) is not None:
-            returned.append(keys.text(job_id))
-        registry = StartedJobRegistry(queue, connection=self.connection)
-        members: Any = self.connection.zrange(registry.key, 0, -1)
-        for member in members:
-            job_id, _, execution_id = keys.text(member).partition(":")
-            execution = Execution(execution_id, job_id, self.connection)
-            if execution in spare:
-                continue
-            holder = self.connection.hget(execution.key, "worker_name")
-            if holder is not None and holder != worker.encode():
-                continue
-            job = self.fetch(job_id)
-            if job is None:
-                self.connection.zrem(registry.key, member)
-            elif self.requeue(job, execution):
-                returned.append(job_id)
-        self.connection.hdel(keys.WORKERS, worker)
-        return returned
-
-    # --- transactions -----------------------------------------------------------------------
-
     def _push(self, job: Job, pipeline: Pipeline, *, front: bool) -> None:
         self.queue(job.origin)._enqueue_job(job, pipeline=pipeline, at_front=front)
-
-    def _change(
-        self,
-        job: Job,
-        statuses: tuple[JobStatus, ...],
-        write: Callable[[Pipeline], Any],
-    ) -> list[Any]:
-        """Run `write` in a transaction if the job's status is one of `statuses`.
-
-        Returns the replies; none when the status is another.
-        """
-        while True:
-            with self.connection.pipeline() as pipeline:
-                pipeline.watch(job.key)
-                status = pipeline.hget(job.key, "status")  # at once: the pipeline is watching
-                if status not in [known.value.encode() for known in statuses]:
-                    return []
-                job._status = JobStatus(keys.text(status))
-                pipeline.multi()
-                write(pipeline)
-                try:
-                    return pipeline.execute()
-                except redis.WatchError:
-                    continue
-
-    def _end(
-        self,
-        job: Job,
-        execution: Execution,
-        write: Callable[[Pipeline], None],
-        *,
-        release_dependents: bool = False,
-        if_paused: Callable[[Pipeline], None] | None = None,
-    ) -> bool:
-        """Run `write` in the transaction that ends an execution, if it is still there to end.
-
-        `if_paused` takes its place for a job whose pause was asked for.
-        """
-        key = job.started_job_registry.key
-        while True:
-            with self.connection.pipeline() as pipeline:
-                pipeline.watch(key, job.key, job.dependents_key)
-                if pipeline.zscore(key, execution.composite_key) is None:
-                    return False
-                chosen = write
-                if if_paused is not None and pipeline.hexists(job.key, keys.FIELD_PAUSE):
-                    chosen = if_paused
-                if release_dependents:
-                    self.queue(job.origin).enqueue_dependents(job, pipeline=pipeline)
-                if not pipeline.explicit_transaction:
-                    pipeline.multi()
-                execution.delete(job, pipeline)
-                chosen(pipeline)
-                try:
-                    pipeline.execute()
-                except redis.WatchError:
-                    continue
-                return True
 
 
 def _text_or_none(raw: Any) -> str | None:

@@ -18,6 +18,9 @@ JOB_FUNCTION = "warmd.daemon.horse.run_job"
 # Hash of every worker that may hold a job: its name -> the queue it listens on.
 WORKERS = "warmd:workers"
 
+# The folder of run directories that belongs to the jobs of a server: JSON with its id and path.
+RUNS = "warmd:runs"
+
 # Fields that warmd adds to RQ's hash of a job.
 FIELD_EXECUTION = "warmd_execution"  # how many executions have begun
 FIELD_KILLS = "warmd_kills"  # horses killed in a row without a step more

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..configs.config import ModelConfig
+from ..jobs.adapters import merge, model_folder
 from ..jobs.context import WarmModel
 from ..jobs.errors import Conflict, JobFailed, NotFound
 from .headers import check_sizes, tensors
@@ -78,8 +79,8 @@ class WarmModels:
             self.unload(config.name)
         begun = time.perf_counter()
         with _blaming(config, folder):
-            check_sizes(folder)
-            needed = stored_bytes(folder, config.dtype)
+            check_sizes(model_folder(folder))
+            needed = stored_bytes(model_folder(folder), config.dtype)
         self._make_room(config, needed, in_use)
         with _blaming(config, folder):
             warm = _read(config, folder)
@@ -178,13 +179,17 @@ def _read(config: ModelConfig, folder: Path) -> WarmModel:
 
     from ..jobs.encoder import CodeGraphConfig  # makes it known to the Auto classes
 
-    settings = transformers.AutoConfig.from_pretrained(folder)
+    base = model_folder(folder)
+    settings = transformers.AutoConfig.from_pretrained(base)
     has_masked_lm = isinstance(settings, CodeGraphConfig)
     name = _auto_class(config.task, settings.architectures or [], has_masked_lm=has_masked_lm)
     auto = getattr(transformers, name)
     dtype = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-    model = auto.from_pretrained(folder, config=settings, dtype=dtype)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = auto.from_pretrained(base, config=settings, dtype=dtype)
+    if base != folder:
+        merge(model, folder)
+    has_tokenizer = (folder / "tokenizer_config.json").is_file()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder if has_tokenizer else base)
     return WarmModel(name=config.name, path=folder, model=model.eval(), tokenizer=tokenizer)
 
 

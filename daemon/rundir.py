@@ -7,7 +7,7 @@ checkpoints/   what it goes on from
 init/          the weights that it began with, when they are another job's
 model/         the final weights
 result.json    what came out, for the revision of the spec that it names
-lock           held by the horse that writes here; holds its pid
+lock           held by the horse that writes here; says which process that is
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _PARTS = {"id": str, "kind": str, "revision": int, "spec": dict}  # of spec.json
 _ID = re.compile(r"[a-z][a-z0-9]{0,15}-\d{8}-\d{6}-[a-z0-9]{4}")
 _ID_PREFIX = re.compile(r"[a-z0-9-]{1,40}")
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"  # none that look alike, in the order they sort
+_LONGEST_SIGNATURE = 100  # bytes
 _SLOTS = len(_LETTERS) ** 4  # into which a second is divided
 
 
@@ -188,14 +189,11 @@ class RunDir:
 
     @contextmanager
     def unused(self) -> Iterator[None]:
-        """Keep executions from beginning, for a moment. Raises Conflict when one is there.
-
-        For less than the patience of `lock`: a horse kills who holds it for longer.
-        """
+        """Keep executions from beginning, for a moment. Raises Conflict when one is there."""
         fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _sign(fd)
+            os.ftruncate(fd, 0)  # no horse
             yield
         except BlockingIOError:
             raise Conflict(f"job: {self.path.name} runs: stop it first") from None
@@ -203,19 +201,20 @@ class RunDir:
             os.close(fd)
 
     def holder(self) -> int | None:
-        """Return the process that writes here now, None for none."""
+        """Return the horse of this machine that writes here now, None for none."""
         with contextlib.suppress(FileNotFoundError), open(self.path / "lock", "rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return int(file.read(20) or 0) or None
+                return _signed_by(file.fileno())
         return None
 
     def lock(self, *, patience_s: float = 5.0) -> int:
         """Take the directory for this process; return the lock's descriptor.
 
         A horse whose worker died ends by itself. One that still holds the lock after `patience_s`
-        is stuck, and is killed: two executions must never write here together.
+        is stuck, and is killed: two executions must never write here together. One of another
+        machine is waited for.
         """
         fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         deadline = time.monotonic() + patience_s
@@ -223,19 +222,35 @@ class RunDir:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                holder = os.pread(fd, 20, 0)
-                if time.monotonic() > deadline and holder.isdigit():
+                if time.monotonic() > deadline and (holder := _signed_by(fd)) is not None:
                     with contextlib.suppress(ProcessLookupError):
-                        os.kill(int(holder), signal.SIGKILL)
+                        os.kill(holder, signal.SIGKILL)
                 time.sleep(0.02)
             else:
-                _sign(fd)
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, _signature(os.getpid()), 0)
                 return fd
 
 
-def _sign(lock: int) -> None:
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, str(os.getpid()).encode(), 0)
+def _signature(pid: int) -> bytes:
+    """Its id, when it began and on which boot: all processes of all machines differ in it.
+
+    Empty for a process that is gone, and where the kernel does not tell.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return b""
+    began = stat.rpartition(b")")[2].split()[19]  # in ticks since the boot; a name may hold spaces
+    return b"%d %s %s" % (pid, began, boot)
+
+
+def _signed_by(lock: int) -> int | None:
+    """Return the living process of this machine that signed a lock, None for any other."""
+    signature = os.pread(lock, _LONGEST_SIGNATURE, 0)
+    pid = signature.partition(b" ")[0]
+    return int(pid) if pid.isdigit() and signature == _signature(int(pid)) else None
 
 
 def _pretty(document: dict[str, Any]) -> bytes:

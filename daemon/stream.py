@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 _SHORT_S = 0.01
 _KEPT = 10_000  # events; older ones are in the file
+_KEPT_OF_ENDED = 64
 
 
 class Publisher:
@@ -56,6 +57,16 @@ class Publisher:
                 return False
         return True
 
+    def trim(self) -> None:
+        """Keep the end alone, for a job that has ended: thousands of trainings fill the memory.
+
+        Whoever reads all of it finds the beginning in the file.
+        """
+        try:
+            self.connection.xtrim(self.key, maxlen=_KEPT_OF_ENDED, approximate=False)
+        except redis.RedisError as error:
+            log.debug("%s: not trimmed: %s", self.key, error)
+
     def _add(self, event: dict[str, Any]) -> None:
         try:
             self.connection.xadd(
@@ -76,12 +87,10 @@ def last_seq(connection: redis.Redis, key: str) -> int:
     return int(newest[0][0].split(b"-")[0]) if newest else 0
 
 
-def newest(
-    connection: redis.Redis, job_ids: list[str], *, count: int
-) -> list[list[dict[str, Any]]]:
-    """The newest `count` events of each job, newest first, in one round trip."""
+def newest(connection: redis.Redis, counts: Mapping[str, int]) -> list[list[dict[str, Any]]]:
+    """So many of the newest events of each job, newest first, in one round trip."""
     with connection.pipeline(transaction=False) as pipeline:
-        for job_id in job_ids:
+        for job_id, count in counts.items():
             pipeline.xrevrange(keys.events(job_id), count=count)
         found = pipeline.execute(raise_on_error=False)
     # Something else in a stream's place is a job without events, not the end of the list.

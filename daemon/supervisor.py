@@ -6,32 +6,30 @@ It imports no torch and runs no job, so that it survives what kills the others.
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import secrets
 import selectors
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
-from functools import partial
 from typing import Any
 
-import orjson
 import redis
 
 from .. import __version__
-from ..configs.config import DaemonConfig, ModelConfig, WorkerConfig, redacted_url
+from ..configs.config import DaemonConfig, ModelConfig, redacted_url
 from ..configs.values import memory_bytes
 from ..jobs.errors import Unavailable, WarmdError
-from . import fetch, keys
+from . import fetch, keys, tenancy
+from .children import MOST_QUICK_KILLS, Child, GatewayChild, WorkerChild
 from .control_server import ControlServer
 from .home import Home
 from .jobstore import JobStore
+from .life import Life
 from .retention import Retention
+from .roster import Roster
 from .server import EmbeddedServer, find_binary, url_of
 from .warmset import WarmSet
 
@@ -40,101 +38,33 @@ log = logging.getLogger(__name__)
 Report = Callable[[dict[str, Any]], None]
 
 _TURN_S = 1.0  # at most; a child that dies or a signal ends it sooner
-_QUICK_DEATH_S = 5.0
-_MOST_QUICK_FAILURES = 3  # in a row, before the daemon gives up
-_MOST_QUICK_KILLS = 10  # the same for deaths by a signal, which say less about the next try
-_LONGEST_WAIT_S = 60.0  # between two starts of a gateway that does not stay up
 _DEFAULT_BUDGET = 0.7  # of the machine's memory
-
-
-class Child:
-    """One process of ours, and how often it died young."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.process: subprocess.Popen[bytes] | None = None
-        self.started = 0.0
-        self.is_ready = False  # since its latest start
-        self.quick_deaths = 0  # in a row
-
-    @property
-    def pid(self) -> int | None:
-        return self.process.pid if self.process is not None else None
-
-    def has_died(self) -> bool:
-        return self.process is not None and self.process.poll() is not None
-
-    def cannot_stay_up(self) -> bool:
-        """Count a death; return whether starting it once more makes no sense."""
-        assert self.process is not None
-        lived = time.monotonic() - self.started
-        # One that was never ready may have taken long for it, and would do so every time.
-        was_quick = lived < _QUICK_DEATH_S or not self.is_ready
-        self.quick_deaths = self.quick_deaths + 1 if was_quick else 0
-        killed = self.process.returncode < 0
-        return self.quick_deaths >= (_MOST_QUICK_KILLS if killed else _MOST_QUICK_FAILURES)
-
-
-class WorkerChild(Child):
-    """A worker process; each incarnation has a name of its own in Redis."""
-
-    def __init__(self, config: WorkerConfig) -> None:
-        super().__init__(config.name)
-        self.config = config
-        self.redis_name = ""
-
-
-class GatewayChild(Child):
-    """The HTTP gateway. The daemon lives on without it, and tries again, ever less often."""
-
-    def __init__(self) -> None:
-        super().__init__("http")
-        self.url: str | None = None  # once it listens
-        self.problem: str | None = None  # why it could not, the last time
-        self._again_at = 0.0
-
-    def hear(self, message: dict[str, Any]) -> None:
-        self.url, self.problem = message.get("url"), message.get("problem")
-        log.info("http: %s", self.problem or f"listening on {self.url}")
-
-    def must_start(self) -> bool:
-        """Whether it is dead and it is time to start it; counts a death."""
-        if self.process is not None and self.has_died():
-            lived = time.monotonic() - self.started
-            self.quick_deaths = self.quick_deaths + 1 if lived < _QUICK_DEATH_S else 0
-            wait_s = min(2.0**self.quick_deaths - 1, _LONGEST_WAIT_S)
-            log.error("http: ended (%s), next try in %g s", self.process.returncode, wait_s)
-            self.process, self.url = None, None
-            self._again_at = time.monotonic() + wait_s
-        return self.process is None and time.monotonic() >= self._again_at
 
 
 class Supervisor:
     """One daemon."""
 
-    def __init__(
-        self, config: DaemonConfig, life: str, report: Report, end_wanted: mmap.mmap
-    ) -> None:
-        """`end_wanted` is how the guardian learns that this one need not be replaced."""
+    def __init__(self, config: DaemonConfig, life: Life, report: Report) -> None:
         self.config = config
         self.report = report
         self.home = Home(config.home)
         self.started = time.time()
         self.stopping: str | None = None  # "drain" or "now"
-        self._end_wanted = end_wanted
+        self._life = life
         self.failure: str | None = None
         self.server: EmbeddedServer | None = None
         self._failed_revivals = 0  # of the server, in a row
         self.url = config.redis_url or url_of(self.home)
         self.connection = keys.connect(self.url)
         self.store = JobStore(self.connection)
+        self.roster = Roster(self.store)
         self._retention = Retention(
             self.store, self.home, keep_s=config.keep_answers_s, most=config.max_answers
         )
         self.zygote = Child("zygote")
         self.workers = [WorkerChild(worker) for worker in config.workers]
         self.gateway = GatewayChild()
-        self.warm_set = WarmSet(self.home, config.models, life)
+        self.warm_set = WarmSet(self.home, config.models, life.name)
         self._selector = selectors.DefaultSelector()
         self.is_warm = False
 
@@ -170,7 +100,7 @@ class Supervisor:
 
     def stop(self, how: str) -> None:
         """Ask for the end: "drain" lets jobs save and go back to their queue, "now" does not."""
-        self._end_wanted[0] = 1
+        self._life.want_end()
         if self.stopping != "now":
             self.stopping = how
         os.write(self._waker.fileno(), b"x")
@@ -188,7 +118,7 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
 
     def _on_stop_signal(self, *_: Any) -> None:
-        self._end_wanted[0] = 1
+        self._life.want_end()
         self.stopping = self.stopping or "drain"
 
     def _turn(self) -> None:
@@ -226,6 +156,8 @@ class Supervisor:
             self.server = EmbeddedServer(self.home, find_binary(self.config.server_binary))
             self.server.start()
         check_server(self.connection, self.config.redis_url)
+        if self.server is None:
+            tenancy.claim(self.connection, self.home)
         info: Any = self.connection.info("memory")
         self.report(
             {
@@ -243,13 +175,14 @@ class Supervisor:
             try:
                 models.append(_placed(model))
             except WarmdError as error:
-                if not self.is_warm:
+                if not self._life.was_warm:
                     raise
                 log.error("zygote: %s", error)
         budget = self.config.memory_budget_bytes or int(memory_bytes() * _DEFAULT_BUDGET)
-        self._spawn(
-            self.zygote,
+        self.zygote.start(
+            self._selector,
             "warmd.daemon.zygote",
+            self.home,
             {"budget_bytes": budget, "models": models},
             tells=self._on_zygote,
         )
@@ -271,69 +204,28 @@ class Supervisor:
         worker.is_ready = True
         if not self.is_warm and all(worker.is_ready for worker in self.workers):
             self.is_warm = True
+            self._life.note_warm()
             self.report({"stage": "ready", "pid": os.getpid(), "done": True})
 
     def _keep_gateway(self) -> None:
         if self.config.http_port is not None and self.gateway.must_start():
-            self._spawn(
-                self.gateway,
+            self.gateway.start(
+                self._selector,
                 "warmd.daemon.gateway",
+                self.home,
                 {"config": self.config.to_json(), "url": self.url},
                 tells=self.gateway.hear,
             )
 
     def _spawn_worker(self, worker: WorkerChild) -> None:
         worker.redis_name = f"{worker.name}:{self.home.key}:{secrets.token_hex(3)}"
-        self._spawn(
-            worker,
+        worker.start(
+            self._selector,
             "warmd.daemon.worker",
+            self.home,
             {"config": worker.config.__dict__, "url": self.url, "name": worker.redis_name},
             tells=lambda _: self._on_worker(worker),
         )
-
-    def _spawn(
-        self,
-        child: Child,
-        module: str,
-        settings: dict[str, Any],
-        *,
-        tells: Callable[[dict[str, Any]], None] | None = None,
-    ) -> None:
-        """Start a Python process of ours; what it says on stderr goes to the log, line by line."""
-        child.process = subprocess.Popen(
-            [sys.executable, "-m", module, str(self.home.path), str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if tells else subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        child.started = time.monotonic()
-        child.is_ready = False
-        assert child.process.stdin is not None
-        child.process.stdin.write(orjson.dumps(settings))
-        child.process.stdin.close()
-        if tells is not None:
-            self._read_lines(child.process.stdout, partial(_heed, child.name, tells))
-        self._read_lines(
-            child.process.stderr, lambda line: log.info("%s", line.decode("utf-8", "replace"))
-        )
-
-    def _read_lines(self, stream: Any, take: Callable[[bytes], None]) -> None:
-        os.set_blocking(stream.fileno(), False)
-        partial = b""
-
-        def read() -> None:
-            nonlocal partial
-            data = os.read(stream.fileno(), 1 << 16)
-            if not data:
-                self._selector.unregister(stream)
-                stream.close()
-                return
-            *lines, partial = (partial + data).split(b"\n")
-            for line in lines:
-                take(line)
-
-        self._selector.register(stream, selectors.EVENT_READ, read)
 
     # --- watching ---------------------------------------------------------------------------
 
@@ -346,7 +238,7 @@ class Supervisor:
                     self.server.start()
                 except Unavailable:
                     self._failed_revivals += 1
-                    if self._failed_revivals >= _MOST_QUICK_KILLS:
+                    if self._failed_revivals >= MOST_QUICK_KILLS:
                         raise
                 else:
                     self._failed_revivals = 0
@@ -368,8 +260,10 @@ class Supervisor:
         while self._selector.select(0):  # its last words
             self._listen(0)
         log.error("%s: ended (%s)", child.name, child.process.returncode)
-        # A zygote that gives up at the first start will do so again; one that is killed may not.
-        gave_up = child is self.zygote and not self.is_warm and child.process.returncode >= 0
+        # A zygote that gives up at the first start will do so again; one that is killed may not,
+        # nor may the one of a daemon that was warm before its supervisor was killed.
+        gave_up = child.process.returncode >= 0 and not self._life.was_warm
+        gave_up = gave_up and child is self.zygote
         if child.cannot_stay_up() or gave_up:
             raise Unavailable(
                 f"{child.name} does not stay up (last ended with {child.process.returncode}): "
@@ -378,18 +272,18 @@ class Supervisor:
 
     def bury(self, name: str, queue: str) -> None:
         """Return what a dead worker held to its queue."""
-        for job_id in self.store.bury(name, queue):
+        for job_id in self.roster.bury(name, queue):
             log.warning("%s: queued again, worker %s is dead", job_id, name)
 
     def _bury_predecessors(self) -> None:
         # Whatever was here before us is dead: one daemon a home, and its processes end with it.
-        for name, queue in self.store.workers().items():
+        for name, queue in self.roster.workers().items():
             if name.split(":")[1] == self.home.key:
                 self.bury(name, queue)
 
     def _bury_foreign(self) -> None:
-        for name, queue in self.store.workers().items():
-            if name.split(":")[1] != self.home.key and not self.store.has_lease(name):
+        for name, queue in self.roster.workers().items():
+            if name.split(":")[1] != self.home.key and not self.roster.has_lease(name):
                 self.bury(name, queue)
 
     # --- stopping ---------------------------------------------------------------------------
@@ -429,8 +323,6 @@ class Supervisor:
         except redis.RedisError as error:
             log.warning("supervisor: what the workers held returns at the next start: %s", error)
 
-    # --- what the control socket asks -------------------------------------------------------
-
     def _write_state(self) -> None:
         self.home.write_state(
             {
@@ -441,18 +333,6 @@ class Supervisor:
                 "control": str(self.home.control_socket),
             }
         )
-
-
-def _heed(name: str, tells: Callable[[dict[str, Any]], None], line: bytes) -> None:
-    """Take a line of a child's stdout; what a library printed there goes to the log."""
-    try:
-        message = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        message = None
-    if isinstance(message, dict) and ("stage" in message or "error" in message):
-        tells(message)
-    else:
-        log.info("%s: %s", name, line.decode("utf-8", "replace"))
 
 
 def _placed(model: ModelConfig) -> dict[str, Any]:

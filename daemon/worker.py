@@ -28,6 +28,7 @@ from .home import Home
 from .jobstore import Begun, JobStore
 from .leash import end_with_parent
 from .mailbox import Mailbox
+from .roster import Roster
 from .rundir import RunDir
 from .stable import Horse, Stable
 
@@ -49,6 +50,7 @@ class Worker:
         self.name = name
         self.connection = keys.connect(url, timeout_s=30.0)
         self.store = JobStore(self.connection)
+        self.roster = Roster(self.store)
         self.stable = Stable(home.zygote_socket, config)
         self.attempts: list[Attempt] = []
         self.draining = False
@@ -81,7 +83,7 @@ class Worker:
         self._mailbox.close()
         while True:
             try:
-                self.store.bury(self.name, self.config.queue)
+                self.roster.bury(self.name, self.config.queue)
                 return
             except redis.RedisError:
                 time.sleep(_AWAY_S)
@@ -104,7 +106,7 @@ class Worker:
                 self.attempts.remove(attempt)
         now = time.monotonic()
         if now - self._renewed > _RENEW_S:
-            self.store.renew_lease(self.name, seconds=LEASE_S)
+            self.roster.register(self.name, self.config.queue, lease_s=LEASE_S)
             self._renewed = now
         if self._mailbox.orders() or now - self._checked > _TURN_S:
             self._checked = now
@@ -117,9 +119,9 @@ class Worker:
         A server that died may have made a change and kept its reply to itself.
         """
         spare = [attempt.begun.claim for attempt in self.attempts]
-        for job_id in self.store.bury(self.name, self.config.queue, spare=spare):
+        for job_id in self.roster.bury(self.name, self.config.queue, spare=spare):
             log.warning("%s: queued again, %s had lost it", job_id, self.name)
-        self.store.register(self.name, self.config.queue)
+        self.roster.register(self.name, self.config.queue, lease_s=LEASE_S)
 
     def _check(self) -> None:
         """Pass on what is asked of the jobs that run."""
@@ -137,7 +139,7 @@ class Worker:
             self._begin(popped)
         elif is_over:
             # A server that died kept its reply to itself, and somebody may have moved one by hand.
-            for left in self.store.taken(self.name)[:1]:
+            for left in self.roster.taken(self.name)[:1]:
                 self._begin(left)
         if self._has_room() and not self.draining:
             self._mailbox.wait_for_job()

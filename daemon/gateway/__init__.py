@@ -4,6 +4,7 @@ It holds no model and imports no torch. Every request becomes a job like any oth
 is read from that job's events, so that a gateway that dies loses no job.
 
 main         the process: its socket, its leash, its word to the supervisor
+door         its connections, which do not stay open for nothing
 app          the routes put together
 guard        who may come in, and with how much
 gate         what the routes share: the queue, the jobs under way, the thread pool

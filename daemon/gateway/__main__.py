@@ -19,6 +19,7 @@ from ...configs.config import DaemonConfig, check_http
 from ...configs.values import ConfigError
 from ..leash import end_with_parent
 from .app import create_app
+from .door import Door, allow_many
 
 _BACKLOG = 512
 _GRACE_S = 2  # for those that wait to read that the daemon stops
@@ -29,7 +30,11 @@ class _Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, url: str) -> None:
         settings: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
-        super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=_GRACE_S, **settings))
+        super().__init__(
+            uvicorn.Config(
+                app, http=Door, ws="none", timeout_graceful_shutdown=_GRACE_S, **settings
+            )
+        )
         self._app = app
         self._url = url
 
@@ -62,6 +67,7 @@ def main() -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     request = orjson.loads(sys.stdin.buffer.read())
     config = DaemonConfig.from_json(request["config"])
+    allow_many()
     try:
         listener = _listen(config)
     except (OSError, ConfigError) as error:

@@ -7,9 +7,9 @@ what was sent already is left out, and only if it comes out otherwise does the s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import Request
 
@@ -19,8 +19,6 @@ from .audience import CLIENT_GONE, Caller, gone
 from .errors import ApiError, unavailable
 from .gate import Gate
 from .hub import Standing
-
-T = TypeVar("T")
 
 _NO_RETRY = {"x-should-retry": "false"}
 
@@ -107,20 +105,13 @@ async def pieces(gate: Gate, job_id: str) -> AsyncGenerator[Piece, None]:
                     yield Text(index, fresh)
 
 
-async def result(gate: Gate, job_id: str) -> dict[str, Any]:
-    """Wait for a job's result. Raises ApiError when there will be none."""
-    async for piece in pieces(gate, job_id):
-        if isinstance(piece, dict):
-            return piece
-    raise AssertionError("a follow that ends has said why")
+async def whole(gate: Gate, request: Request, caller: Caller, job_id: str) -> dict[str, Any]:
+    """Wait for a job's result, for as long as the client does.
 
-
-async def while_connected(
-    gate: Gate, request: Request, caller: Caller, job_id: str, work: Awaitable[T]
-) -> T:
-    """Wait for `work` on a job for as long as the client does. Raises ApiError."""
+    Raises ApiError when there will be none.
+    """
     with gate.audience.attend(gate, job_id, caller) as stay:
-        answer = asyncio.ensure_future(work)
+        answer = asyncio.ensure_future(_result(gate, job_id))
         left = asyncio.ensure_future(gone(request))
         try:
             await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -131,6 +122,13 @@ async def while_connected(
             answer.cancel()
             left.cancel()
         raise CLIENT_GONE
+
+
+async def _result(gate: Gate, job_id: str) -> dict[str, Any]:
+    async for piece in pieces(gate, job_id):
+        if isinstance(piece, dict):
+            return piece
+    raise AssertionError("a follow that ends has said why")
 
 
 def _failure(job_id: str, status: str | None, failed: dict[str, Any] | None) -> ApiError:

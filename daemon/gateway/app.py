@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
@@ -40,9 +40,9 @@ def create_app(config: DaemonConfig, url: str) -> FastAPI:
         app.state.gate = gate = Gate(config, url)
         hub = asyncio.create_task(gate.hub.run())
         yield
-        hub.cancel()
-        with suppress(asyncio.CancelledError):
-            await hub
+        while not hub.done():
+            hub.cancel()  # again and again: redis-py at times swallows it
+            await asyncio.wait({hub}, timeout=0.1)
         await gate.close()
 
     app = FastAPI(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 8.0  # OpenAI's client waits so long, doubl
 _RETRY_SLACK_S = 2.0
 _CLOCK_SLACK_S = 0.5  # between a client's clock and ours
 _LONGEST_KEY = 255
+_RETRY_COUNT = r"[0-9]{1,3}"
 
 
 @dataclass
@@ -58,7 +60,8 @@ class Caller:
 async def _caller(
     request: Request,
     idempotency_key: Annotated[
-        str | None, Header(max_length=_LONGEST_KEY, description="Names the request for a day.")
+        str | None,
+        Header(min_length=1, max_length=_LONGEST_KEY, description="Names the request for a day."),
     ] = None,
 ) -> Caller:
     body = request.url.path.encode() + b"\n" + await request.body()
@@ -66,7 +69,7 @@ async def _caller(
     return Caller(
         fingerprint=hashlib.sha256(body).hexdigest(),
         key=idempotency_key,
-        retry=min(int(retry), 10) if retry.isdecimal() else None,
+        retry=int(retry) if re.fullmatch(_RETRY_COUNT, retry) else None,
         timeout_s=_seconds(request.headers.get("x-stainless-read-timeout", "")),
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -15,6 +14,7 @@ from ...jobs.errors import SpecError
 from . import answers, images, sse
 from .audience import CallerDep
 from .errors import RESPONSES
+from .formats import ResponseFormat, schema_of
 from .gate import GateDep, as_param
 from .sampling import FinishReason, Forgotten, SamplingRequest, Unserved, Usage, usage_of
 from .strict import StrictRoute
@@ -82,7 +82,7 @@ class ChatRequest(SamplingRequest):
     top_logprobs: Unserved = None
     tools: Unserved = None
     tool_choice: Unserved = None
-    response_format: Unserved = None
+    response_format: ResponseFormat | None = None
 
     def image_urls(self) -> list[str]:
         """Every image of the chat, in order."""
@@ -148,43 +148,32 @@ async def create_chat_completion(
     for name in ("actions", "screen"):
         if (value := getattr(body, name)) is not None:
             options[name] = value
+    if schema := schema_of(body.response_format):
+        options["json_schema"] = schema
     try:
         spec = gate.parse("infer", options)
         job_id, headers = await answers.submit(gate, caller, spec)
     except SpecError as error:
-        raise as_param(error, {"prompt": "messages"}) from error
+        raise as_param(error, {"prompt": "messages", "json_schema": "response_format"}) from error
     head = {"id": f"chatcmpl-{job_id}", "created": int(time.time()), "model": body.model}
     if body.stream:
-        chunk = {**head, "object": "chat.completion.chunk"}
-
-        def delta(
-            index: int, delta: dict[str, Any], reason: str | None, **more: Any
-        ) -> dict[str, Any]:
-            choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": None}
-            return {**chunk, "choices": [{**choice, **more}]}
-
-        def ending(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
-            for choice in result["choices"]:
-                yield delta(choice["index"], {}, choice["finish_reason"], **_actions(choice))
-            gate.metrics.count_tokens(result["usage"])
-            if body.wants_usage:
-                yield {**chunk, "choices": [], "usage": usage_of(result)}
-
         return sse.response(
             gate,
             caller,
             job_id,
             headers,
+            chunk={**head, "object": "chat.completion.chunk"},
             opening=[
-                delta(index, {"role": "assistant", "content": ""}, None)
-                for index in range(body.n or 1)
+                _delta(index, {"role": "assistant", "content": ""}) for index in range(body.n or 1)
             ],
-            on_text=lambda piece: delta(piece.index, {"content": piece.text}, None),
-            on_result=ending,
+            on_text=lambda piece: _delta(piece.index, {"content": piece.text}),
+            on_end=lambda choice: {
+                **_delta(choice["index"], {}, choice["finish_reason"]),
+                **_actions(choice),
+            },
+            wants_usage=body.wants_usage,
         )
-    result = await answers.while_connected(
-        gate, request, caller, job_id, answers.result(gate, job_id)
-    )
+    result = await answers.whole(gate, request, caller, job_id)
     gate.metrics.count_tokens(result["usage"])
     choices = [
         {
@@ -204,6 +193,10 @@ async def create_chat_completion(
         "timings": result["timings"],
     }
     return JSONResponse(answer, headers=headers)
+
+
+def _delta(index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "finish_reason": reason, "logprobs": None}
 
 
 def _actions(choice: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -68,36 +67,28 @@ async def create_completion(
         "created": int(time.time()),
         "model": body.model,
     }
-
-    def choice(index: int, text: str, reason: str | None) -> dict[str, Any]:
-        return {"index": index, "text": text, "finish_reason": reason, "logprobs": None}
-
     if body.stream:
-
-        def ending(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
-            for c in result["choices"]:
-                yield {**head, "choices": [choice(c["index"], "", c["finish_reason"])]}
-            gate.metrics.count_tokens(result["usage"])
-            if body.wants_usage:
-                yield {**head, "choices": [], "usage": usage_of(result)}
-
         return sse.response(
             gate,
             caller,
             job_id,
             headers,
+            chunk=head,
             opening=(),
-            on_text=lambda piece: {**head, "choices": [choice(piece.index, piece.text, None)]},
-            on_result=ending,
+            on_text=lambda piece: _choice(piece.index, piece.text),
+            on_end=lambda choice: _choice(choice["index"], "", choice["finish_reason"]),
+            wants_usage=body.wants_usage,
         )
-    result = await answers.while_connected(
-        gate, request, caller, job_id, answers.result(gate, job_id)
-    )
+    result = await answers.whole(gate, request, caller, job_id)
     gate.metrics.count_tokens(result["usage"])
     answer = {
         **head,
-        "choices": [choice(c["index"], c["text"], c["finish_reason"]) for c in result["choices"]],
+        "choices": [_choice(c["index"], c["text"], c["finish_reason"]) for c in result["choices"]],
         "usage": usage_of(result),
         "timings": result["timings"],
     }
     return JSONResponse(answer, headers=headers)
+
+
+def _choice(index: int, text: str, reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "text": text, "finish_reason": reason, "logprobs": None}

@@ -6,8 +6,9 @@ import base64
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import orjson
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...jobs.errors import SpecError
@@ -79,20 +80,20 @@ async def create_embeddings(
         job_id, headers = await answers.submit(gate, caller, spec)
     except SpecError as error:
         raise as_param(error, {"text": "input"}) from error
-    result = await answers.while_connected(
-        gate, request, caller, job_id, answers.result(gate, job_id)
-    )
+    result = await answers.whole(gate, request, caller, job_id)
     usage = {"prompt_tokens": result["tokens"], "total_tokens": result["tokens"]}
     gate.metrics.count_tokens(usage)
     in_base64 = body.encoding_format == "base64"
-    answer = {
-        "object": "list",
-        "model": body.model,
-        "data": await gate.blocking(_data, result, in_base64),
-        "usage": usage,
-        "timings": result["timings"],
-    }
-    return JSONResponse(answer, headers=headers)
+
+    def answer() -> bytes:
+        data = _data(result, in_base64)
+        head = {"object": "list", "model": body.model, "data": data, "usage": usage}
+        return orjson.dumps(
+            {**head, "timings": result["timings"]}, option=orjson.OPT_SERIALIZE_NUMPY
+        )
+
+    # In a thread: of thousands of texts the numbers take a while to write.
+    return Response(await gate.blocking(answer), media_type="application/json", headers=headers)
 
 
 def _data(result: dict[str, Any], in_base64: bool) -> list[dict[str, Any]]:
@@ -110,7 +111,7 @@ def _data(result: dict[str, Any], in_base64: bool) -> list[dict[str, Any]]:
             "index": index,
             "embedding": base64.b64encode(vector.astype("<f4").tobytes()).decode()
             if in_base64
-            else vector.tolist(),
+            else vector,
         }
         for index, vector in enumerate(vectors)
     ]

@@ -24,6 +24,7 @@ _TYPES = {
     429: "rate_limit_error",
 }
 _CODES = {413: "request_too_large"}
+_MEMBERS = ("function-", "constrained-")  # pydantic's names for such
 _BACK_IN_S = "2"  # how soon what is starting or being replaced is worth another try
 
 
@@ -110,8 +111,8 @@ def from_any(error: Exception) -> ApiError:
 def _invalid(error: RequestValidationError) -> ApiError:
     """The first problem of a request that is not as described, with the place where it is."""
     first = error.errors()[0]
-    # What follows a list's number is a member of a union: noise to whoever wrote the request.
-    place = [str(part) for part in first["loc"][1:] if not str(part).startswith("function-")]
+    # The member of a union that did not take the value: noise to whoever wrote the request.
+    place = [str(part) for part in first["loc"][1:] if not str(part).startswith(_MEMBERS)]
     param = ".".join(place) or None
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"{param}: unknown or not supported here", param=param)
@@ -150,6 +151,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         401: "The token is missing or wrong.",
         403: "Not from this host or this web page.",
         404: "No such model, job or file.",
+        408: "The request stopped in the middle.",
         409: "It exists, but its state does not allow this.",
         413: "The request is too large.",
         429: "Too many requests wait already.",

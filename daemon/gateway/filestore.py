@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import shutil
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal
 
@@ -56,20 +57,26 @@ class FileStore:
     def get(self, file_id: str) -> FileObject:
         """Describe a file. Raises ApiError 404."""
         path = self.path(file_id)
-        found = path.stat()
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            raise _unknown(file_id) from None
         return FileObject(
             id=file_id, bytes=found.st_size, created_at=int(found.st_mtime), filename=path.name
         )
 
     def all(self) -> list[FileObject]:
-        found = (self.get(path.name) for path in self.folder.glob("file-*") if _is_id(path.name))
+        found = []
+        for path in self.folder.glob("file-*"):
+            with suppress(ApiError):  # being removed, or spoilt by hand
+                found.append(self.get(path.name))
         return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
 
     def path(self, file_id: str) -> Path:
         """Return where a file is. Raises ApiError 404."""
         inside = list((self.folder / file_id).iterdir()) if self._has(file_id) else []
         if len(inside) != 1:
-            raise ApiError(404, f"no file {file_id[:80]!r} here", param="file_id")
+            raise _unknown(file_id)
         return inside[0]
 
     def _has(self, file_id: str) -> bool:
@@ -85,13 +92,24 @@ class FileStore:
             return self.path(name)
         inside = PurePosixPath(name)
         path = self.folder / inside
-        if inside.is_absolute() or ".." in inside.parts or "\0" in name or not path.exists():
+        if inside.is_absolute() or ".." in inside.parts or not _exists(path):
             raise SpecError(
                 param,
                 f"must be the id of an uploaded file, or a path below {self.folder}, "
                 f"got {name[:80]!r}",
             )
         return path
+
+
+def _unknown(file_id: str) -> ApiError:
+    return ApiError(404, f"no file {file_id[:80]!r} here", param="file_id")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def _is_id(text: str) -> bool:

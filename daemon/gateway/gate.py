@@ -83,7 +83,7 @@ class Gate:
         self.client.close()
 
 
-def _gate(request: Request) -> Gate:
+async def _gate(request: Request) -> Gate:  # async: or it would be called in a thread
     gate: Gate = request.app.state.gate
     return gate
 

@@ -17,6 +17,7 @@ from .errors import ApiError
 LARGEST_BODY = 64 * 1024**2  # bytes of a request, images in it included
 LARGEST_FILE = 1024**3  # bytes of an uploaded file
 LINGER_S = 10  # to hear out who sends more than that
+SILENCE_S = 30  # in the middle of a body, after which nobody waits for the rest
 FILES = "/v1/files"
 OPEN = ("/health",)  # for whoever watches over the machine and has no token
 
@@ -54,7 +55,7 @@ class Guard:
             if not self._is_ours(headers.get("host", "")):
                 return ApiError(403, "Host must name this machine where no token is set")
             origin = headers.get("origin")
-            if origin is not None and not self._is_ours(urlsplit(origin).netloc):
+            if origin is not None and not self._is_ours(origin.partition("://")[2]):
                 return ApiError(403, "requests of web pages need a token: set http_token")
         elif scope["path"] not in OPEN and not self._has_token(headers):
             return ApiError(
@@ -87,6 +88,7 @@ class _Body:
         self._send = send
         self.limit = limit  # bytes
         self.received = 0
+        self.is_whole = False
         self.is_refused = False
 
     def refuse(self) -> ApiError:
@@ -99,7 +101,15 @@ class _Body:
         )
 
     async def receive(self) -> Message:
-        message = await self._receive()
+        if self.is_whole:  # what comes now is that the client has gone, one day
+            return await self._receive()
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                message = await self._receive()
+        except TimeoutError:
+            problem = f"nothing came for {SILENCE_S} s in the middle of the request"
+            raise HTTPException(408, problem, {"connection": "close"}) from None
+        self.is_whole = not message.get("more_body", False)
         self.received += len(message.get("body", b""))
         if self.received > self.limit:
             # Of a class that FastAPI hands through from where it reads the body.

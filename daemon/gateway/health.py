@@ -17,6 +17,8 @@ from .gate import GateDep
 
 router = APIRouter(tags=["operation"])
 
+_PATIENCE_S = 5.0  # with a daemon that does not answer: a thread waits, and there are few
+
 
 class Health(BaseModel):
     """Somebody can answer."""
@@ -26,12 +28,12 @@ class Health(BaseModel):
 
 def why_not(config: DaemonConfig) -> str | None:
     """Return why no worker can answer just now; None when one can. Asks the daemon."""
-    status = control.status(config)
-    if status["zygote"]["state"] != "ready":
-        return "the libraries and models are being loaded"
-    if not any(worker["queue"] == "infer" for worker in status["workers"]):
+    if not any(worker.queue == "infer" for worker in config.workers):
         return "no worker of the daemon takes the queue infer"
-    if not any(w["queue"] == "infer" and w["pid"] is not None for w in status["workers"]):
+    ready = control.ready(config, timeout_s=_PATIENCE_S)
+    if not ready["zygote"]:
+        return "the libraries and models are being loaded"
+    if "infer" not in ready["queues"]:
         return "the workers of the queue infer are being started"
     return None
 

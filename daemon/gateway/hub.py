@@ -16,6 +16,8 @@ from typing import Any
 
 import redis
 import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from rq.job import Job
 
 from .. import events, keys, stream
@@ -53,14 +55,18 @@ class Hub:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        # A reply may be as late as the wait that it ends.
-        self._redis = redis.asyncio.Redis.from_url(client.url, socket_timeout=_BLOCK_MS / 1000 + 5)
+        self._redis = redis.asyncio.Redis.from_url(
+            client.url,
+            socket_timeout=_BLOCK_MS / 1000 + 5,  # a reply may be as late as the wait that it ends
+            retry=Retry(NoBackoff(), 0),  # or the reader would go on under another id
+        )
         self._inboxes: dict[str, list[_Inbox]] = defaultdict(list)
         self._cursors: dict[str, int] = {}  # job -> the number of the last event that was read
         self._queue_key = client.store.queue("infer").key
         self._turn = 0  # of the reader: what was added before it began is in its XREAD
         self._reader_id: int | None = None  # while it waits
         self._wanted = asyncio.Event()
+        self._is_stale = asyncio.Event()  # somebody came, of whom the reader does not know
         self._look_soon = asyncio.Event()
 
     # --- for requests -----------------------------------------------------------------------
@@ -77,7 +83,6 @@ class Hub:
             return list(events.read(path, after=after))
 
         with self._inbox(job_id) as inbox:
-            await self._wake_reader()
             while True:
                 item = await inbox.get()
                 if item is None:
@@ -109,6 +114,7 @@ class Hub:
         # From the start, also when others follow it: they leave out what they have seen.
         self._cursors[job_id] = 0
         self._wanted.set()
+        self._is_stale.set()
         try:
             yield inbox
         finally:
@@ -116,24 +122,13 @@ class Hub:
             if not self._inboxes[job_id]:
                 del self._inboxes[job_id], self._cursors[job_id]
 
-    async def _wake_reader(self) -> None:
-        """Have the reader's wait end, so that the next one includes what was just added."""
-        turn = self._turn
-        while self._turn == turn and self._reader_id is not None:
-            try:
-                # 0 when its command has not arrived yet: asked too early.
-                if await self._redis.client_unblock(self._reader_id):
-                    return
-            except redis.RedisError:
-                return
-            await asyncio.sleep(0.001)
-
-    # --- the two loops ----------------------------------------------------------------------
+    # --- the three loops --------------------------------------------------------------------
 
     async def run(self) -> None:
         """Read and look until canceled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._insist(self._read))
+            group.create_task(self._insist(self._interrupt))
             group.create_task(self._insist(self._look))
 
     async def _insist(self, loop: Callable[[], Any]) -> None:
@@ -164,6 +159,22 @@ class Hub:
                     self._deliver(
                         keys.text(key).removeprefix(keys.events("")), entries, asked[keys.text(key)]
                     )
+
+    async def _interrupt(self) -> None:
+        """Have the reader's wait end when somebody came, so that the next one includes them.
+
+        Not in the requests themselves: redis-py at times swallows the cancellation of one whose
+        client has gone.
+        """
+        while True:
+            await self._is_stale.wait()
+            self._is_stale.clear()
+            turn = self._turn
+            while self._turn == turn and self._reader_id is not None:
+                # 0 when its command has not arrived yet: asked too early.
+                if await self._redis.client_unblock(self._reader_id):
+                    break
+                await asyncio.sleep(0.001)
 
     def _deliver(self, job_id: str, entries: list[Any], asked: int) -> None:
         if job_id not in self._cursors:

@@ -8,7 +8,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from .. import keys
 from ..client import Client
+from ..roster import Roster
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 
@@ -74,9 +76,10 @@ class _Queues(Collector):
         workers = GaugeMetricFamily(
             "warmd_workers", "Workers that give signs of life.", labels=["queue"]
         )
-        living = dict.fromkeys((queue["name"] for queue in self._client.queues()), 0)
-        for name, worker_queue in self._client.store.workers().items():
-            living[worker_queue] += self._client.store.has_lease(name)
+        living = dict.fromkeys(keys.QUEUES, 0)
+        roster = Roster(self._client.store)
+        for name, worker_queue in roster.workers().items():
+            living[worker_queue] += roster.has_lease(name)
         for queue_name, number in living.items():
             workers.add_metric([queue_name], number)
         return [jobs, workers]

@@ -15,7 +15,7 @@ class Pace:
 
     def __init__(self, config: DaemonConfig) -> None:
         infer = [worker for worker in config.workers if worker.queue == "infer"]
-        self._at_once = sum(getattr(worker, "slots", 1) for worker in infer) or 1
+        self._at_once = sum(worker.slots for worker in infer) or 1
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
 
     def note(self, seconds: float) -> None:

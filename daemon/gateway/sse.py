@@ -15,6 +15,7 @@ from .audience import Caller
 from .errors import from_any
 from .gate import Gate
 from .hub import Standing
+from .sampling import usage_of
 
 DONE = b"data: [DONE]\n\n"
 _BEAT_S = 5.0  # of silence, after which a comment keeps the connection alive
@@ -35,21 +36,29 @@ def response(
     job_id: str,
     headers: dict[str, str],
     *,
+    chunk: dict[str, Any],
     opening: Iterable[dict[str, Any]],
     on_text: Callable[[Text], dict[str, Any]],
-    on_result: Callable[[dict[str, Any]], Iterable[dict[str, Any]]],
+    on_end: Callable[[dict[str, Any]], dict[str, Any]],
+    wants_usage: bool,
 ) -> StreamingResponse:
-    """Stream a job's text. What fails after the first byte comes as a frame with an error."""
+    """Stream a job's text. What fails after the first byte comes as a frame with an error.
+
+    `chunk`: what every frame has; the others give one choice each, `on_end` for each of the result.
+    """
+
+    def choose(choice: dict[str, Any]) -> bytes:
+        return frame({**chunk, "choices": [choice]})
 
     async def frames() -> AsyncIterator[bytes]:
         with gate.audience.attend(gate, job_id, caller) as stay:
             try:
-                for data in opening:
-                    yield frame(data)
+                for choice in opening:
+                    yield choose(choice)
                 last, shown = time.monotonic(), None
                 async for piece in answers.pieces(gate, job_id):
                     if isinstance(piece, Text):
-                        yield frame(on_text(piece))
+                        yield choose(on_text(piece))
                     elif isinstance(piece, Standing):
                         is_new = piece.position is not None and piece.position != shown
                         if not is_new and time.monotonic() - last < _BEAT_S:
@@ -58,8 +67,11 @@ def response(
                         yield comment(_standing(gate, piece))
                     else:
                         stay.is_over = True
-                        for data in on_result(piece):
-                            yield frame(data)
+                        gate.metrics.count_tokens(piece["usage"])
+                        for choice in piece["choices"]:
+                            yield choose(on_end(choice))
+                        if wants_usage:
+                            yield frame({**chunk, "choices": [], "usage": usage_of(piece)})
                         yield DONE
                     last = time.monotonic()
             except Exception as error:  # the status is out: only a frame can tell

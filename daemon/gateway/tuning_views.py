@@ -6,6 +6,7 @@ function reads files or asks the server: call it in a thread.
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 from typing import Any
 
@@ -59,7 +60,7 @@ def view(client: Client, job_id: str) -> dict[str, Any]:
     try:
         job = client.job(job_id)
     except NotFound:  # the server forgot it; its files say that it was there
-        job = {"status": "canceled", "ended_at": None, "error": None, "seconds_per_step": None}
+        job = {"status": "canceled", "ended_at": None, "error": None}
     status = "paused" if job.get("paused") else _STATUSES[job["status"]]
     made = client.rundir(job_id).path / "model"
     options = {
@@ -104,10 +105,7 @@ def _error(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _estimated_finish(job: dict[str, Any]) -> int | None:
-    if not job["steps_total"] or not job["seconds_per_step"]:
-        return None
-    left = max(0, job["steps_total"] - (job["step"] or 0)) * job["seconds_per_step"]
-    return int(datetime.now().timestamp() + left)
+    return None if job["eta_s"] is None else int(time.time() + job["eta_s"])
 
 
 def events_of(client: Client, job_id: str, after: str | None, limit: int) -> dict[str, Any]:

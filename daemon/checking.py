@@ -1,0 +1,81 @@
+"""Checking a job before it is queued: its files, and which model its spec's name for one means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ..configs.config import DaemonConfig, ModelConfig
+from ..jobs.adapters import model_folder
+from ..jobs.errors import SpecError
+from ..jobs.spec import Spec
+from . import fetch
+from .home import Home
+from .rundir import is_job_id
+from .warmset import known_models
+from .weights import Weights
+
+
+def document_of(
+    spec: Spec, config: DaemonConfig, *, init: Weights | None, model: ModelConfig | None
+) -> dict[str, Any]:
+    """Check a spec against files and models; return what its run directory will say.
+
+    `init` and `model` as for Client.submit. Raises SpecError or NotFound.
+    """
+    located = spec.located(Path.cwd())
+    if init is not None:
+        model = ModelConfig(name=init.name, path=str(init.folder))
+    elif model is None:
+        model = _resolve_model(located, config)
+    document: dict[str, Any] = {"spec": located.to_json(), "python_path": [str(Path.cwd())]}
+    settings = None
+    if model is not None:
+        document["model"] = model.__dict__
+        settings = _model_settings(model)
+    if init is not None:
+        document["init_from"] = init.name
+    located.check_inputs(settings)
+    return document
+
+
+def _resolve_model(spec: Spec, config: DaemonConfig) -> ModelConfig | None:
+    """What the spec's `model` names: a model warm or configured, a finished job, a folder or a
+    hub id."""
+    name = getattr(spec, "model", None)
+    if name is None:
+        return None
+    home = Home(config.home)
+    known = {m.name: m for m in config.models} | known_models(home)
+    if name in known:
+        return known[name]
+    if is_job_id(name) and (home.runs / name / "model").is_dir():
+        return ModelConfig(name=name, path=str(home.runs / name / "model"))
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return ModelConfig(name=folder.resolve().name, path=str(folder.resolve()))
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        return ModelConfig(name=name.replace("/", "--"), path=name)
+    raise SpecError(
+        "model",
+        f"must be a warm model ({', '.join(sorted(known)) or 'none'}), a model folder or a hub "
+        f"id, got {name!r}",
+    )
+
+
+def _model_settings(model: ModelConfig) -> dict[str, Any] | None:
+    """The model's config.json; None for a hub id that is not on this disk yet."""
+    if not model.path.startswith(fetch.BUILTIN) and not Path(model.path).is_absolute():
+        return None
+    path = model_folder(fetch.local_folder(model)) / "config.json"
+    try:
+        settings = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise SpecError(
+            "model", f"must be a model folder, got {path} that is not JSON: {error}"
+        ) from error
+    if not isinstance(settings, dict):
+        raise SpecError("model", f"must be a model folder, got {path} that is no JSON object")
+    return settings

@@ -1,0 +1,77 @@
+"""A change of a job's life is one transaction: it is read where the job stands, then written.
+
+When somebody was quicker nothing is written, and it is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import redis
+from redis.client import Pipeline
+from rq.executions import Execution
+from rq.job import Job, JobStatus
+
+from . import keys
+
+
+def change(
+    connection: redis.Redis,
+    job: Job,
+    statuses: tuple[JobStatus, ...],
+    write: Callable[[Pipeline], Any],
+) -> list[Any]:
+    """Run `write` in a transaction if the job's status is one of `statuses`.
+
+    Returns the replies; none when the status is another.
+    """
+    while True:
+        with connection.pipeline() as pipeline:
+            pipeline.watch(job.key)
+            status = pipeline.hget(job.key, "status")  # at once: the pipeline is watching
+            if status not in [known.value.encode() for known in statuses]:
+                return []
+            job._status = JobStatus(keys.text(status))
+            pipeline.multi()
+            write(pipeline)
+            try:
+                return pipeline.execute()
+            except redis.WatchError:
+                continue
+
+
+def end(
+    connection: redis.Redis,
+    job: Job,
+    execution: Execution,
+    write: Callable[[Pipeline], None],
+    *,
+    watching: Callable[[Pipeline], object] | None = None,
+    if_paused: Callable[[Pipeline], None] | None = None,
+) -> bool:
+    """Run `write` in the transaction that ends an execution, if it is still there to end.
+
+    `if_paused` takes its place for a job whose pause was asked for. `watching` is called before,
+    to read and to watch more, and may begin the transaction. False when somebody else ended it.
+    """
+    key = job.started_job_registry.key
+    while True:
+        with connection.pipeline() as pipeline:
+            pipeline.watch(key, job.key, job.dependents_key)
+            if pipeline.zscore(key, execution.composite_key) is None:
+                return False
+            chosen = write
+            if if_paused is not None and pipeline.hexists(job.key, keys.FIELD_PAUSE):
+                chosen = if_paused
+            if watching is not None:
+                watching(pipeline)
+            if not pipeline.explicit_transaction:
+                pipeline.multi()
+            execution.delete(job, pipeline)
+            chosen(pipeline)
+            try:
+                pipeline.execute()
+            except redis.WatchError:
+                continue
+            return True

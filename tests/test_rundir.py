@@ -1,0 +1,86 @@
+"""The lock of a run directory, which horses of several machines may want."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from waiting import wait_until
+
+from warmd.daemon.rundir import RunDir
+from warmd.jobs.errors import Conflict
+
+HOLD = "import sys, time; from pathlib import Path; from warmd.daemon.rundir import RunDir\n"
+HOLD += "fd = RunDir(Path(sys.argv[1])).lock()\nprint(fd, flush=True)\ntime.sleep(600)"
+
+
+@pytest.fixture
+def rundir(tmp_path: Path) -> RunDir:
+    return RunDir.create(tmp_path, "grpo", {"spec": {}})
+
+
+@pytest.fixture
+def horse(rundir: RunDir) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that holds the lock."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(rundir.path)], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def lock_in_background(rundir: RunDir) -> tuple[threading.Thread, list[int]]:
+    taken: list[int] = []
+    thread = threading.Thread(target=lambda: taken.append(rundir.lock(patience_s=0.2)), daemon=True)
+    thread.start()
+    return thread, taken
+
+
+def test_horse_that_holds_the_lock_for_too_long_is_killed(rundir, horse):
+    assert rundir.holder() == horse.pid
+    fd = rundir.lock(patience_s=0.2)
+    assert horse.wait(5) == -signal.SIGKILL
+    os.close(fd)
+    assert rundir.holder() is None
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [b"%d", b"%d 1 0b5e", b"", b"%d\n\0 junk", b"99999999999999999999 1 2"],
+    ids=["pid alone", "another machine", "nothing", "junk", "no pid"],
+)
+def test_nobody_is_killed_who_did_not_take_the_lock_here(rundir, horse, signature):
+    path = rundir.path / "lock"
+    path.write_bytes(signature % horse.pid if b"%d" in signature else signature)
+    assert rundir.holder() is None
+    thread, taken = lock_in_background(rundir)
+    thread.join(1.0)  # five times its patience
+    assert thread.is_alive()
+    assert horse.poll() is None
+    horse.kill()
+    wait_until(lambda: taken, timeout_s=5)
+    os.close(taken[0])
+
+
+def test_who_keeps_executions_away_for_a_moment_is_not_killed_for_it(rundir, horse):
+    with pytest.raises(Conflict), rundir.unused():
+        pass
+    horse.kill()
+    horse.wait()
+    with rundir.unused():
+        thread, taken = lock_in_background(rundir)
+        thread.join(0.6)
+        assert thread.is_alive()
+        assert rundir.holder() is None
+    wait_until(lambda: taken, timeout_s=5)
+    os.close(taken[0])
