@@ -118,10 +118,9 @@ class Client:
         spec's name for it stands for, where that need not be found out.
         """
         document = self.check(spec, init=init, model=model)
+        self.connection.ping()
         self.home.create()
-        if self.config.redis_url is None:
-            self.connection.ping()
-        else:
+        if self.config.redis_url is not None:
             tenancy.claim(self.connection, self.home)
         if after is not None:
             after = self.find(after)

@@ -76,17 +76,17 @@ def test_help_imports_neither_torch_nor_redis(arguments):
     assert "warmd" in done.stdout
 
 
-def test_help_takes_less_than_80_ms_of_process_time():
-    def cpu_s() -> float:
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return usage.ru_utime + usage.ru_stime
+def test_help_takes_little_more_than_the_command_line_library_itself():
+    def cpu_s(*arguments: str) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *arguments], capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    taken = []
-    for _ in range(5):
-        before = cpu_s()
-        run("--help")
-        taken.append(cpu_s() - before)
-    assert min(taken) < 0.080, taken
+    # In turn: on a busy machine both take more processor time, 35 and 65 ms on a quiet one.
+    pairs = [(cpu_s("-c", "import click"), cpu_s("-m", "warmd.cli", "--help")) for _ in range(5)]
+    library, ours = (min(side) for side in zip(*pairs, strict=True))
+    assert ours < 2.2 * library, pairs
 
 
 @pytest.mark.parametrize(
