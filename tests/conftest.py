@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -10,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import tiny
 from daemons import Daemon
+from waiting import wait_until
+
+from warmd.configs.config import WorkerConfig
 
 # A runner in the background of a shell ignores Ctrl-C, and so would every command under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -46,6 +51,19 @@ def daemons(tiny_model: Path) -> Iterator[Callable[..., Daemon]]:
             daemon.close()
 
 
+@pytest.fixture(scope="module")
+def like_a_work_horse() -> Iterator[None]:
+    """Trainings in this process: on one thread, and with the imports out of the collector's way."""
+    # Two threads are slower on tiny models, and no child of a later test may be forked after them.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # a run collects once, which takes 0.2 s over all that the imports made
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def make_daemon(daemons: Callable[..., Daemon]) -> Iterator[Callable[..., Daemon]]:
     """Make daemons that end with the test."""
@@ -74,3 +92,39 @@ def shared_daemon(daemons: Callable[..., Daemon]) -> Daemon:
     started = daemons()
     started.start()
     return started
+
+
+@pytest.fixture(scope="session")
+def answering_daemon(daemons: Callable[..., Daemon]) -> Daemon:
+    """A daemon with a worker for each queue, for all tests that ask it and do it no harm."""
+    started = daemons(
+        workers=(
+            WorkerConfig(name="train-0", queue="train", threads=1),
+            WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=4, threads=1),
+        )
+    )
+    started.start()
+    return started
+
+
+@pytest.fixture(scope="session")
+def _sturdy_daemon(daemons: Callable[..., Daemon]) -> Daemon:
+    return daemons()
+
+
+@pytest.fixture
+def sturdy(_sturdy_daemon: Daemon) -> Iterator[Daemon]:
+    """One daemon for all tests that kill or stop it, up and idle when a test begins.
+
+    To start anew costs the seconds of its imports, so it is done only where a test has ended it.
+    """
+    daemon = _sturdy_daemon
+    if not daemon.home.is_locked():
+        daemon.start()
+    wait_until(daemon.is_settled, timeout_s=60)
+    (daemon.folder / "calls").unlink(missing_ok=True)
+    yield daemon
+    for name in ("gate", "broken"):
+        (daemon.folder / name).unlink(missing_ok=True)
+    if daemon.home.is_locked():
+        daemon.leave_idle()

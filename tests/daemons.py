@@ -59,6 +59,26 @@ class Daemon:
     def kill(self, name: str) -> None:
         os.kill(self.pid(name), signal.SIGKILL)
 
+    def is_settled(self) -> bool:
+        """Whether its models are warm and every worker is there."""
+        with contextlib.suppress(WarmdError):  # the supervisor may be away for a moment
+            status = self.status()
+            is_warm: bool = status["zygote"]["state"] == "ready"
+            return is_warm and all(worker["pid"] for worker in status["workers"])
+        return False
+
+    def leave_idle(self) -> None:
+        """End the jobs that run or wait, and wait until they have."""
+
+        def is_idle() -> bool:
+            with contextlib.suppress(WarmdError):  # the server may be away for a moment
+                for job in (jobs := self.client.jobs(statuses=("queued", "started"))):
+                    self.client.cancel(job["id"])
+                return not jobs
+            return False
+
+        wait_until(is_idle)
+
     def processes(self) -> list[psutil.Process]:
         """The guardian (while it lives) and everything below it."""
         supervisor = psutil.Process(self.pid("supervisor"))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from daemons import Daemon
-from shell import CLEAN_ENVIRON, Done, warmd
+from shell import Done, warmd
+from terminal import seen_on_a_terminal
 from test_damage import flip
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from waiting import wait_until
@@ -112,20 +110,9 @@ def test_a_manifest_that_cannot_be_read_shows_in_the_list(job):
 
 
 def test_verify_shows_its_progress_on_a_terminal(one_job):
-    pid, terminal = pty.fork()
-    if pid == 0:
-        command = [sys.executable, "-m", "warmd.cli", "checkpoints", "verify", one_job.id]
-        os.execve(sys.executable, command, {**CLEAN_ENVIRON, "WARMD_HOME": str(one_job.home)})
-    seen = b""
-    try:
-        while chunk := os.read(terminal, 4096):
-            seen += chunk
-    except OSError:  # how Linux says that the other end is closed
-        pass
-    os.waitpid(pid, 0)
-    os.close(terminal)
-    assert b"reading " in seen
-    assert b"100%" in seen
+    seen = seen_on_a_terminal("checkpoints", "verify", one_job.id, WARMD_HOME=str(one_job.home))
+    assert "reading " in seen
+    assert "100%" in seen
 
 
 def test_prune_only_says_what_would_go(one_job):

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 from daemons import Daemon
 from shell import Done, warmd
 
-from warmd.configs.config import WorkerConfig
-
-WORKERS = (
-    WorkerConfig(name="train-0", queue="train", threads=1),
-    WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=4, threads=1),
-)
-
 
 @pytest.fixture(scope="module")
-def daemon(daemons: Callable[..., Daemon]) -> Iterator[Daemon]:
-    daemon = daemons(workers=WORKERS)
-    daemon.start()
-    yield daemon
-    daemon.close()
+def daemon(answering_daemon: Daemon) -> Daemon:
+    return answering_daemon
 
 
 @pytest.fixture(scope="module")

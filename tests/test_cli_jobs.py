@@ -10,6 +10,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from typing import Any
 import orjson
 import pytest
 from shell import CLEAN_ENVIRON, Done, warmd
+from terminal import seen_on_a_terminal
 
+from warmd.cli.progress import Progress
 from warmd.configs.config import load
+from warmd.daemon import events
 from warmd.daemon.client import Client
 from warmd.daemon.events import EventLog
 from warmd.daemon.home import Home
@@ -129,6 +133,20 @@ def test_a_waiting_job_shows_how_many_steps_it_will_take(desk):
     desk.warmd("cancel", job_id)
     desk.warmd("resume", job_id, "--steps", "9")
     assert desk.rows("show", job_id)[0]["steps_total"] == 9
+
+
+def test_queue_and_tail_give_the_same_eta_with_the_evaluations_to_come(desk):
+    job_id = desk.submit()
+    run = desk.begin()
+    run.step(1)
+    run.log.emit("eval", step=1, seconds=100.0)
+    run.step(2)
+    tail = Progress()
+    for event in events.read(desk.client.rundir(job_id).events):
+        tail.update(event)
+    (row,) = desk.rows("queue")
+    assert row["eta_s"] == pytest.approx(tail.eta_s(time.time()), abs=1)
+    assert row["eta_s"] == pytest.approx(200, abs=2)
 
 
 def test_jobs_are_listed_newest_first_and_can_be_narrowed(desk):
@@ -296,19 +314,5 @@ def test_colours_are_for_terminals_and_no_color_turns_them_off(desk):
     desk.submit()
     assert "\x1b" not in desk.warmd("jobs").out
 
-    def on_a_terminal(**environ: str) -> bytes:
-        pid, terminal = pty.fork()
-        if pid == 0:
-            os.execve(sys.executable, [*COMMAND, "jobs"], desk.environ | environ)
-        seen = b""
-        try:
-            while chunk := os.read(terminal, 4096):
-                seen += chunk
-        except OSError:  # how Linux says that the other end is closed
-            pass
-        os.waitpid(pid, 0)
-        os.close(terminal)
-        return seen
-
-    assert b"\x1b[1m" in on_a_terminal()
-    assert b"\x1b" not in on_a_terminal(NO_COLOR="1")
+    assert "\x1b[1m" in seen_on_a_terminal("jobs", **desk.environ)
+    assert "\x1b" not in seen_on_a_terminal("jobs", **desk.environ, NO_COLOR="1")

@@ -6,7 +6,6 @@ import io
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,18 +13,12 @@ import tiny
 from daemons import Daemon
 from shell import CLEAN_ENVIRON, Done, warmd
 
-from warmd.configs.config import WorkerConfig
-
 CHAT = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
 
 
 @pytest.fixture(scope="module")
-def daemon(daemons: Callable[..., Daemon]) -> Iterator[Daemon]:
-    worker = WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=4, threads=1)
-    daemon = daemons(workers=(worker,))
-    daemon.start()
-    yield daemon
-    daemon.close()
+def daemon(answering_daemon: Daemon) -> Daemon:
+    return answering_daemon
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,9 @@ from daemons import Daemon
 from waiting import wait_until
 
 from warmd.configs.config import ModelConfig, WorkerConfig
-from warmd.daemon import keys
+from warmd.daemon import control, keys
 from warmd.daemon.jobstore import JobStore
+from warmd.daemon.roster import Roster
 from warmd.daemon.rundir import RunDir
 from warmd.jobs.errors import Conflict, Unavailable, WarmdError
 
@@ -27,8 +29,20 @@ MakeDaemon = Callable[..., Daemon]
 NOTICED_S = 10.0
 
 
-def test_start_reports_every_part_and_returns_when_workers_are_warm(make_daemon: MakeDaemon):
-    daemon = make_daemon()
+@pytest.fixture
+def daemon(sturdy: Daemon) -> Daemon:
+    """Whatever is done to it, it must come back for the next test."""
+    return sturdy
+
+
+@pytest.fixture(scope="module")
+def fresh(daemons: MakeDaemon) -> Daemon:
+    """A daemon that has not been started yet, for the first two tests in turn."""
+    return daemons()
+
+
+def test_start_reports_every_part_and_returns_when_workers_are_warm(fresh: Daemon):
+    daemon = fresh
     reports = daemon.start()
     assert [report["stage"] for report in reports if report.get("done", True)] == [
         "server",
@@ -43,24 +57,28 @@ def test_start_reports_every_part_and_returns_when_workers_are_warm(make_daemon:
     assert not Path(status["server"]["url"].removeprefix("unix://")).parent.stat().st_mode & 0o077
 
 
-def test_second_daemon_in_a_home_is_told_where_the_first_runs(daemon: Daemon):
-    with pytest.raises(Conflict, match=f"pid {daemon.pid('supervisor')}"):
+def test_stop_leaves_no_process_and_no_daemon_to_ask(fresh: Daemon):
+    daemon = fresh
+    if not daemon.home.is_locked():
         daemon.start()
-
-
-def test_dead_daemon_does_not_hold_its_home(daemon: Daemon):
-    daemon.kill_everything()
-    daemon.start()
-    assert daemon.status()["zygote"]["state"] == "ready"
-
-
-def test_stop_leaves_no_process_and_no_daemon_to_ask(daemon: Daemon):
     processes = daemon.processes()
     daemon.stop()
     _, alive = psutil.wait_procs(processes, timeout=10)
     assert alive == []
     with pytest.raises(Unavailable, match="warmd start"):
         daemon.status()
+
+
+def test_second_daemon_in_a_home_is_told_where_the_first_runs(shared_daemon: Daemon):
+    with pytest.raises(Conflict, match=f"pid {shared_daemon.pid('supervisor')}"):
+        shared_daemon.start()
+
+
+@pytest.mark.slow
+def test_dead_daemon_does_not_hold_its_home(daemon: Daemon):
+    daemon.kill_everything()
+    daemon.start()
+    assert daemon.status()["zygote"]["state"] == "ready"
 
 
 def test_queue_outlives_the_daemon(daemon: Daemon):
@@ -95,6 +113,7 @@ def test_stop_gives_the_running_job_back_and_start_finishes_it(daemon: Daemon):
     assert daemon.events(job_id, "begin")[1]["resumed_from"] == step
 
 
+@pytest.mark.slow
 def test_stop_now_does_not_wait_for_the_step(daemon: Daemon):
     (daemon.folder / "gate").touch()
     job_id = daemon.submit("behaviours:gated")
@@ -106,29 +125,23 @@ def test_stop_now_does_not_wait_for_the_step(daemon: Daemon):
 
 
 @pytest.fixture(scope="module")
-def sturdy(daemons: MakeDaemon) -> Daemon:
-    """One daemon for all that is done to it below: each time it must come back."""
-    started = daemons()
-    started.start()
-    return started
-
-
-@pytest.fixture(scope="module")
-def untroubled(sturdy: Daemon) -> bytes:
+def untroubled(shared_daemon: Daemon) -> bytes:
     """The final weights of a job that nothing happened to."""
-    job_id = sturdy.submit()
-    assert sturdy.wait(job_id)["status"] == "finished"
-    return weights(sturdy, job_id)
+    job_id = shared_daemon.submit()
+    assert shared_daemon.wait(job_id)["status"] == "finished"
+    return weights(shared_daemon, job_id)
 
 
 @pytest.mark.parametrize(
-    "victim", ["horse", "worker", "zygote", "server", "supervisor", "everything"]
+    "victim",
+    [
+        *("horse", "worker", "server", "supervisor", "everything"),
+        pytest.param("zygote", marks=pytest.mark.slow),
+    ],
 )
 def test_whatever_is_killed_the_job_goes_on_and_ends_the_same(
-    sturdy: Daemon, untroubled: bytes, victim: str
+    daemon: Daemon, untroubled: bytes, victim: str
 ):
-    daemon = sturdy
-    (daemon.folder / "calls").unlink(missing_ok=True)
     (daemon.folder / "gate").touch()
     job_id = daemon.submit("behaviours:gated")
     wait_until((daemon.home.runs / job_id / "checkpoints" / "checkpoint-2").exists)
@@ -146,8 +159,8 @@ def test_whatever_is_killed_the_job_goes_on_and_ends_the_same(
     assert job["status"] == "finished", job["error"]
     assert [event["step"] for event in daemon.events(job_id, "step")] == [1, 2, 3, 4, 5, 6]
     assert weights(daemon, job_id) == untroubled
-    status = wait_until(lambda: settled(daemon), timeout_s=60)
-    assert all(worker["state"] == "idle" for worker in status["workers"])
+    wait_until(daemon.is_settled, timeout_s=60)
+    assert all(worker["state"] == "idle" for worker in daemon.status()["workers"])
 
 
 def weights(daemon: Daemon, job_id: str) -> bytes:
@@ -155,15 +168,7 @@ def weights(daemon: Daemon, job_id: str) -> bytes:
     return (daemon.home.runs / job_id / "model" / "model.safetensors").read_bytes()
 
 
-def settled(daemon: Daemon) -> dict[str, object] | None:
-    """The status of a daemon that has everything up again."""
-    with contextlib.suppress(WarmdError):
-        status = daemon.status()
-        if status["zygote"]["state"] == "ready" and all(w["pid"] for w in status["workers"]):
-            return status
-    return None
-
-
+@pytest.mark.slow
 def test_job_that_a_dead_worker_popped_is_run(daemon: Daemon):
     # A worker of this home that popped the job and died before it began.
     worker = f"train-0:{daemon.home.key}:dead00"
@@ -171,10 +176,10 @@ def test_job_that_a_dead_worker_popped_is_run(daemon: Daemon):
     os.kill(daemon.pid("worker"), signal.SIGSTOP)
     wait_until(lambda: connection.info("clients")["blocked_clients"] == 0)  # it waits no more
     job_id = daemon.submit()
-    store = JobStore(connection)
-    store.register(worker, "train")
+    roster = Roster(JobStore(connection))
+    roster.register(worker, "train", lease_s=60)
     connection.lmove("rq:queue:train", keys.taken(worker), "LEFT", "RIGHT")
-    assert store.taken(worker) == [job_id.encode()]
+    assert roster.taken(worker) == [job_id.encode()]
     daemon.kill_everything()
     daemon.start()
     job = daemon.wait(job_id)
@@ -211,22 +216,41 @@ def test_job_that_makes_progress_between_kills_is_not_given_up(daemon: Daemon):
     assert [event["step"] for event in daemon.events(job_id, "step")] == list(range(1, 11))
 
 
-def test_zygote_killed_before_it_is_warm_is_started_again(sturdy: Daemon):
-    old = sturdy.pid("zygote")
-    sturdy.kill("supervisor")
+@pytest.mark.slow
+def test_zygote_killed_before_it_is_warm_is_started_again(daemon: Daemon):
+    old = daemon.pid("zygote")
+    daemon.kill("supervisor")
 
     def warming() -> psutil.Process | None:
         with contextlib.suppress(psutil.Error, WarmdError):
-            for process in psutil.Process(sturdy.pid("supervisor")).children():
+            for process in psutil.Process(daemon.pid("supervisor")).children():
                 if "warmd.daemon.zygote" in process.cmdline() and process.pid != old:
                     return process
         return None
 
     wait_until(warming).kill()
-    assert sturdy.wait(sturdy.submit())["status"] == "finished"
+    assert daemon.wait(daemon.submit())["status"] == "finished"
 
 
-@pytest.mark.parametrize("part", ["worker", "zygote"])
+@pytest.mark.slow
+def test_daemon_that_was_warm_does_not_end_for_a_model_that_is_gone(
+    make_daemon: MakeDaemon, tmp_path: Path
+):
+    daemon = make_daemon()
+    folder = tmp_path / "model"
+    shutil.copytree(daemon.config.models[0].path, folder)
+    daemon.start()
+    control.load_model(daemon.config, ModelConfig(name="passing", path=str(folder)))
+    shutil.rmtree(folder)
+    supervisor = daemon.pid("supervisor")
+    daemon.kill("supervisor")
+    wait_until(lambda: daemon.pid("supervisor") != supervisor)
+    wait_until(daemon.is_settled, timeout_s=60)
+    assert daemon.wait(daemon.submit())["status"] == "finished"
+    assert [model["name"] for model in control.models(daemon.config)] == ["tiny"]
+
+
+@pytest.mark.parametrize("part", [pytest.param("worker", marks=pytest.mark.slow), "zygote"])
 def test_part_that_cannot_boot_stops_the_daemon_with_a_message(
     make_daemon: MakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ):
@@ -252,6 +276,7 @@ def test_unknown_model_does_not_start_a_daemon(make_daemon: MakeDaemon, tmp_path
     wait_until(lambda: not daemon.home.is_locked())
 
 
+@pytest.mark.slow
 def test_resident_horse_runs_one_job_after_another_on_fresh_weights(make_daemon: MakeDaemon):
     worker = WorkerConfig(name="train-0", queue="train", isolation="resident", threads=1)
     daemon = make_daemon(workers=(worker,))

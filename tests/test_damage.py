@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
-import torch
 
 from warmd.daemon.checkpoints import Checkpoints, verify
 from warmd.jobs.compare import compare_checkpoints
@@ -70,12 +69,7 @@ def empty(path: Path) -> None:
 DAMAGES = (truncate, flip, remove, make_folder, empty)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _like_a_work_horse() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,9 @@ import pytest
 from gateways import Gateway
 from waiting import wait_until
 
+from warmd.daemon.gateway.door import HEAD_S
+from warmd.daemon.gateway.guard import SILENCE_S
+
 TOKEN = "a-token-of-tests"
 
 
@@ -437,6 +440,35 @@ def test_follow_outlives_a_server_that_is_replaced(make_gateway, background):
     assert answer.result(15).choices[0].text == "after all"
 
 
+def test_reader_that_lost_its_connection_hears_of_new_requests_at_once(make_gateway, background):
+    gateway = make_gateway()
+    first = background.submit(ask, gateway)
+    gateway.take().finish("before")
+    assert first.result(10).choices[0].text == "before"
+    # Of those that wait for events: the reader is one.
+    gateway.client.connection.client_kill_filter(_type="normal", skipme=True)
+    with gateway.openai().completions.create(model="tiny", prompt="1", stream=True) as stream:
+        job = gateway.take()
+        begun = time.monotonic()
+        job.write("at once")
+        assert next(iter(stream)).choices[0].text == "at once"
+        assert time.monotonic() - begun < 2
+        job.finish("at once")
+
+
+def test_many_who_leave_at_once_leave_nothing(make_gateway, capfd):
+    gateway = make_gateway()
+    for _ in range(40):
+        with connection(gateway, '{"model":"tiny","prompt":"1"}'):
+            pass
+    wait_until(lambda: len(list(gateway.home.runs.glob("infer-*"))) == 40)
+    wait_until(lambda: gateway.waiting() == [])
+    gateway.kill()
+    said = capfd.readouterr().err
+    assert said.count("its client has gone") == 40
+    assert "Traceback" not in said
+
+
 # --- what is refused
 
 
@@ -583,6 +615,44 @@ def test_who_sends_too_much_hears_why(gateway, is_announced):
     assert answer.json()["error"]["code"] == "request_too_large"
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-stainless-retry-count": "9" * 5000},
+        {"x-stainless-read-timeout": "nan"},
+        {"idempotency-key": ""},
+    ],
+)
+def test_header_without_sense_is_no_fault_of_the_gateway(gateway, headers):
+    answer = httpx.post(f"{gateway.url}/v1/completions", json={}, headers=headers)
+    assert answer.status_code == 400
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("said", "limit_s"),
+    [
+        (b"", HEAD_S),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: loc", HEAD_S),
+        # After an answer uvicorn's own limit counts, which is shorter.
+        (b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\nGET /v1", 5),
+        (
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{",
+            SILENCE_S,
+        ),
+    ],
+)
+def test_who_stops_in_the_middle_of_a_request_is_hung_up_on(gateway, said, limit_s):
+    with socket.create_connection(tuple_address(gateway), timeout=limit_s + 5) as line:
+        line.sendall(said)
+        begun = time.monotonic()
+        heard = b""
+        while got := line.recv(4096):
+            heard += got
+        assert time.monotonic() - begun == pytest.approx(limit_s, abs=2)
+    assert (b"HTTP/1.1 408" in heard) == (limit_s == SILENCE_S)
+
+
 def tuple_address(gateway: Gateway) -> tuple[str, int]:
     host, port = gateway.url.removeprefix("http://").split(":")
     return host, int(port)
@@ -609,7 +679,12 @@ def test_gateway_listens_beyond_this_machine_only_with_a_token(make_gateway):
 
 @pytest.mark.parametrize(
     "headers",
-    [{"host": "evil.example"}, {"origin": "https://evil.example"}, {"origin": "null"}],
+    [
+        {"host": "evil.example"},
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://["},
+    ],
 )
 def test_web_page_cannot_ask_where_no_token_is_set(gateway, headers):
     assert httpx.get(f"{gateway.url}/v1/models", headers=headers).status_code == 403

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,27 @@ def test_healthy_daemon_says_so(served):
     assert httpx.get(f"{served.url}/health").json() == {"status": "ok"}
 
 
+def test_health_waits_for_nobody_who_is_busy(served):
+    zygote = served.daemon.pid("zygote")
+    os.kill(zygote, signal.SIGSTOP)  # as while it loads a large model
+    try:
+        assert httpx.get(f"{served.url}/health", timeout=2).status_code == 200
+    finally:
+        os.kill(zygote, signal.SIGCONT)
+
+
+@pytest.mark.slow
+def test_health_of_a_daemon_that_does_not_answer_says_so(served):
+    supervisor = served.daemon.pid("supervisor")
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        answer = httpx.get(f"{served.url}/health", timeout=10)
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    assert answer.status_code == 503
+    assert "does not answer" in answer.json()["error"]["message"]
+
+
 def test_killed_gateway_is_back_at_the_same_time_as_its_jobs_go_on(served):
     before = served.http()["pid"]
     os.kill(before, signal.SIGKILL)
@@ -115,21 +137,18 @@ def test_killed_gateway_is_back_at_the_same_time_as_its_jobs_go_on(served):
     assert httpx.get(f"{served.url}/health").status_code == 200
 
 
-def test_daemon_starts_and_says_why_where_the_port_is_taken(
-    served, make_daemon: Callable[..., Daemon]
+def test_port_that_is_taken_is_told_and_waited_for_and_the_gateway_ends_with_its_daemon(
+    make_daemon,
 ):
-    other = make_daemon(http_port=int(served.url.rpartition(":")[2]))
-    other.start()
-    problem = wait_until(lambda: other.status()["http"]["problem"])
-    assert "in use" in problem
-    gateway = psutil.Process(served.http()["pid"])
-    assert gateway.is_running()
-
-
-def test_gateway_ends_with_its_daemon(make_daemon):
-    daemon = make_daemon(http_port=0)
-    daemon.start()
-    pid = wait_until(lambda: daemon.status()["http"]["pid"])
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        daemon = make_daemon(http_port=taken.getsockname()[1])
+        daemon.start()
+        assert "in use" in wait_until(lambda: daemon.status()["http"]["problem"])
+        with socket.create_connection(taken.getsockname()), taken.accept()[0]:
+            pass  # it still belongs to whoever had it
+    url = wait_until(lambda: daemon.status()["http"]["url"])
+    assert httpx.get(f"{url}/v1/models").status_code == 200
+    pid = daemon.status()["http"]["pid"]
     daemon.stop()
     assert not psutil.pid_exists(pid)
 
@@ -195,13 +214,17 @@ def test_uploaded_file_is_kept_listed_given_back_and_forgotten(served):
     assert "/" not in made.filename
     assert served.openai.files.retrieve(made.id) == made
     assert made.id in [file.id for file in served.openai.files.list()]
+    (served.daemon.home.path / "files" / ("file-" + "1" * 24)).mkdir()  # somebody spoilt one
+    assert made.id in [file.id for file in served.openai.files.list()]
     assert served.openai.files.content(made.id).content == ROWS
     assert served.openai.files.delete(made.id).deleted
     with pytest.raises(openai.NotFoundError):
         served.openai.files.retrieve(made.id)
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../daemon.json", "file-" + "0" * 24, "."[:0]])
+@pytest.mark.parametrize(
+    "name", ["/etc/passwd", "../daemon.json", "file-" + "0" * 24, "."[:0], "a" * 400, "a\0b"]
+)
 def test_training_file_must_be_below_the_folder_of_files(served, name):
     with pytest.raises(openai.BadRequestError) as caught:
         served.openai.fine_tuning.jobs.create(model="tiny", training_file=name)

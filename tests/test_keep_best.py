@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import orjson
 import pytest
 import tiny
-import torch
-from test_mlm import CONFIGS, text_spec
+from mlm_jobs import make_home, text_spec
 
 from warmd.daemon.checkpoints import Checkpoints
 from warmd.jobs.mlm import run
 
+pytestmark = pytest.mark.usefixtures("like_a_work_horse")
+
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    rows = [{"text": f"number {n}, then {n + 1} and {n + 2}{' more' * (n % 9)}"} for n in range(80)]
-    (tmp_path / "texts.jsonl").write_bytes(b"\n".join(map(orjson.dumps, rows)))
-    CONFIGS["bert"].save_pretrained(tmp_path / "bert")
-    (tmp_path / "runs").mkdir()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield tmp_path
-    torch.set_num_threads(threads)
+def home(tmp_path: Path) -> Path:
+    return make_home(tmp_path)
 
 
 def test_a_checkpoint_is_judged_by_the_evaluation_of_its_own_weights_alone(home):

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 import torch
+from needs import needs
 from torch.nn import functional as F
 
 from warmd.jobs import kernels
 from warmd.jobs.encoder import CodeGraphConfig, CodeGraphEncoder
 from warmd.jobs.kernels import fast_kernels
 
-pytestmark = pytest.mark.skipif(
-    not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here"
-)
+
+def onednn_kernels() -> AbstractContextManager[None]:
+    """oneDNN's products on whatever processor this is, also where a job would keep to MKL's."""
+    mkldnn: Any = torch.backends.mkldnn
+    needs(mkldnn.is_available(), "a torch with oneDNN")
+    return fast_kernels(onednn=True)
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +41,7 @@ def test_a_product_is_that_of_float64_within_rounding(shape, turned):
     b = torch.randn(columns, depth).t() if "b" in turned else torch.randn(depth, columns)
     bias = torch.randn(columns)
     exact = a.double() @ b.double()
-    with fast_kernels(onednn=True):
+    with onednn_kernels():
         product, total = a @ b, torch.addmm(bias, a, b)
     # The bound of a sum of `depth` products, however it is put together (Higham, ASNA, 3.5).
     bound = (depth + 1) * 2**-24 * (a.double().abs() @ b.double().abs() + bias.abs()) + 1e-30
@@ -45,7 +51,7 @@ def test_a_product_is_that_of_float64_within_rounding(shape, turned):
 
 def test_a_slice_of_a_matrix_is_multiplied_as_what_it_is():
     a, b = torch.randn(300, 200)[::2, 7:107], torch.randn(100, 300)[:, ::3]
-    with fast_kernels(onednn=True):
+    with onednn_kernels():
         product = a @ b
     torch.testing.assert_close(product, a.contiguous() @ b.contiguous(), rtol=1e-5, atol=1e-4)
 
@@ -55,14 +61,14 @@ def test_what_is_no_plain_product_of_float32_is_left_to_torch():
     double = a.double() @ b.double()
     scaled = torch.addmm(a, a, b, beta=0.5, alpha=2)
     full = torch.addmm(a, a, b)
-    with fast_kernels(onednn=True):
+    with onednn_kernels():
         assert torch.equal(a.double() @ b.double(), double)
         assert torch.equal(torch.addmm(a, a, b, beta=0.5, alpha=2), scaled)
         assert torch.equal(torch.addmm(a, a, b), full)
 
 
 def test_matrices_that_do_not_fit_are_refused():
-    with fast_kernels(onednn=True):
+    with onednn_kernels():
         with pytest.raises(RuntimeError):
             torch.randn(64, 65) @ torch.randn(64, 64)
         with pytest.raises(RuntimeError):
@@ -90,7 +96,7 @@ def test_an_encoder_has_the_loss_and_gradients_of_torchs_kernels():
         return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
     expected = gradients()
-    with fast_kernels(onednn=True):
+    with onednn_kernels():
         found = gradients()
     assert len(expected) == len(found) > 20
     for one, other in zip(found, expected, strict=True):
@@ -136,7 +142,7 @@ def test_afterwards_torch_is_as_it_was():
     state = torch.get_rng_state()
     drawn = torch.empty(5000).bernoulli_(0.3)
     for _ in range(2):
-        with fast_kernels(onednn=True), fast_kernels():
+        with onednn_kernels(), fast_kernels():
             a @ b
         torch.set_rng_state(state)
         assert torch.equal(a @ b, product)

@@ -17,15 +17,12 @@ import orjson
 import pytest
 import tiny
 import torch
+from mlm_jobs import CONFIGS, SIZES, make_home, text_spec
 from torch.nn import functional as F
 from transformers import (
     AutoModelForMaskedLM,
     AutoTokenizer,
     BertConfig,
-    DebertaV2Config,
-    DistilBertConfig,
-    ModernBertConfig,
-    RobertaConfig,
 )
 
 from warmd import configs
@@ -41,18 +38,6 @@ from warmd.jobs.mlm_model import set_dropout
 from warmd.jobs.mlm_trainer import COLUMNS, Curve, MaskedTrainer, StepOrder, rank
 
 CLOCK = {"seconds"}
-SIZES: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-CONFIGS: dict[str, Any] = {
-    "bert": BertConfig(intermediate_size=32, max_position_embeddings=64, **SIZES),
-    "roberta": RobertaConfig(intermediate_size=32, max_position_embeddings=66, **SIZES),
-    "distilbert": DistilBertConfig(
-        dim=16, n_layers=2, n_heads=2, hidden_dim=32, max_position_embeddings=64
-    ),
-    "modernbert": ModernBertConfig(
-        intermediate_size=32, max_position_embeddings=64, embedding_dropout=0.1, **SIZES
-    ),
-    "deberta": DebertaV2Config(intermediate_size=32, max_position_embeddings=64, **SIZES),
-}
 SOURCE = '''
 import json
 
@@ -70,47 +55,17 @@ class Class{n}:
 '''
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _like_a_work_horse():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     """A folder with data, configurations, and a cache that all tests share."""
-    folder = tmp_path_factory.mktemp("home")
-    rows = [{"text": f"number {n}, then {n + 1} and {n + 2}{' more' * (n % 9)}"} for n in range(80)]
-    (folder / "texts.jsonl").write_bytes(b"\n".join(map(orjson.dumps, rows)))
+    folder = make_home(tmp_path_factory.mktemp("home"))
     (folder / "sources").mkdir()
     for n in range(8):
         (folder / "sources" / f"module{n}.py").write_text(SOURCE.format(n=n))
-    for name, config in CONFIGS.items():
-        config.save_pretrained(folder / name)
-    (folder / "runs").mkdir()
     return folder
-
-
-def text_spec(home: Path, architecture: str = "bert", **options: Any) -> MlmSpec:
-    """A job of 12 steps of a tiny model on short texts."""
-    small = {
-        "objective": "mlm",
-        "architecture": architecture if architecture == "code-graph" else str(home / architecture),
-        "data": str(home / "texts.jsonl"),
-        "vocab_size": 300,
-        "seq_len": 32,
-        "learning_rate": 3e-3,
-        "batch_size": 2,
-        "gradient_accumulation": 2,
-        "steps": 12,
-        "validation": 0.2,
-        "eval_every": 5,
-        "save_every": 4,
-        "keep": 100,
-    }
-    return MlmSpec.parse(small | options)
 
 
 def graph_spec(home: Path, **options: Any) -> MlmSpec:
@@ -694,7 +649,9 @@ def test_kill_9_in_mid_run_loses_nothing_but_the_steps_since_the_checkpoint(home
     ).read_text()
 
 
-@pytest.mark.parametrize("step", [3, 5, 12])
+@pytest.mark.parametrize(
+    "step", [5, *(pytest.param(step, marks=pytest.mark.slow) for step in (3, 12))]
+)
 def test_an_evaluation_that_a_stop_puts_off_is_made_up_for(home, name, step):
     # The stop comes with the event of the step: after the look at its end, before its evaluation.
     spec = text_spec(home, eval_every=1 if step == 3 else 5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,25 +14,11 @@ from waiting import wait_until
 from warmd.daemon import keys
 from warmd.jobs.errors import Conflict
 
-MakeDaemon = Callable[..., Daemon]
-
-
-@pytest.fixture(scope="module")
-def shared(daemons: MakeDaemon) -> Daemon:
-    """One daemon for all of these; they kill parts of it, and it comes back."""
-    started = daemons()
-    started.start()
-    return started
-
 
 @pytest.fixture
-def daemon(shared: Daemon) -> Iterator[Daemon]:
-    """The same, with nothing left to do when the test is over."""
-    yield shared
-    (shared.folder / "gate").unlink(missing_ok=True)
-    for job in shared.client.jobs(statuses=("started", "queued")):
-        shared.client.cancel(job["id"])
-    wait_until(lambda: not shared.client.jobs(statuses=("queued", "started")))
+def daemon(sturdy: Daemon) -> Daemon:
+    """Some of these kill parts of it, and it comes back."""
+    return sturdy
 
 
 def hold_at_gate(daemon: Daemon, **options: Any) -> str:
@@ -195,6 +180,19 @@ def test_pause_that_makes_no_sense_is_refused(daemon: Daemon):
     daemon.wait(job_id)
     with pytest.raises(Conflict, match="finished: nothing to pause"):
         daemon.client.pause(job_id)
+
+
+def test_paused_job_with_changes_says_what_to_do(daemon: Daemon):
+    job_id = pause(daemon)
+    for _ in range(2):
+        with pytest.raises(Conflict, match=r"is paused: .* to change steps, cancel it first"):
+            daemon.client.resume(job_id, changes={"steps": 7})
+        if daemon.client.job(job_id)["status"] == "started":
+            daemon.client.pause(job_id, release=True)
+            daemon.wait(job_id, "scheduled")
+    daemon.client.cancel(job_id)
+    assert daemon.client.resume(job_id, changes={"steps": 7}) == "queued"
+    assert daemon.wait(job_id)["result"]["steps"] == 7
 
 
 def test_nothing_of_a_pause_is_left_in_redis(daemon: Daemon):

@@ -1,16 +1,17 @@
 """`warmd plot`: the curves of a job's events, without any server."""
 
-import os
-import pty
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from hypothesis import given, strategies as st
-from shell import CLEAN_ENVIRON, Done, warmd
+from needs import needs
+from shell import Done, warmd
+from terminal import seen_on_a_terminal
 
 from warmd.cli.chart import MARKERS, chart
 from warmd.cli.curves import chosen, curves_of
@@ -82,26 +83,15 @@ def test_jobs_are_compared_in_one_chart_and_told_apart_without_colour(home):
 
 def test_on_a_terminal_the_chart_fits_its_width_and_has_colours(home):
     run_dir(home, [3.0, 2.0])
-    pid, terminal = pty.fork()
-    if pid == 0:
-        # A size that the terminal does not say itself comes from here.
-        environ = {**CLEAN_ENVIRON, "WARMD_HOME": str(home), "COLUMNS": "44"}
-        os.execve(sys.executable, [sys.executable, "-m", "warmd.cli", "plot"], environ)
-    seen = b""
-    try:
-        while chunk := os.read(terminal, 4096):
-            seen += chunk
-    except OSError:  # how Linux says that the other end is closed
-        pass
-    os.waitpid(pid, 0)
-    os.close(terminal)
-    assert b"\x1b[36m" in seen
-    widths = [len(line) for line in click.unstyle(seen.decode()).split("\r\n")]
+    # A size that the terminal does not say itself comes from COLUMNS.
+    seen = seen_on_a_terminal("plot", WARMD_HOME=str(home), COLUMNS="44")
+    assert "\x1b[36m" in seen
+    widths = [len(line) for line in click.unstyle(seen).split("\r\n")]
     assert max(widths) == 44
 
 
 def test_a_picture_is_written_whole(home, tmp_path):
-    pytest.importorskip("matplotlib")
+    needs(find_spec("matplotlib"), "matplotlib")
     job, other = run_dir(home, [3.0, 2.0]), run_dir(home, [3.0, 1.0])
     picture = tmp_path / "curves.png"
     done = plot(home, job, other, "--png", str(picture))

@@ -176,6 +176,16 @@ def test_follow_rebuilds_what_the_stream_has_lost(daemon: Daemon):
     assert [event for event in daemon.client.follow(job_id) if event is not None] == seen
 
 
+def test_server_keeps_only_the_end_of_the_events_of_an_ended_job(daemon: Daemon):
+    job_id = daemon.submit(samples=40, epochs=2)
+    seen = [event for event in daemon.client.follow(job_id) if event is not None]
+    assert len(seen) > 80
+    wait_until(lambda: daemon.client.connection.xlen(keys.events(job_id)) <= 64)
+    assert [event for event in daemon.client.follow(job_id) if event is not None] == seen
+    job = daemon.client.job(job_id)
+    assert (job["status"], job["step"], job["steps_total"]) == ("finished", 80, 80)
+
+
 def test_follow_goes_on_when_the_server_is_killed(daemon: Daemon):
     job_id = hold(daemon, samples=40)
     events = daemon.client.follow(job_id)

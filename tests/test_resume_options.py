@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 import tiny
-import torch
 from daemons import Daemon
 from shell import warmd
 
@@ -21,13 +20,7 @@ from warmd.jobs.errors import Conflict, SpecError, Stopped
 from warmd.jobs.grpo import GrpoSpec, run
 from warmd.jobs.spec import OptionInfo
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _like_a_work_horse() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
 
 def spec(**options: Any) -> GrpoSpec:

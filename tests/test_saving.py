@@ -14,6 +14,7 @@ import pytest
 import tiny
 import torch
 import xxhash
+from needs import needs
 from safetensors.torch import load, load_file
 
 from warmd.daemon import directio
@@ -38,8 +39,7 @@ def test_a_direct_file_holds_what_was_written_and_knows_its_checksum(tmp_path, s
 
 def test_a_direct_file_works_where_there_are_no_direct_writes():
     path = Path(f"/dev/shm/warmd-test-{os.getpid()}")  # a tmpfs
-    if not path.parent.is_dir():
-        pytest.skip("no tmpfs here")
+    needs(path.parent.is_dir(), "a tmpfs at /dev/shm")
     try:
         with DirectFile(path) as file:
             file.write(b"weights" * 1000)

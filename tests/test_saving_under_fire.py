@@ -16,7 +16,6 @@ from typing import Any
 import drill
 import pytest
 import tiny
-import torch
 from daemons import Daemon
 from transformers import AutoTokenizer
 from waiting import wait_until
@@ -231,9 +230,4 @@ def test_an_event_that_the_full_disk_cut_short_does_not_spoil_the_next(tmp_path)
     ]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _like_a_work_horse() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("like_a_work_horse")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
@@ -12,22 +11,22 @@ from pathlib import Path
 
 import pytest
 from daemons import Daemon
+from needs import needs
 from waiting import wait_until
 
 from warmd.daemon import keys
 from warmd.daemon.home import Home
 from warmd.daemon.server import EmbeddedServer, find_binary
-from warmd.jobs.errors import SpecError, Unavailable, WarmdError
+from warmd.jobs.errors import Conflict, SpecError, Unavailable, WarmdError
 
 MakeDaemon = Callable[..., Daemon]
 PASSWORD = "correct horse"
 
 
 def debian_redis() -> str:
-    """The second real server. A laptop without one skips these tests, CI does not."""
+    """The second real server."""
     binary = shutil.which("redis-server")
-    if binary is None and not os.environ.get("CI"):
-        pytest.skip("needs redis-server")
+    needs(binary, "redis-server")
     assert binary is not None
     return binary
 
@@ -121,6 +120,7 @@ def external(folder: Path, *options: str) -> Iterator[int]:
         process.wait()
 
 
+@pytest.mark.slow
 def test_jobs_run_through_an_external_redis_with_a_password(
     make_daemon: MakeDaemon, tmp_path: Path
 ):
@@ -133,6 +133,26 @@ def test_jobs_run_through_an_external_redis_with_a_password(
         assert daemon.wait(daemon.submit())["status"] == "finished"
         daemon.stop()
         assert "correct" not in daemon.home.log.read_text()
+
+
+def test_homes_on_one_server_share_their_run_directories_or_are_refused(
+    make_daemon: MakeDaemon, tmp_path: Path
+):
+    with external(tmp_path) as port:
+        url = f"redis://:correct%20horse@127.0.0.1:{port}/0"
+        first, second, third = (make_daemon(redis_url=url) for _ in range(3))
+        first.home.create()
+        job_id = first.submit()
+        with pytest.raises(WarmdError, match=f"run directories in {first.home.runs},"):
+            second.start()
+        with pytest.raises(Conflict, match="redis_url: the jobs there"):
+            second.submit()
+        assert not list(second.home.runs.glob("grpo-*"))
+        third.home.path.mkdir(parents=True)
+        third.home.runs.symlink_to(first.home.runs)
+        third.start()
+        assert third.wait(job_id)["status"] == "finished"
+        third.stop()
 
 
 def test_wrong_password_is_said_without_showing_it(make_daemon: MakeDaemon, tmp_path: Path):

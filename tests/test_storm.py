@@ -23,12 +23,14 @@ import psutil
 import pytest
 import tiny
 from daemons import Daemon
+from needs import needs
 from waiting import wait_until
 
 from warmd.configs.config import ModelConfig
 from warmd.daemon import control, events, keys
 from warmd.daemon.home import Home
 from warmd.daemon.jobstore import JobStore
+from warmd.daemon.roster import Roster
 from warmd.daemon.server import find_binary
 from warmd.jobs.errors import SpecError, WarmdError
 
@@ -37,24 +39,16 @@ STEPS = [1, 2, 3, 4, 5, 6]
 NOBODY = "grpo-20260101-000000-zzzz"  # an id that no job has
 
 
-@pytest.fixture(scope="module")
-def shared(daemons: MakeDaemon) -> Daemon:
-    started = daemons()
-    started.start()
-    return started
-
-
 @pytest.fixture
-def battered(shared: Daemon) -> Iterator[Daemon]:
+def battered(sturdy: Daemon) -> Iterator[Daemon]:
     """A daemon that outlives the test, without one of its processes being replaced."""
-    (shared.folder / "calls").unlink(missing_ok=True)
-    before = pids(shared)
-    yield shared
-    assert shared.wait(shared.submit(), timeout_s=20)["status"] == "finished"
-    assert shared.client.jobs()
-    assert [queue["queued"] for queue in shared.client.queues()] == [0, 0]
-    assert pids(shared) == before
-    assert "turn failed" not in shared.home.log.read_text()
+    before, said = pids(sturdy), sturdy.home.log.stat().st_size
+    yield sturdy
+    assert sturdy.wait(sturdy.submit(), timeout_s=20)["status"] == "finished"
+    assert sturdy.client.jobs()
+    assert [queue["queued"] for queue in sturdy.client.queues()] == [0, 0]
+    assert pids(sturdy) == before
+    assert b"turn failed" not in sturdy.home.log.read_bytes()[said:]
 
 
 def pids(daemon: Daemon) -> list[int]:
@@ -150,8 +144,8 @@ def test_garbage_in_the_registries_stops_nobody(battered: Daemon):
     connection.hset(keys.WORKERS, mapping={b"\xff": b"\xff", "no-colon": "train"})
     wait_until(lambda: connection.zcard("rq:scheduled:train") == 0)
     # The dead of this home are buried all the same.
-    store = JobStore(connection)
-    assert store.bury(f"train-0:{battered.home.key}:dead00", "train") == []
+    roster = Roster(JobStore(connection))
+    assert roster.bury(f"train-0:{battered.home.key}:dead00", "train") == []
     assert connection.zcard("rq:wip:train") == 0
 
 
@@ -297,6 +291,7 @@ def test_garbage_at_a_socket_harms_nobody(battered: Daemon, door: str):
             sock.sendall(b"x" * (1 << 20))
 
 
+@pytest.mark.slow
 def test_silent_callers_delay_nobody_and_keep_no_thread(battered: Daemon):
     supervisor = psutil.Process(battered.pid("supervisor"))
     with contextlib.ExitStack() as silent:
@@ -392,23 +387,6 @@ def test_looking_whether_a_home_is_locked_does_not_keep_a_daemon_out(make_daemon
 
 
 # --- kills at exact moments: a daemon that must come back each time -----------------------------
-
-
-@pytest.fixture(scope="module")
-def sturdy_daemon(daemons: MakeDaemon) -> Daemon:
-    started = daemons()
-    started.start()
-    return started
-
-
-@pytest.fixture
-def sturdy(sturdy_daemon: Daemon) -> Iterator[Daemon]:
-    yield sturdy_daemon
-    (sturdy_daemon.folder / "gate").unlink(missing_ok=True)
-    if not sturdy_daemon.home.is_locked():
-        sturdy_daemon.start()
-    wait_until(lambda: not sturdy_daemon.client.jobs(statuses=("queued", "started")))
-    wait_until(lambda: sturdy_daemon.status()["zygote"]["state"] == "ready")
 
 
 @pytest.mark.slow
@@ -672,10 +650,8 @@ def test_no_reply_that_gets_lost_loses_a_job(make_daemon: MakeDaemon):
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder with room for three megabytes."""
     command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(tmp_path)]
-    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
-        if os.environ.get("CI"):
-            pytest.fail("may not mount a tmpfs, and CI must")
-        pytest.skip("needs to be allowed to mount a tmpfs")
+    mounts = shutil.which("mount") and not subprocess.run(command, capture_output=True).returncode
+    needs(mounts, "the right to mount a tmpfs")
     yield tmp_path
     subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 

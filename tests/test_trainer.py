@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 import tiny
 import torch
-from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM, Trainer
+from mlm_jobs import make_home, text_spec
+from transformers import AutoModelForMaskedLM, BertForMaskedLM, Trainer
 from waiting import wait_until
 
 from warmd.jobs.context import Context
@@ -20,43 +18,25 @@ from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.mlm import MlmSpec, run
 from warmd.jobs.trainer import JobTrainer
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _like_a_work_horse() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("home")
-    rows = [{"text": f"number {n}, then {n + 1} and {n + 2}"} for n in range(80)]
-    (folder / "texts.jsonl").write_bytes(b"\n".join(map(orjson.dumps, rows)))
-    BertConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
-    ).save_pretrained(folder / "bert")
-    (folder / "runs").mkdir()
-    return folder
+    return make_home(tmp_path_factory.mktemp("home"))
 
 
 def spec(home: Path, **options: Any) -> MlmSpec:
-    small = {
-        "objective": "mlm",
-        "architecture": str(home / "bert"),
-        "data": str(home / "texts.jsonl"),
-        "vocab_size": 300,
-        "seq_len": 32,
+    quick: dict[str, Any] = {
         "learning_rate": 1e-3,
         "lr_scheduler": "constant",
         "warmup_steps": 0,
-        "batch_size": 2,
-        "steps": 12,
+        "gradient_accumulation": 1,
+        "validation": 0.05,
         "eval_every": 0,
-        "keep": 100,
+        "save_every": 100,
     }
-    return MlmSpec.parse(small | options)
+    return text_spec(home, **(quick | options))
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -178,9 +158,7 @@ def test_a_step_that_does_not_end_is_told_while_it_lasts(home, monkeypatch, on_s
 
     def hang_once(self: JobTrainer, *args: Any, **kwargs: Any) -> Any:
         if self.state.global_step == 8:
-            deadline = time.monotonic() + 30
-            while not stalled.of_type("stall") and time.monotonic() < deadline:
-                time.sleep(0.05)
+            wait_until(lambda: stalled.of_type("stall"))
         return plain(self, *args, **kwargs)
 
     monkeypatch.setattr(JobTrainer, "training_step", hang_once)

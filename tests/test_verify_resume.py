@@ -52,7 +52,7 @@ def test_a_job_that_cannot_be_repeated_is_found_out(shared_daemon):
     job_id = shared_daemon.submit("behaviours:fickle", learning_rate=1e-2)
     shared_daemon.wait(job_id)
     before = jobs_of(shared_daemon)
-    done = warmd("verify-resume", job_id, "--steps", "6", home=shared_daemon.home.path)
+    done = warmd("verify-resume", job_id, "--steps", "2", home=shared_daemon.home.path)
     assert done.code == 1
     lines = done.out.splitlines()
     verdicts = {line[:21].strip(): line[21:].split()[0] for line in lines[1:7]}

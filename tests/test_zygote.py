@@ -55,6 +55,7 @@ print(status, digest(loaded.warm.model) == before, len(os.listdir("/proc/self/ta
 """
 
 
+@pytest.mark.slow  # imports all that a zygote does
 def test_training_in_a_child_leaves_the_weights_of_the_zygote_alone(tiny_model: Path):
     done = subprocess.run(
         [sys.executable, "-c", FORKING, str(tiny_model)],
@@ -124,6 +125,7 @@ def test_folder_that_is_no_model_is_refused_by_load(shared_daemon: Daemon, tmp_p
         control.load_model(shared_daemon.config, ModelConfig(name="bad", path="/nonexistent"))
 
 
+@pytest.mark.slow
 def test_model_that_does_not_fit_is_refused_with_the_numbers(
     make_daemon: MakeDaemon, tmp_path: Path, tiny_model: Path
 ):
@@ -145,9 +147,8 @@ def test_model_that_does_not_fit_is_refused_with_the_numbers(
         control.load_model(daemon.config, ModelConfig(name="big", path=str(tmp_path / "big")))
 
 
-def test_killed_zygote_brings_the_same_models_back(make_daemon: MakeDaemon, tmp_path: Path):
-    daemon = make_daemon()
-    daemon.start()
+def test_killed_zygote_brings_the_same_models_back(sturdy: Daemon, tmp_path: Path):
+    daemon = sturdy
     other = ModelConfig(name="other", path=str(save_model(tmp_path / "other", 1)))
     control.load_model(daemon.config, other)
     old = psutil.Process(daemon.pid("zygote"))
@@ -155,3 +156,4 @@ def test_killed_zygote_brings_the_same_models_back(make_daemon: MakeDaemon, tmp_
     old.wait(10)
     assert daemon.wait(daemon.submit())["status"] == "finished"
     assert [model["name"] for model in control.models(daemon.config)] == ["tiny", "other"]
+    control.unload_model(daemon.config, "other")

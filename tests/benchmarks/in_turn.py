@@ -1,0 +1,69 @@
+"""What comparing a cold script with a warm warmd takes: a run of each side, and the medians."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+OFFLINE = {**os.environ, "HF_HUB_OFFLINE": "1"}
+
+Seconds = dict[str, float]  # of a run's parts, and in all as "total"
+
+
+def cold(script: str, *words: object) -> Seconds:
+    """Run a script of this folder, which tells the seconds of its parts in its last line."""
+    command = [sys.executable, str(HERE / script), *map(str, words)]
+    begun = time.perf_counter()
+    done = subprocess.run(command, env=OFFLINE, capture_output=True, text=True, check=True)
+    total = time.perf_counter() - begun
+    parts: Seconds = json.loads(done.stderr.strip().splitlines()[-1])
+    return {**parts, "total": total}
+
+
+@contextlib.contextmanager
+def daemon(*options: str) -> Iterator[str]:
+    """Start a daemon in a home of its own, which is given; stop it afterwards."""
+    with tempfile.TemporaryDirectory(prefix="warmd-") as home:
+        control = [sys.executable, "-m", "warmd.cli", "--home", home]
+        subprocess.run([*control, "start", *options], check=True, stdout=sys.stderr)
+        try:
+            yield home
+        finally:
+            subprocess.run([*control, "stop", "--now"], check=True, stdout=sys.stderr)
+
+
+def submitted(home: str, *words: object) -> tuple[list[dict[str, Any]], float]:
+    """Submit a job and wait for its end; return its events and the seconds that it took in all."""
+    command = [sys.executable, "-m", "warmd.cli", "--home", home, "submit", *map(str, words)]
+    begun = time.perf_counter()
+    done = subprocess.run(
+        [*command, "--wait", "--json"], capture_output=True, text=True, check=True
+    )
+    total = time.perf_counter() - begun
+    return [event for event in map(json.loads, done.stdout.splitlines()) if "seq" in event], total
+
+
+def tell(pairs: list[tuple[Seconds, Seconds]], *, as_json: bool, digits: int) -> None:
+    """Print the medians of the parts of each side, and of the ratio of the pairs."""
+    medians = {
+        name: {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+        for name, runs in zip(("cold", "warm"), zip(*pairs, strict=True), strict=True)
+    }
+    ratio = statistics.median(c["total"] / w["total"] for c, w in pairs)
+    if as_json:
+        sys.stdout.write(json.dumps({**medians, "ratio": ratio}) + "\n")
+        return
+    for name, parts in medians.items():
+        row = "  ".join(f"{key} {value:.{digits}f}" for key, value in parts.items())
+        sys.stdout.write(f"{name}  {row}\n")
+    sys.stdout.write(f"cold / warm: {ratio:.1f}\n")
