@@ -461,12 +461,17 @@ def test_many_who_leave_at_once_leave_nothing(make_gateway, capfd):
     for _ in range(40):
         with connection(gateway, '{"model":"tiny","prompt":"1"}'):
             pass
-    wait_until(lambda: len(list(gateway.home.runs.glob("infer-*"))) == 40)
-    wait_until(lambda: gateway.waiting() == [])
+    said = ""
+
+    def all_are_gone() -> bool:
+        nonlocal said
+        said += capfd.readouterr().err
+        return said.count("its client has gone") == 40
+
+    wait_until(all_are_gone)
+    assert gateway.waiting() == []
     gateway.kill()
-    said = capfd.readouterr().err
-    assert said.count("its client has gone") == 40
-    assert "Traceback" not in said
+    assert "Traceback" not in said + capfd.readouterr().err
 
 
 # --- what is refused
