@@ -20,6 +20,14 @@ from warmd.jobs import spec_class
 from warmd.jobs.errors import WarmdError
 
 
+def gone(process: psutil.Process) -> bool:
+    """Whether it has ended; the process 1 of a container may leave it a zombie for seconds."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 class Daemon:
     """Starts, asks and kills one daemon."""
 
@@ -96,7 +104,7 @@ class Daemon:
         for process in doomed:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
-        psutil.wait_procs(doomed, timeout=10)
+        wait_until(lambda: all(map(gone, doomed)), timeout_s=10)
 
     def submit(self, reward: str = "behaviours:length", **options: Any) -> str:
         """Submit a GRPO job on the tiny model with rows of its own."""

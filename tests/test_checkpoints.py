@@ -105,7 +105,13 @@ def kill_at_event(checkpoints: Checkpoints, step: int, instant: int) -> bool:
     return os.WIFSIGNALED(status)
 
 
-@pytest.mark.parametrize("step", [2, 1], ids=["a new step", "the same step again"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(2, id="a new step"),
+        pytest.param(1, id="the same step again", marks=pytest.mark.slow),
+    ],
+)
 def test_kill_9_at_any_instant_of_a_commit_leaves_a_whole_checkpoint(tmp_path, step):
     instant, killed = 0, True
     while killed:

@@ -137,6 +137,7 @@ def test_killed_gateway_is_back_at_the_same_time_as_its_jobs_go_on(served):
     assert httpx.get(f"{served.url}/health").status_code == 200
 
 
+@pytest.mark.slow
 def test_port_that_is_taken_is_told_and_waited_for_and_the_gateway_ends_with_its_daemon(
     make_daemon,
 ):

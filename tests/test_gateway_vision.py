@@ -17,6 +17,8 @@ from waiting import wait_until
 from warmd.configs.config import WorkerConfig
 from warmd.jobs import spec_class
 
+pytestmark = pytest.mark.slow  # a daemon of its own for few tests; the parts have theirs
+
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:

@@ -55,6 +55,7 @@ def test_held_job_stands_still_in_memory_and_goes_on_at_once(daemon: Daemon):
     assert steps(daemon, job_id) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_time_limit_does_not_run_while_a_job_is_held(daemon: Daemon):
     job_id = pause(daemon, timeout_s=3)
     begun = daemon.events(job_id, "started")[0]["time"]

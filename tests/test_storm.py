@@ -22,7 +22,7 @@ import orjson
 import psutil
 import pytest
 import tiny
-from daemons import Daemon
+from daemons import Daemon, gone
 from needs import needs
 from waiting import wait_until
 
@@ -399,13 +399,6 @@ def test_two_horses_never_write_to_one_run_directory(sturdy: Daemon):
     let_go(sturdy)
     job = sturdy.wait(job_id)
     assert (job["status"], job["execution"], steps(sturdy, job_id)) == ("finished", 2, STEPS)
-
-
-def gone(process: psutil.Process) -> bool:
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 @pytest.mark.slow

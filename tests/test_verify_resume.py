@@ -48,6 +48,7 @@ def test_the_resume_of_a_job_is_proved_and_nothing_is_left_of_the_proof(shared_d
     assert jobs_of(shared_daemon) == before
 
 
+@pytest.mark.slow
 def test_a_job_that_cannot_be_repeated_is_found_out(shared_daemon):
     job_id = shared_daemon.submit("behaviours:fickle", learning_rate=1e-2)
     shared_daemon.wait(job_id)
