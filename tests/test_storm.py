@@ -620,9 +620,15 @@ def test_no_reply_that_gets_lost_loses_a_job(make_daemon: MakeDaemon):
             (b"XADD",),
             (b"EXEC", b"finished"),
         ):
+            # Held at its third step, so that it is still there when it is looked at.
+            (daemon.folder / "calls").unlink(missing_ok=True)
+            (daemon.folder / "gate").touch()
             with frozen(daemon, "worker"):
-                job_id = daemon.submit()
+                job_id = daemon.submit("behaviours:gated")
                 wire.lose = lost
+            if b"finished" not in lost:
+                wait_until(wire.has_lost_it)
+            let_go(daemon)
             job = daemon.wait(job_id, timeout_s=20)
             assert wire.has_lost_it(), "the reply that was to get lost was never asked for"
             assert (job["status"], steps(daemon, job_id)) == ("finished", STEPS)
