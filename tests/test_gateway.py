@@ -461,7 +461,7 @@ def test_many_who_leave_at_once_leave_nothing(make_gateway, capfd):
     for _ in range(40):
         with connection(gateway, '{"model":"tiny","prompt":"1"}'):
             pass
-    said = ""
+    said: str = ""
 
     def all_are_gone() -> bool:
         nonlocal said
