@@ -68,11 +68,14 @@ class Daemon:
         os.kill(self.pid(name), signal.SIGKILL)
 
     def is_settled(self) -> bool:
-        """Whether its models are warm and every worker is there."""
+        """Whether its models are warm and its workers there, with no horse: none is resident.
+
+        A horse that has said its last word and not ended yet still takes its worker's one slot.
+        """
         with contextlib.suppress(WarmdError):  # the supervisor may be away for a moment
             status = self.status()
             is_warm: bool = status["zygote"]["state"] == "ready"
-            return is_warm and all(worker["pid"] for worker in status["workers"])
+            return is_warm and all(w["pid"] and w["horse"] is None for w in status["workers"])
         return False
 
     def leave_idle(self) -> None:
