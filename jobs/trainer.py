@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -87,9 +88,11 @@ class JobTrainer(CheckpointingTrainer):
             with self._watch:
                 self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except Exception:
-            # Whatever ends the training, the events are to say how the save in flight ended. They
-            # are told here and nothing is raised for it: the job failed of what it failed of.
-            self.tell_of_save(patience_s=None)
+            # Any error at all, for it is raised again: whatever ends a training, a save is in
+            # flight, and the events are to say how that ended. On a disk so full that they cannot,
+            # the job has still failed of what it failed of.
+            with suppress(OSError):
+                self.tell_of_save(patience_s=None)
             raise
         if self.was_stopped:
             raise Stopped(self.state.global_step)

@@ -145,6 +145,24 @@ def test_a_job_fails_of_what_it_failed_of_also_when_its_save_fails_too(tmp_path)
     assert "No space left" in failed["error"]
 
 
+def test_a_job_fails_of_what_it_failed_of_also_when_that_cannot_be_told(tmp_path):
+    around = tiny.surroundings(tmp_path)
+    disk = GatedDisk(tmp_path / "checkpoints")
+
+    def emit(type: str, /, *, step: int | None = None, **fields: Any) -> None:
+        around.emit(type, step=step, **fields)
+        if type == "step" and step == 3:  # the save of step 2 is in flight
+            disk.gate.set()
+            raise RuntimeError("the first of two troubles")
+        if type == "checkpoint":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    around.ctx = dataclasses.replace(around.ctx, checkpoints=disk, emit=emit)
+    with pytest.raises(RuntimeError, match="the first of two troubles"):
+        run(SPEC, around.ctx)
+    assert disk.latest() == tmp_path / "checkpoints" / "checkpoint-2"
+
+
 def test_chat_templates_with_names_are_in_every_checkpoint_and_in_the_final_model(tmp_path):
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = {"default": "{{ messages }}", "tool_use": "tools {{ messages }}"}
