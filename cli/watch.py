@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -14,6 +14,7 @@ from . import render
 from .app import EXIT_INTERRUPTED, App, common_options, note
 from .completion import job_argument
 from .describe import describe
+from .live import LiveLine
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def follow(app: App, client: Client, job_id: str, stream: TextIO) -> int:
     With --json every event is a line on stdout. On a terminal a live line on stderr stands for
     the steps.
     """
-    live = _LiveLine(enabled=not app.as_json and _is_terminal(stream))
+    live = LiveLine(enabled=not app.as_json and _is_terminal(stream))
     try:
         with live:
             _show_events(app, client, job_id, stream, live)
@@ -58,7 +59,7 @@ def follow(app: App, client: Client, job_id: str, stream: TextIO) -> int:
 def wait(client: Client, job_id: str) -> str:
     """Wait until a job ends, with nothing but a live line on a terminal; return its status."""
     progress = Progress()
-    with _LiveLine(enabled=_is_terminal(sys.stderr)) as live:
+    with LiveLine(enabled=_is_terminal(sys.stderr)) as live:
         for event in client.follow(job_id):
             if event is not None:
                 progress.update(event)
@@ -68,7 +69,7 @@ def wait(client: Client, job_id: str) -> str:
     return status
 
 
-def _show_events(app: App, client: Client, job_id: str, stream: TextIO, live: _LiveLine) -> None:
+def _show_events(app: App, client: Client, job_id: str, stream: TextIO, live: LiveLine) -> None:
     progress = Progress()
     for event in client.follow(job_id):
         if event is not None and app.as_json:
@@ -107,26 +108,3 @@ def _in_colour(event: dict[str, Any]) -> str:
 
 def _is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-
-
-class _LiveLine:
-    """One line on stderr that is drawn over and over, and leaves nothing behind."""
-
-    def __init__(self, *, enabled: bool) -> None:
-        self.enabled = enabled
-
-    def draw(self, text: str) -> None:
-        if self.enabled:
-            # A line that wraps could not be drawn over.
-            text = text[: shutil.get_terminal_size().columns - 1]
-            sys.stderr.write(f"\r{text}\x1b[K")
-            sys.stderr.flush()
-
-    def clear(self) -> None:
-        self.draw("")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.clear()

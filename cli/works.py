@@ -13,12 +13,12 @@ import click
 from ..jobs.bench.works import usual
 from . import render
 from .app import App
+from .live import LiveLine
 
 if TYPE_CHECKING:
     from ..jobs.bench.rows import Effort, Row, Told
 
 HEADERS = ("WORK", ">STOCK", ">WARMD", ">FASTER", ">FLOOR", ">SHARE", ">STOCK MEM", ">WARMD MEM")
-_CLEARED = "\r\x1b[K"  # back to the start of the line, which is emptied
 
 Measure = Callable[[list[str], "Effort", "Told"], "Iterator[Row]"]
 
@@ -64,16 +64,8 @@ def show(app: App, measure: Measure, works: Sequence[str], effort: Effort) -> No
 @contextmanager
 def _telling() -> Iterator[Told]:
     """Give a function that shows what is being done, in one line of a terminal."""
-    is_terminal = sys.stderr.isatty()
-
-    def tell(text: str) -> None:
-        if is_terminal:
-            click.echo(_CLEARED + text, nl=False, err=True)
-
-    try:
-        yield tell
-    finally:
-        tell("")
+    with LiveLine(enabled=sys.stderr.isatty()) as line:
+        yield line.draw
 
 
 def _cells(row: Row) -> list[str]:
