@@ -7,7 +7,6 @@ at once: its job will be begun again from the latest checkpoint, by somebody els
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
@@ -21,6 +20,7 @@ from typing import Any
 
 from ..configs.values import num_cores
 from ..jobs import run_function, spec_class
+from ..jobs.allocator import keep_freed_memory
 from ..jobs.context import Context
 from ..jobs.errors import Stopped, WarmdError
 from .channel import Channel
@@ -30,11 +30,6 @@ from .models import HorseModels, WarmModels
 from .rundir import RunDir
 
 log = logging.getLogger(__name__)
-
-# glibc's mallopt: keep freed activations instead of giving them back to the kernel every step.
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_NEVER = 2**31 - 1
 
 # A model of fewer parameters is slower with more than one thread.
 _SMALL_MODEL = 20_000_000
@@ -112,7 +107,7 @@ def run_jobs(channel: Channel, request: dict[str, Any], models: WarmModels) -> N
     os.setpgid(0, 0)
     os.nice(request["niceness"])
     _be_first_to_die()
-    _tune_allocator()
+    keep_freed_memory()
     line = Line(channel, request)
     line.send({"pid": os.getpid()})
     is_resident = request["isolation"] == "resident"
@@ -273,14 +268,6 @@ def _be_first_to_die() -> None:
         Path("/proc/self/oom_score_adj").write_text("500")
     except OSError as error:
         log.debug("oom_score_adj: %s", error)
-
-
-def _tune_allocator() -> None:
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "mallopt"):
-            libc.mallopt(_M_MMAP_THRESHOLD, _NEVER)
-            libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
 
 
 def _redirect_output(path: Path) -> None:

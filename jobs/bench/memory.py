@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from pathlib import Path
 
 SAMPLED_S = 0.02  # between two looks at it
-
-
-def keep_freed_memory() -> None:
-    """Have glibc keep what is freed, as it does in a work horse."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(-3, 2**31 - 1)  # M_MMAP_THRESHOLD
-        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
 class Peak:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 
+from ..allocator import keep_freed_memory
 from ..chains import MASK_ID, MIN_VOCAB_SIZE, Role, train_tokenizer
 from ..corpus import as_pretrained
 from ..encoder import CodeGraphConfig, new_encoder
@@ -27,7 +28,6 @@ from ..kernels import fast_kernels
 from ..masks import Masker
 from ..mlm_objectives import Batch, GraphObjective, Objective, Row, TextObjective, targets
 from . import machine
-from .memory import keep_freed_memory
 from .works import MLM, MlmWork
 
 FIRST_ORDINARY = 6  # the ids below are of special tokens
