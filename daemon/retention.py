@@ -13,11 +13,13 @@ import threading
 import time
 from contextlib import suppress
 from datetime import datetime
+from fcntl import LOCK_EX, LOCK_NB
 from pathlib import Path
 
 import redis
 from rq.job import Job
 
+from ..jobs.durable import locked
 from ..jobs.errors import Conflict
 from . import joblist
 from .home import Home
@@ -62,12 +64,14 @@ class Retention:
         """Remove all that is due. Raises RedisError and OSError."""
         if self._keep_s is None:
             return
-        self._bury_halves()
         removed = 0
-        for job_id in self._find(time.time(), self._keep_s):
-            if self._stopping.is_set():
-                break
-            removed += self._remove(job_id)
+        with suppress(BlockingIOError), locked(self._home.runs, LOCK_EX | LOCK_NB):
+            # One of the daemons that share the folder at a time: what one is burying is no half.
+            self._bury_halves()
+            for job_id in self._find(time.time(), self._keep_s):
+                if self._stopping.is_set():
+                    break
+                removed += self._remove(job_id)
         if removed:
             log.info("retention: %s answers removed", removed)
 

@@ -7,8 +7,6 @@ folder, and the folder with a name of its own that a link or a mount does not ch
 
 from __future__ import annotations
 
-import contextlib
-import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 import orjson
 import redis
 
-from ..jobs.durable import fsync
+from ..jobs.durable import locked, write_atomic
 from ..jobs.errors import Conflict
 from . import keys
 from .home import Home
@@ -43,11 +41,7 @@ def _id_of(runs: Path) -> str:
     """Return the name of a folder of run directories, which its first user gives it."""
     path = runs / ".id"
     if not path.exists():
-        staging = runs / f".id-{secrets.token_hex(8)}"
-        staging.write_text(secrets.token_hex(16))
-        fsync(staging)
-        with contextlib.suppress(FileExistsError):  # somebody was quicker
-            os.link(staging, path)
-        staging.unlink()
-        fsync(runs)
+        with locked(runs):
+            if not path.exists():  # nobody was quicker
+                write_atomic(path, secrets.token_hex(16).encode())
     return path.read_text()

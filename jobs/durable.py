@@ -75,7 +75,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = target.with_name(_STAGING + target.name)
-    with _locked(target.parent, fcntl.LOCK_EX):
+    with locked(target.parent):
         _sweep(target.parent)
         staging.mkdir()
         try:
@@ -90,14 +90,15 @@ def whole_folder(target: Path) -> Iterator[Path]:
 def recover(parent: Path) -> None:
     """Undo what a dead process left half-done in `parent`; does nothing while one is at work."""
     try:
-        with _locked(parent, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with locked(parent, fcntl.LOCK_EX | fcntl.LOCK_NB):
             _sweep(parent)
     except (BlockingIOError, FileNotFoundError):
         return
 
 
 @contextmanager
-def _locked(folder: Path, how: int) -> Iterator[None]:
+def locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Keep out all others who lock a folder. Raises BlockingIOError with LOCK_NB when one is in."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, how)
