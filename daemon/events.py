@@ -19,7 +19,7 @@ from typing import Any, Self
 import orjson
 
 # The types that end an execution, and with it what `tail` waits for.
-TERMINAL = ("finished", "failed", "stopped", "canceled")
+TERMINAL = ("finished", "failed", "stopped")
 
 # The types that follow from the step alone: computed again after a resume, they are the same again.
 _ONCE_A_STEP = ("step", "divergence")
