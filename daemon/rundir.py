@@ -38,6 +38,8 @@ _ID = re.compile(r"[a-z][a-z0-9]{0,15}-\d{8}-\d{6}-[a-z0-9]{4}")
 _ID_PREFIX = re.compile(r"[a-z0-9-]{1,40}")
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"  # none that look alike, in the order they sort
 _LONGEST_SIGNATURE = 100  # bytes
+_STAGING = ".new-"  # being made; no job's yet
+_HALF_MADE_S = 3600  # after which nobody is at it any more: it takes milliseconds
 _SLOTS = len(_LETTERS) ** 4  # into which a second is divided
 
 
@@ -91,7 +93,7 @@ class RunDir:
         while True:
             now = datetime.now()
             job_id = new_id(kind, now)
-            staging = runs / f".new-{job_id}"
+            staging = runs / f"{_STAGING}{job_id}"
             try:
                 staging.mkdir(mode=0o700)
                 spec = {
@@ -230,6 +232,14 @@ class RunDir:
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, _signature(os.getpid()), 0)
                 return fd
+
+
+def sweep(runs: Path) -> None:
+    """Remove run directories that their makers, who died, have left half-made."""
+    for staging in runs.glob(f"{_STAGING}*"):
+        with contextlib.suppress(FileNotFoundError):  # it is whole now, or another one sweeps
+            if time.time() - staging.stat().st_mtime > _HALF_MADE_S:
+                shutil.rmtree(staging, ignore_errors=True)
 
 
 def _signature(pid: int) -> bytes:

@@ -30,6 +30,7 @@ from .jobstore import JobStore
 from .life import Life
 from .retention import Retention
 from .roster import Roster
+from .rundir import sweep
 from .server import EmbeddedServer, find_binary, url_of
 from .warmset import WarmSet
 
@@ -82,6 +83,7 @@ class Supervisor:
             control = ControlServer(self)
             try:
                 self._bury_predecessors()
+                sweep(self.home.runs)
                 self._spawn_zygote()
                 self._keep_gateway()
                 self._retention.start()

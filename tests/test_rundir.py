@@ -13,11 +13,32 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from warmd.daemon.rundir import RunDir
+from warmd.daemon.rundir import RunDir, sweep
 from warmd.jobs.errors import Conflict
 
-HOLD = "import sys, time; from pathlib import Path; from warmd.daemon.rundir import RunDir\n"
-HOLD += "fd = RunDir(Path(sys.argv[1])).lock()\nprint(fd, flush=True)\ntime.sleep(600)"
+# Takes the lock, says so, and holds it until it is killed, or until its stdin ends with the tests.
+HOLD = """
+import sys
+from pathlib import Path
+from warmd.daemon.rundir import RunDir
+fd = RunDir(Path(sys.argv[1])).lock()
+print(fd, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_dead_client_left_half_made_goes_and_what_is_being_made_stays(tmp_path):
+    old, new = (
+        tmp_path / ".new-grpo-20261121-101500-2345",
+        tmp_path / ".new-grpo-20261121-111500-2345",
+    )
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "spec.json").touch()
+    os.utime(old, (0, 0))
+    whole = RunDir.create(tmp_path, "grpo", {"spec": {}})
+    sweep(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {new.name, whole.path.name}
 
 
 @pytest.fixture
@@ -29,14 +50,15 @@ def rundir(tmp_path: Path) -> RunDir:
 def horse(rundir: RunDir) -> Iterator[subprocess.Popen[bytes]]:
     """A process that holds the lock."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(rundir.path)], stdout=subprocess.PIPE
+        [sys.executable, "-c", HOLD, str(rundir.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
-    assert process.stdout is not None
-    process.stdout.readline()
-    yield process
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    with process:  # closes the pipes, and waits
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
 
 
 def lock_in_background(rundir: RunDir) -> tuple[threading.Thread, list[int]]:
