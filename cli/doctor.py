@@ -7,13 +7,12 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ..configs.values import ConfigError, memory_bytes, num_cores
-from ..jobs.errors import WarmdError
+from ..jobs.errors import NotFound, WarmdError
 from . import render
 from .app import App, common_options
 
@@ -209,15 +208,17 @@ def _check_server_answers(url: str) -> Check:
 
 def check_models(config: DaemonConfig) -> Check:
     """Whether the configured models that are local folders are there."""
-    missing = [
-        f"{model.name} ({model.path})"
-        for model in config.models
-        if model.path.startswith("/") and not (Path(model.path) / "config.json").is_file()
-    ]
-    if missing:
-        return Check(
-            "models", "fail", f"no model: {', '.join(missing)}", "mend the path, or leave it out"
-        )
+    from ..daemon.fetch import BUILTIN, local_folder
+
+    problems = []
+    for model in config.models:
+        if model.path.startswith((BUILTIN, "/")):  # a hub id may not be on this disk yet
+            try:
+                local_folder(model)
+            except NotFound as error:
+                problems.append(str(error))
+    if problems:
+        return Check("models", "fail", "; ".join(problems), "mend the path, or leave it out")
     return Check("models", "ok", ", ".join(model.name for model in config.models) or "none")
 
 

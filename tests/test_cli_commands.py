@@ -11,8 +11,9 @@ import click
 import orjson
 import pytest
 
-from warmd.cli.doctor import check_requirements
+from warmd.cli.doctor import Check, check_models, check_requirements
 from warmd.cli.main import COMMANDS, warmd
+from warmd.configs.config import DaemonConfig, ModelConfig
 
 
 def run(
@@ -176,6 +177,23 @@ def test_doctor_fails_on_a_home_that_cannot_be_one(tmp_path):
     done = run("doctor", home=file / "below")
     assert done.returncode == 1
     assert "fail  home" in done.stdout
+
+
+def test_doctor_knows_a_model_folder_from_an_adapter_s_and_from_none(tmp_path):
+    base, adapter, gone = (tmp_path / name for name in ("base", "adapter", "gone"))
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    adapter.mkdir()
+    settings = {"peft_type": "LORA", "base_model_name_or_path": str(base)}
+    (adapter / "adapter_config.json").write_bytes(orjson.dumps(settings))
+
+    def check(*folders: Path) -> Check:
+        models = tuple(ModelConfig(name=folder.name, path=str(folder)) for folder in folders)
+        return check_models(DaemonConfig(home=tmp_path, models=models))
+
+    assert check(base, adapter).result == "ok"
+    missing = check(base, gone)
+    assert (missing.result, str(gone) in missing.found) == ("fail", True)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
