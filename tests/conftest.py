@@ -127,4 +127,5 @@ def sturdy(_sturdy_daemon: Daemon) -> Iterator[Daemon]:
     for name in ("gate", "broken"):
         (daemon.folder / name).unlink(missing_ok=True)
     if daemon.home.is_locked():
+        daemon.wake()
         daemon.leave_idle()

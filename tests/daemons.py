@@ -101,6 +101,12 @@ class Daemon:
         own = [guardian] if guardian is not None and is_ours else []
         return [*own, supervisor, *supervisor.children(recursive=True)]
 
+    def wake(self) -> None:
+        """Have go on what a test that failed has left suspended."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+
     def kill_everything(self) -> None:
         """What a power cut does, as far as processes go."""
         doomed = self.processes()
