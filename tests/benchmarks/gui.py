@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import transformers
+from endless import endless
 
 from warmd.jobs import chats
 from warmd.jobs.context import WarmModel
@@ -45,12 +46,8 @@ def main() -> None:
     parser.add_argument("--skip", action="append", default=[], choices=WAYS)
     args = parser.parse_args()
 
-    model: Any = transformers.AutoModelForImageTextToText.from_pretrained(args.model)
-    model.requires_grad_(False).eval()
-    model.generation_config.eos_token_id = None
-    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(args.model)
-    tokenizer.eos_token = None  # so that every answer has all its tokens
-    warm = WarmModel(name="m", path=args.model, model=model, tokenizer=tokenizer)
+    warm = endless(args.model, transformers.AutoModelForImageTextToText)
+    model = warm.model
     messages = json.loads(args.request.read_text())
     budget = Budget(thumbnail=args.thumbnail)
     first = encode(warm, messages, budget)

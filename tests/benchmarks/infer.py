@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 import transformers
+from endless import endless
 
-from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.generation import End, Generation, Sampling
 
@@ -42,12 +42,8 @@ def main() -> None:
     args = parser.parse_args()
     what = args.what or WHAT
 
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(args.model)
-    model.requires_grad_(False).eval()
-    model.generation_config.eos_token_id = None
-    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(args.model)
-    tokenizer.eos_token = None  # so that every answer has all its tokens
-    warm = WarmModel(name="m", path=args.model, model=model, tokenizer=tokenizer)
+    warm = endless(args.model, transformers.AutoModelForCausalLM)
+    model = warm.model
     weights = sum(p.numel() for p in model.parameters())
 
     engines: dict[str, Engine] = {}
