@@ -7,17 +7,14 @@ a quarter of the bytes. Imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from .products import Product
-
-# The weights (out, in) whose outputs stand side by side, and their bias, to x W^T + b.
-Make = Callable[[Sequence[Tensor], Tensor | None], Product]
+from .products import Make
 
 
 @contextmanager
@@ -26,6 +23,8 @@ def replaced_layers(model: nn.Module, make: Make) -> Iterator[None]:
 
     What they compute has no gradient, and is by the weights of the begin. The copies are gone
     afterwards; making them takes about the time of a few passes: for many passes of a few rows.
+    The model is changed, for all threads: for one that is a job's own. `products.Replaced`, which
+    changes none, takes 7 % more processor time for a pass of two rows through 0.5B parameters.
     """
     layers = [cast(nn.Linear, module) for module in model.modules() if _gains(module)]
     try:
