@@ -19,6 +19,7 @@ from .engine.engine import Engine, engine_of
 from .engine.generation import End, Generation, Picture, Piece, Sampling
 from .engine.grammar import Grammar
 from .engine.patches import place_pictures
+from .engine.turns import without_helpers
 from .errors import JobFailed, Stopped
 from .infer import MAX_TOKENS, InferSpec
 
@@ -120,6 +121,7 @@ def _grammar(spec: InferSpec, engine: Engine) -> Grammar | None:
     return engine.grammar(spec.json_schema) if spec.json_schema else None
 
 
+@without_helpers()
 def _prepare(
     spec: InferSpec,
     ctx: Context,

@@ -351,5 +351,5 @@ def test_memory_of_an_idle_engine_does_not_grow_with_requests(engine):
     ids = prompt(10)  # shorter than a chunk: nothing of it is kept
     for _ in range(50):
         generate(engine, Generation(ids=ids, sampling=GREEDY, max_tokens=3))
-    wait_until(lambda: not engine._has_work, timeout_s=10)
+    wait_until(lambda: engine.is_idle, timeout_s=10)
     assert engine._prefixes.num_bytes == 0

@@ -27,7 +27,6 @@ class AsIs:
     """Computes logits with the model's own forward."""
 
     chunk: int | None = None  # prompts are computed whole
-    is_exact = True
     precision = "own"
 
     def __init__(self, model: Any) -> None:

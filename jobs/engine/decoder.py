@@ -15,12 +15,11 @@ import torch
 from torch.nn import functional
 
 from .cache import CHUNK, KeyValues
-from .linears import Linear, linear, row_quantum, served_precision
+from .linears import Linear, Linears, served_precision
 
 # Model types with this structure: RMSNorm, rotary positions, grouped heads, SwiGLU.
 _MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen2_vl_text", "qwen3")
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # whose frequencies depend on no length
-
 
 _PATIENCE = 4  # turns before the first layer is packed; after that one layer a turn
 
@@ -77,27 +76,22 @@ class Decoder:
         self._eps: float = config.rms_norm_eps
         self._embedding: torch.Tensor = text.embed_tokens.weight.detach()
         self._hidden: int = self._embedding.shape[1]
-        self.precision = precision = served_precision(precision, self._embedding)
+        self.precision = served_precision(precision, self._embedding)
+        self._linears = Linears(self.precision)
         self._layers = [
-            _layer(layer, precision, patience=_PATIENCE + number)
+            _layer(layer, self._linears, patience=_PATIENCE + number)
             for number, layer in enumerate(text.layers)
         ]
         self._norm = text.norm.weight.detach()
-        self._head = linear(
-            [model.get_output_embeddings()],
-            precision=precision,
-            patience=_PATIENCE + len(self._layers),
+        self._head = self._linears.fused(
+            [model.get_output_embeddings()], patience=_PATIENCE + len(self._layers)
         )
         self._rope = _Rope(text.rotary_emb, self._embedding)
-        quanta = [
-            row_quantum(layer, width, self._embedding)
-            for layer, width in (
-                (self._layers[0].qkv, self._hidden),
-                (self._layers[0].down, config.intermediate_size),
-            )
-        ]
-        self.is_exact = None not in quanta  # whether rows do not depend on each other
-        self._quantum = max(quantum or 1 for quantum in quanta)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether rows do not depend on each other."""
+        return self._linears.is_exact
 
     @staticmethod
     def takes(model: Any) -> bool:
@@ -142,10 +136,9 @@ class Decoder:
     def forward(self, parts: Sequence[Part]) -> torch.Tensor:
         """Compute the parts; return the logits after each that wants them: (wanting, V)."""
         ids = [token for part in parts for token in part.ids]
-        padding = -len(ids) % self._quantum
         device = self._embedding.device
-        cos, sin = self._rope.at(_places(parts, padding).to(device))
-        x = self._embedding[torch.tensor(ids + [0] * padding, device=device)]
+        cos, sin = self._rope.at(_places(parts).to(device))
+        x = self._embedding[torch.tensor(ids, device=device)]
         row = 0
         for part in parts:
             for first, rows in part.seen:
@@ -199,7 +192,7 @@ class Decoder:
                 heads.copy_(torch.rms_norm(heads, (self._size,), norm, self._eps))
         turned = qk.roll(self._size // 2, -1)
         qk.mul_(cos).addcmul_(turned, sin)
-        attended = torch.zeros_like(qkv[:, :num_q])
+        attended = torch.empty_like(qkv[:, :num_q])
         for span in spans:
             self._attend(qkv, attended, span, number)
         x = x + layer.out(attended.view(len(x), num_q * self._size))
@@ -243,10 +236,8 @@ class Decoder:
                 wanted.append(row - 1)
         if not wanted:
             return x.new_empty(0, 0)
-        padding = -len(wanted) % self._quantum
-        h = x[torch.tensor(wanted + [0] * padding, device=x.device)]
-        h = torch.rms_norm(h, (self._hidden,), self._norm, self._eps)
-        return self._head(h)[: len(wanted)]
+        h = x[torch.tensor(wanted, device=x.device)]
+        return self._head(torch.rms_norm(h, (self._hidden,), self._norm, self._eps))
 
 
 def _text_model(model: Any) -> Any:
@@ -255,17 +246,17 @@ def _text_model(model: Any) -> Any:
     return getattr(inner, "language_model", inner)
 
 
-def _places(parts: Sequence[Part], padding: int) -> torch.Tensor:
+def _places(parts: Sequence[Part]) -> torch.Tensor:
     """The positions of all rows: (rows,), or (3, rows) as soon as one part has such."""
     if all(part.places is None for part in parts):
         begins = [(part.kv.length + part.offset, len(part.ids)) for part in parts]
         line = [place for begin, count in begins for place in range(begin, begin + count)]
-        return torch.tensor(line + [0] * padding)
-    columns = [torch.zeros(3, padding, dtype=torch.long)]
-    for part in reversed(parts):
+        return torch.tensor(line)
+    columns = []
+    for part in parts:
         begin = part.kv.length + part.offset
         line_of_part = torch.arange(begin, begin + len(part.ids)).expand(3, -1)
-        columns.insert(0, line_of_part if part.places is None else part.places)
+        columns.append(line_of_part if part.places is None else part.places)
     return torch.cat(columns, dim=1)
 
 
@@ -307,11 +298,11 @@ class _Rope:
         self._sin = torch.cat([-sin, sin], dim=1).to(self._like.dtype)
 
 
-def _layer(layer: Any, precision: str, *, patience: int) -> _Layer:
+def _layer(layer: Any, linears: Linears, *, patience: int) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
 
     def fused(*layers: torch.nn.Linear) -> Linear:
-        return linear(layers, precision=precision, patience=patience)
+        return linears.fused(layers, patience=patience)
 
     has_head_norms = hasattr(attention, "q_norm")
     return _Layer(

@@ -1,4 +1,4 @@
-"""The engine: a thread that owns a model and batches what jobs ask of it, token by token.
+"""The engine: batches what jobs ask of a model, token by token.
 
 Every turn computes one row for each sequence that writes and as many rows of prompts as fit into
 a moment, so that a long prompt does not keep the others waiting.
@@ -23,16 +23,15 @@ from .choice import Choice, keys_of, now
 from .decoder import Decoder, Part
 from .generation import End, Generation
 from .grammar import Grammar, Grammars
+from .turns import TURNS
 from .vision import Eyes, Sight
 
 log = logging.getLogger(__name__)
 
 MAX_SEQUENCES = 64  # that are computed at once
 _ALONE_S = 0.5  # of prompt per turn, while nobody writes
-_BESIDE_S = 0.1  # of prompt per turn, while others write
+_BESIDE_S = 0.1  # of prompt per turn, while others write, by this model or another one
 _MEMORY_SHARE = 0.4  # of the memory that is free when the engine starts: for keys and values
-
-
 _FEATURES_SHARE = 0.1  # of the same, in addition: for the features of pictures
 
 
@@ -47,21 +46,20 @@ class Engine:
         self._precision = precision
         self._budget_bytes = budget_bytes or int(psutil.virtual_memory().available * _MEMORY_SHARE)
         self._vocabulary: int = warm.model.get_input_embeddings().num_embeddings
-        self._threads = torch.get_num_threads()
+        self.threads = torch.get_num_threads()
         self._ends = _ends(warm)
         self._grammars = Grammars(warm, self._vocabulary, self._ends)
-        self._runner: Any = None  # made by the thread: it takes a moment
-        self._vision: Eyes | None = None
+        self._runner: Any = None
+        self._is_preparing = False  # the runner, which takes a moment
+        self._vision: Eyes | None = None  # of a model that takes pictures
         self._prefixes = Prefixes()
-        self._arrived = threading.Condition()
         self._arrivals: deque[tuple[Generation, float]] = deque()
         self._is_closed = False
         self._waiting: deque[tuple[Generation, float]] = deque()
         self._reading: deque[Choice] = deque()  # whose prompt is being computed
         self._writing: list[Choice] = []
         self._rows_per_s = 0.0  # of prompts, as measured
-        self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
-        self._thread.start()
+        TURNS.join(self)
 
     def submit(self, generation: Generation) -> None:
         """Have it computed; its `pieces` tell how it goes, up to an End. Raises JobFailed."""
@@ -70,11 +68,16 @@ class Engine:
             raise JobFailed(
                 f"prompt: token {highest} is not among the {self._vocabulary} of {self._warm.name}"
             )
-        with self._arrived:
+        if generation.pictures and not Eyes.are_in(self._warm.model):
+            raise JobFailed(f"messages: {self._warm.model.config.model_type} takes no images")
+        with TURNS.changed:
             if self._is_closed:
                 raise JobFailed("engine: it is closed")
             self._arrivals.append((generation, now()))
-            self._arrived.notify()
+            if self._runner is None and not self._is_preparing:
+                self._is_preparing = True
+                threading.Thread(target=self._prepare, name="engine's begin", daemon=True).start()
+            TURNS.changed.notify_all()
 
     def grammar(self, schema: str) -> Grammar:
         """Return what a generation's completions keep to. Raises SpecError and JobFailed."""
@@ -87,42 +90,57 @@ class Engine:
         return precision
 
     def close(self) -> None:
-        """End the thread after what it has begun."""
-        with self._arrived:
+        """Take nothing more, and return when what was asked for is done."""
+        with TURNS.changed:
             self._is_closed = True
-            self._arrived.notify()
-        self._thread.join()
-
-    # --- the thread ---------------------------------------------------------------------------
-
-    def _serve(self) -> None:
-        torch.set_num_threads(self._threads)  # a setting of each thread
-        with torch.inference_mode():
-            while self._wait():
-                try:
-                    self._turn()
-                except Exception as error:  # no memory, say: whoever asked is told, others go on
-                    log.exception("engine of %s", self._warm.name)
-                    self._fail_all(error)
-
-    def _wait(self) -> bool:
-        """Wait for work. Returns whether there is any, False when closed."""
-        with self._arrived:
-            while not self._has_work and not self._arrivals:
-                if self._is_closed:
-                    return False
-                self._arrived.wait()
-            self._waiting.extend(self._arrivals)
-            self._arrivals.clear()
-        return True
+        TURNS.leave(self)
 
     @property
-    def _has_work(self) -> bool:
-        return bool(self._waiting or self._reading or self._writing)
+    def is_ready(self) -> bool:
+        return self._runner is not None and not self.is_idle
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._arrivals or self._waiting or self._reading or self._writing)
+
+    @property
+    def is_writing(self) -> bool:
+        return bool(self._writing)
+
+    def _prepare(self) -> None:
+        """Bring the model into the form that is computed with, while other engines go on."""
+        torch.set_num_threads(self.threads)  # a setting of each thread
+        runner, vision, error = None, None, None
+        try:
+            with torch.inference_mode():
+                runner = _runner(self._warm.model, self._precision)
+                if Eyes.are_in(self._warm.model):
+                    features_bytes = int(self._budget_bytes * _FEATURES_SHARE)
+                    vision = Eyes(self._warm.model, features_bytes, precision=runner.precision)
+        except Exception as problem:  # no memory, say: whoever asked is told; the next one tries
+            log.exception("engine of %s", self._warm.name)
+            error = problem
+        with TURNS.changed:
+            self._runner, self._vision, self._is_preparing = runner, vision, False
+            if error is not None:
+                self._waiting.extend(self._arrivals)
+                self._arrivals.clear()
+                self._fail_all(error)
+            TURNS.changed.notify_all()
+
+    # --- a turn -------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        try:
+            self._turn()
+        except Exception as error:  # no memory, say: whoever asked is told, others go on
+            log.exception("engine of %s", self._warm.name)
+            self._fail_all(error)
 
     def _turn(self) -> None:
-        if self._runner is None:
-            self._runner = _runner(self._warm.model, self._precision)
+        with TURNS.changed:
+            self._waiting.extend(self._arrivals)
+            self._arrivals.clear()
         self._drop_cancelled()
         self._admit()
         writing = list(self._writing)
@@ -179,7 +197,7 @@ class Engine:
 
     def _plan(self) -> list[tuple[Choice, Part]]:
         """Choose what to compute of prompts this turn, in whole chunks; they take turns."""
-        seconds = _BESIDE_S if self._writing else _ALONE_S
+        seconds = _BESIDE_S if TURNS.is_anyone_writing() else _ALONE_S
         room = max(1, int(self._rows_per_s * seconds))
         planned = []
         for choice in self._reading:
@@ -216,7 +234,8 @@ class Engine:
             choice.begun_at = now()
             self._reuse(choice)
             if choice.generation.pictures:
-                choice.sight = Sight(self._eyes(), choice.generation, choice.kv.length)
+                assert self._vision is not None
+                choice.sight = Sight(self._vision, choice.generation, choice.kv.length)
         if choice.sight is None or choice.sight.is_whole:
             return True
         begun = now()
@@ -224,15 +243,6 @@ class Engine:
         choice.begun_at = now()
         choice.generation.measures.vision_s += choice.begun_at - begun
         return choice.sight.is_whole
-
-    def _eyes(self) -> Eyes:
-        if self._vision is None:
-            self._vision = Eyes(
-                self._warm.model,
-                int(self._budget_bytes * _FEATURES_SHARE),
-                precision=self._runner.precision,
-            )
-        return self._vision
 
     def _measure(
         self, reading: Sequence[tuple[Choice, Part]], seconds: float, *, beside: int
@@ -326,10 +336,7 @@ def _capacity(generation: Generation) -> int:
 
 def _runner(model: Any, precision: str) -> Any:
     if Decoder.takes(model):
-        runner = Decoder(model, precision=precision)
-        if not runner.is_exact:
-            log.warning("rows depend on each other here: batches may change the last bits")
-        return runner
+        return Decoder(model, precision=precision)
     return AsIs(model)
 
 

@@ -1,83 +1,101 @@
 """Linear layers in the form that this machine computes fastest, and alike for any batch.
 
 The same row must give the same bits whatever other rows are computed beside it: then a request
-gets the tokens that it would get alone. Libraries choose other kernels for few rows, so each form
-says what number of rows must be rounded up to (`quantum`), and that is measured, not assumed.
+gets the tokens that it would get alone. Libraries choose other kernels for few rows, so it is
+measured, not assumed, what number of rows each form has to be given multiples of (its quantum).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
 
 from ..products import Bfloat16Linear, Int8Linear, is_bfloat16_faster
 
+log = logging.getLogger(__name__)
+
 _QUANTA = (1, 2, 4, 8, 16, 32)
 _PROBED_ROWS = 64
+_TRIED_ROWS = 4  # of them, in the smaller batches
+_PROBED_OUTPUTS = 16_384  # of a vocabulary: all of it would take a second
 
 
 class Linear(Protocol):
-    """y = x W^T + b. x: (rows, in), rows a multiple of the quantum; y: (rows, out)."""
+    """y = x W^T + b. x: (rows, in); y: (rows, out)."""
 
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
 
 
-class PlainLinear:
-    """PyTorch's own, on the weights where they are: no copy."""
+Make = Callable[[Sequence[torch.Tensor], torch.Tensor | None], Linear]  # from weights and bias
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight = weight
+
+class PlainLinear:
+    """PyTorch's own."""
+
+    def __init__(self, weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> None:
+        self._weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
         self._bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, self._weight, self._bias)
 
 
-class PackedLinear:
-    """float32 on a CPU, by oneDNN: first on the weights where they are, later on a packed copy.
+class UnpackedLinear:
+    """float32 on a CPU by oneDNN, on the weights where they are."""
 
-    oneDNN wants them in an order of its own. To bring a 0.5B model into it takes seconds, which a
-    first token should not wait for: so each layer is packed after some calls of its own, one after
-    the other. The bits are the same. Per CPU second on an AMD EPYC with AVX-512, against PyTorch's
-    own (MKL): 1.2 times as fast for one row, 1.8 for 16 and 2.1 for 64; packed 1.5, 2.3 and 2.3.
-    """
-
-    def __init__(
-        self, weights: Sequence[torch.Tensor], bias: torch.Tensor | None, *, patience: int
-    ) -> None:
-        """`patience`: calls before it is packed."""
+    def __init__(self, weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> None:
         self._weights = list(weights)
         self._bias = bias
-        self._patience = patience
-        self._packed: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._packed is None:
-            if self._patience > 0:
-                self._patience -= 1
-                return self.plain(x)
-            self.pack()
-        return _product(x, self._packed, self._bias)
-
-    def plain(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute on the weights as they are."""
         if len(self._weights) == 1:
             return _product(x, self._weights[0], self._bias)
         y = torch.cat([_product(x, weight, None) for weight in self._weights], dim=1)
         return y if self._bias is None else y.add_(self._bias)
 
-    def pack(self) -> None:
-        """Bring the weights into oneDNN's order."""
-        weight = self._weights[0] if len(self._weights) == 1 else torch.cat(self._weights)
+
+class PackedLinear:
+    """float32 on a CPU by oneDNN, on a copy of the weights in the order that it reads fastest."""
+
+    def __init__(self, weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> None:
+        weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return _product(x, self._packed, self._bias)
 
 
-def _product(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
-) -> torch.Tensor:
+class PatientLinear:
+    """float32 on a CPU: unpacked at first, packed later on; the bits are the same.
+
+    To pack a 0.5B model takes seconds, which a first token should not wait for: so each layer is
+    packed after some calls of its own, one after the other. Per CPU second on an AMD EPYC with
+    AVX-512, against PyTorch's own (MKL): 1.2 times as fast for one row, 1.8 for 16 and 2.1 for 64;
+    packed 1.5, 2.3 and 2.3.
+    """
+
+    def __init__(
+        self, unpacked: Callable[[], Linear], packed: Callable[[], Linear], *, patience: int
+    ) -> None:
+        """`patience`: calls before it is packed."""
+        self._form = unpacked()
+        self._packed = packed
+        self._patience = patience
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._patience == 0:
+            self._form = self._packed()
+        self._patience -= 1
+        return self._form(x)
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
     return y
 
@@ -98,22 +116,74 @@ def _has_onednn(weight: torch.Tensor) -> bool:
     return weight.device.type == "cpu" and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def linear(
-    layers: Sequence[torch.nn.Linear | torch.nn.Embedding], *, precision: str, patience: int
-) -> Linear:
-    """Return layers of one input as one layer, their outputs side by side.
+class Linears:
+    """Makes the layers of one model."""
 
-    `precision`: what `served_precision` returned. `patience`: see PackedLinear.
-    """
-    weights = [layer.weight.detach() for layer in layers]
-    bias = _bias(layers, weights)
+    def __init__(self, precision: str) -> None:
+        """`precision`: what `served_precision` returned."""
+        self.is_exact = True  # whether no row depends on the others, for layers that were made
+        self._precision = precision
+        self._quanta: dict[tuple[Any, ...], list[int]] = {}  # by forms and shape
+
+    def fused(
+        self, layers: Sequence[torch.nn.Linear | torch.nn.Embedding], *, patience: int
+    ) -> Linear:
+        """Return layers of one input as one layer, their outputs side by side.
+
+        `patience`: see PatientLinear.
+        """
+        weights = [layer.weight.detach() for layer in layers]
+        makes = _forms(self._precision, weights[0])
+        bias = _bias(layers, weights)
+        forms = [
+            partial(_exact, make, quantum, weights, bias)
+            for make, quantum in zip(makes, self._quanta_of(makes, weights), strict=True)
+        ]
+        if len(forms) == 1:
+            return forms[0]()
+        return PatientLinear(*forms, patience=patience)
+
+    def _quanta_of(self, makes: Sequence[Make], weights: Sequence[torch.Tensor]) -> list[int]:
+        """Return the quantum of each form, measured once for layers of one shape."""
+        kind = (*makes, *(weight.shape for weight in weights))
+        if kind not in self._quanta:
+            probed, room = [], _PROBED_OUTPUTS
+            for weight in weights:
+                if room:
+                    probed.append(weight[:room])
+                    room -= len(probed[-1])
+            quanta = row_quanta([make(probed, None) for make in makes], like=weights[0])
+            if quanta is None:
+                self.is_exact = False
+                log.warning("rows depend on each other here: batches may change the last bits")
+            self._quanta[kind] = quanta or [1] * len(makes)
+        return self._quanta[kind]
+
+
+def _forms(precision: str, weight: torch.Tensor) -> tuple[Make, ...]:
+    """The form of a layer, or two: the one that it begins in and the one that it gets later."""
     if precision == "int8":
-        return Int8Linear(weights, bias)
+        return (Int8Linear,)
     if precision == "bf16":
-        return Bfloat16Linear(weights, bias)
-    if _has_onednn(weights[0]) and weights[0].dtype == torch.float32:
-        return PackedLinear(weights, bias, patience=patience)
-    return PlainLinear(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
+        return (Bfloat16Linear,)
+    if _has_onednn(weight) and weight.dtype == torch.float32:
+        return (UnpackedLinear, PackedLinear)
+    return (PlainLinear,)
+
+
+def _exact(
+    make: Make, quantum: int, weights: Sequence[torch.Tensor], bias: torch.Tensor | None
+) -> Linear:
+    """Make a layer that is given rows in multiples of its quantum."""
+    layer = make(weights, bias)
+    return layer if quantum == 1 else partial(_in_multiples, layer, quantum)
+
+
+def _in_multiples(layer: Linear, quantum: int, x: torch.Tensor) -> torch.Tensor:
+    missing = -len(x) % quantum
+    if not missing:
+        return layer(x)
+    return layer(functional.pad(x, (0, 0, 0, missing)))[: len(x)]
 
 
 def _bias(
@@ -130,21 +200,30 @@ def _bias(
     )
 
 
-def row_quantum(layer: Linear, width: int, like: torch.Tensor) -> int | None:
-    """Return what numbers of rows must be multiples of, for rows not to depend on each other.
+def row_quanta(forms: Sequence[Linear], *, like: torch.Tensor) -> list[int] | None:
+    """Return for each form of a layer what the number of rows must be a multiple of.
 
-    None when no number of rows does. Tried on `layer`, which takes rows of `width` and is packed
-    by it, with the number of threads that this thread has.
+    With that, rows do not depend on each other, nor on the form; None when there is no such number.
+    Tried on rows like those of `like`, (any, in), with the number of threads that this thread has.
     """
     generator = torch.Generator(like.device).manual_seed(0)
-    x = torch.randn(_PROBED_ROWS, width, generator=generator, device=like.device, dtype=like.dtype)
-    forms: list[Linear] = [layer]
-    if isinstance(layer, PackedLinear):
-        layer.pack()
-        forms.append(layer.plain)
-    whole = layer(x)
+    shape = (_PROBED_ROWS, like.shape[1])
+    x = torch.randn(shape, generator=generator, device=like.device, dtype=like.dtype)
+    whole = forms[0](x)
+    quanta = [_quantum(form, x, whole) for form in forms]
+    return None if None in quanta else [quantum for quantum in quanta if quantum is not None]
+
+
+def _quantum(form: Linear, x: torch.Tensor, whole: torch.Tensor) -> int | None:
+    # Rounded to bfloat16, most sums are the same by chance: it takes many rows to see that some
+    # are not.
+    tried = _PROBED_ROWS if isinstance(form, Bfloat16Linear) else _TRIED_ROWS
     for quantum in _QUANTA:
-        counts = {*range(quantum, min(8 * quantum, _PROBED_ROWS), quantum), _PROBED_ROWS // 2}
-        if all(torch.equal(form(x[-count:]), whole[-count:]) for count in counts for form in forms):
+        counts = range(quantum, min(8 * quantum, _PROBED_ROWS), quantum)
+        if all(
+            torch.equal(torch.cat([form(rows) for rows in torch.split(x[:end], count)]), whole[:end])
+            for count in (*counts, _PROBED_ROWS // 2, _PROBED_ROWS)
+            if (end := max(tried, quantum) // count * count or count)
+        ):
             return quantum
     return None

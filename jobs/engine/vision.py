@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from transformers.vision_utils import get_vision_attention_seqlens, get_vision_position_ids
 
-from ..errors import JobFailed
 from ..kernels import fast_kernels
 from ..products import Bfloat16Linear, Replaced, is_bfloat16_faster
 from .generation import Generation, Picture
@@ -26,13 +25,16 @@ class Eyes:
 
     def __init__(self, model: Any, budget_bytes: int, *, precision: str = "own") -> None:
         """`precision`: of the decoder. Beside int8 the vision part has bf16, where it is faster."""
-        self._visual: Any = getattr(getattr(model, "model", None), "visual", None)
-        if self._visual is None:
-            raise JobFailed(f"messages: {model.config.model_type} takes no images")
+        self._visual = _visual_of(model)
         is_half = precision == "bf16" or (precision == "int8" and is_bfloat16_faster())
         self._replaced = Replaced(self._visual, Bfloat16Linear) if is_half else None
         self._budget_bytes = budget_bytes
         self._seen: OrderedDict[int, torch.Tensor] = OrderedDict()
+
+    @staticmethod
+    def are_in(model: Any) -> bool:
+        """Whether a model has a vision part."""
+        return _visual_of(model) is not None
 
     @property
     def merge(self) -> int:
@@ -74,6 +76,10 @@ class Eyes:
         held = sum(features.nbytes for features in self._seen.values())
         while len(self._seen) > 1 and held > self._budget_bytes:
             held -= self._seen.popitem(last=False)[1].nbytes
+
+
+def _visual_of(model: Any) -> Any:
+    return getattr(getattr(model, "model", None), "visual", None)
 
 
 class Sight:

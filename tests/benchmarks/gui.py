@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ import transformers
 from endless import endless
 
 from warmd.jobs import chats
+from warmd.jobs.bench import machine
+from warmd.jobs.bench.apart import apart
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.generation import End, Generation, Picture, Sampling
@@ -53,17 +56,14 @@ def main() -> None:
     first = encode(warm, messages, budget)
     say(f"{len(first[0])} tokens, {sum(p.num_tokens for p in first[1])} of them of images")
 
-    block = torch.randn(2, 2**27)
-    begun = time.perf_counter()
-    block.sum(1)
-    say(f"memory: {block.nbytes / (time.perf_counter() - begun) / 1e9:.1f} GB/s")
-    del block
+    rates = apart(machine.measure)
+    say(f"memory: {rates.bytes_s / 1e9:.1f} GB/s, products: {rates.flops / 1e9:.0f} GFLOP/s")
     if "stock" not in args.skip:
         begun = time.perf_counter()
-        stock(model, *first, 1)
+        apart(partial(stock, model, *first, 1))
         say(f"stock: vision and prompt {time.perf_counter() - begun:.1f} s")
         begun = time.perf_counter()
-        stock(model, *first, args.tokens)
+        apart(partial(stock, model, *first, args.tokens))
         say(f"stock: first turn {time.perf_counter() - begun:.1f} s")
     for precision in WAYS[1:]:
         if precision in args.skip:

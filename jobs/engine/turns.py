@@ -1,0 +1,109 @@
+"""The thread in which all engines of a process compute, turn by turn.
+
+OpenMP gives every thread that computes helpers of its own, and as soon as there are more of them
+than processors they all sleep between two operations instead of being ready for the next: with two
+such threads a 0.5B model in int8 wrote 30 tokens per second, with one 54. So there is one, and
+what prepares requests beside it computes without helpers (`without_helpers`). Imports torch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+
+
+class Turned(Protocol):
+    """An engine. All but `turn` is asked under the lock of `Turns.changed`."""
+
+    threads: int  # that it computes with
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has something to do and can."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left that it was asked for."""
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether somebody waits for the next token."""
+
+    def turn(self) -> None:
+        """Compute for a moment. Raises nothing."""
+
+
+class Turns:
+    """Gives each engine that has something to do its turn, one after the other."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()  # to be notified of what an engine is to do
+        self._engines: list[Turned] = []
+        self._current: Turned | None = None  # the one whose turn it is
+        self._is_served = False
+
+    def join(self, engine: Turned) -> None:
+        """Let an engine take part."""
+        with self.changed:
+            self._engines.append(engine)
+            if not self._is_served:
+                self._is_served = True
+                threading.Thread(target=self._serve, name="engines", daemon=True).start()
+
+    def leave(self, engine: Turned) -> None:
+        """Let an engine go as soon as it is idle; with the last one the thread ends."""
+        with self.changed:
+            self.changed.wait_for(lambda: engine is not self._current and engine.is_idle)
+            self._engines.remove(engine)
+            self.changed.notify_all()
+
+    def is_anyone_writing(self) -> bool:
+        """Whether somebody waits for the next token, of whatever engine."""
+        with self.changed:
+            return any(engine.is_writing for engine in self._engines)
+
+    def _serve(self) -> None:
+        threads = 0
+        with torch.inference_mode():
+            while True:
+                engine = self._next()
+                if engine is None:
+                    return
+                if engine.threads != threads:  # a setting of each thread
+                    threads = engine.threads
+                    torch.set_num_threads(threads)
+                engine.turn()
+
+    def _next(self) -> Turned | None:
+        """Wait for an engine that has something to do; None when none takes part any more."""
+        with self.changed:
+            self._current = None
+            self.changed.notify_all()  # who had its turn may be idle now
+            while self._engines:
+                for engine in self._engines:
+                    if engine.is_ready:
+                        self._engines.remove(engine)
+                        self._engines.append(engine)  # behind the others
+                        self._current = engine
+                        return engine
+                self.changed.wait()
+            self._is_served = False
+            return None
+
+
+TURNS = Turns()
+
+
+@contextmanager
+def without_helpers() -> Iterator[None]:
+    """Compute in this thread alone for a while, for the engines to have all processors ready."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,102 @@
+"""All engines of a process compute in one thread, turn by turn."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from waiting import wait_until
+
+from warmd.jobs.context import WarmModel
+from warmd.jobs.engine import engine as engines
+from warmd.jobs.engine.decoder import Decoder
+from warmd.jobs.engine.engine import Engine
+from warmd.jobs.engine.generation import End, Generation, Sampling
+from warmd.jobs.engine.linears import Linears
+from warmd.jobs.engine.turns import without_helpers
+
+GREEDY = Sampling(temperature=0)
+
+
+def start() -> Engine:
+    model = tiny.model().requires_grad_(False).eval()
+    model.generation_config.eos_token_id = None
+    return Engine(WarmModel(name="m", path=Path("m"), model=model, tokenizer=tiny.tokenizer()))
+
+
+def ask(engine: Engine, tokens: int) -> Generation:
+    generation = Generation(ids=[4, 5, 6], sampling=GREEDY, max_tokens=tokens)
+    engine.submit(generation)
+    return generation
+
+
+def whole(generation: Generation) -> int:
+    """The number of tokens that it got. Raises what ended it."""
+    tokens = 0
+    while not isinstance(piece := generation.pieces.get(timeout=60), End):
+        tokens += piece.tokens
+    if piece.error is not None:
+        raise piece.error
+    return tokens
+
+
+def num_serving() -> int:
+    return sum(thread.name == "engines" for thread in threading.enumerate())
+
+
+def test_engines_take_turns_in_one_thread_that_ends_with_the_last_of_them():
+    first, second = start(), start()
+    long = ask(first, 100)
+    long.pieces.get(timeout=60)
+    short = ask(second, 5)
+    assert num_serving() == 1
+    assert whole(short) == 5
+    first.close()  # waits for what was asked for
+    assert long.pieces.qsize() > 1
+    assert whole(long) > 0
+    second.close()
+    wait_until(lambda: num_serving() == 0, timeout_s=10)
+    again = start()
+    assert whole(ask(again, 5)) == 5
+    again.close()
+
+
+def test_a_model_that_cannot_be_prepared_is_told_of_and_tried_again(monkeypatch):
+    class Broken(Decoder):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            raise MemoryError("no room for it")
+
+    engine = start()
+    monkeypatch.setattr(engines, "Decoder", Broken)
+    with pytest.raises(MemoryError, match="no room for it"):
+        whole(ask(engine, 5))
+    monkeypatch.setattr(engines, "Decoder", Decoder)
+    assert whole(ask(engine, 5)) == 5
+    engine.close()
+
+
+def test_what_prepares_requests_computes_in_its_own_thread_alone():
+    threads = torch.get_num_threads()
+    with without_helpers():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("inputs", [96, 4864])  # in one block of oneDNN's kernel, and in several
+@pytest.mark.parametrize("precision", ["own", "bf16", "int8"])
+def test_a_row_has_the_same_bits_alone_and_in_a_batch_in_every_form_of_a_layer(precision, inputs):
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        linears = Linears(precision)
+        parts = [torch.nn.Linear(inputs, 200), torch.nn.Linear(inputs, 40, bias=False)]
+        layer = linears.fused(parts, patience=9)
+        x = torch.randn(23, inputs)
+        forms = [torch.cat([layer(rows) for rows in x.split(size)]) for size in (23, 1, 3, 7)]
+    assert linears.is_exact
+    assert all(torch.equal(form, forms[0]) for form in forms)
+    wanted = torch.cat([part(x) for part in parts], dim=1)
+    torch.testing.assert_close(forms[0], wanted, rtol=0.05, atol=0.05)
