@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..jobs import spec_class
-from ..jobs.adapters import is_adapter, model_folder
+from ..jobs.adapters import base_of, is_adapter
 from ..jobs.errors import Conflict, SpecError, WarmdError
 from . import render
 from .app import EXIT_INTERRUPTED, App, common_options, note
@@ -80,7 +80,7 @@ def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
 def _of_adapter(app: App, text: str) -> tuple[ModelConfig, ModelConfig] | None:
     """The base model, by its warm name where it has one, and what an adapter makes of it.
 
-    None for what is no folder of an adapter. Raises SpecError when its base is not on this disk.
+    None for what is no folder of an adapter. Raises SpecError when it names none that can be.
     """
     from ..configs.config import ModelConfig
     from ..daemon.home import Home
@@ -90,13 +90,14 @@ def _of_adapter(app: App, text: str) -> tuple[ModelConfig, ModelConfig] | None:
     if not is_adapter(folder):
         return None
     try:
-        base = model_folder(folder).resolve()
+        base = base_of(folder)
     except ValueError as error:
         raise SpecError("job", f"must be a job or an adapter's folder: {error}") from error
     for model in known_models(Home(app.config().home)).values():
-        if Path(model.path) == base:
+        if Path(model.path) == Path(base):
             return model, ModelConfig(name=folder.name, path=str(folder), dtype=model.dtype)
-    named = ModelConfig(name=base.name, path=str(base))
+    is_folder = Path(base).is_absolute()
+    named = ModelConfig(name=Path(base).name if is_folder else base.replace("/", "--"), path=base)
     return named, ModelConfig(name=folder.name, path=str(folder))
 
 

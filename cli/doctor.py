@@ -208,15 +208,15 @@ def _check_server_answers(url: str) -> Check:
 
 def check_models(config: DaemonConfig) -> Check:
     """Whether the configured models that are local folders are there."""
-    from ..daemon.fetch import BUILTIN, local_folder
+    from ..daemon.fetch import hub_id, local_folder
 
     problems = []
     for model in config.models:
-        if model.path.startswith((BUILTIN, "/")):  # a hub id may not be on this disk yet
-            try:
+        try:
+            if hub_id(model) is None:  # or it may not be on this disk yet
                 local_folder(model)
-            except NotFound as error:
-                problems.append(str(error))
+        except NotFound as error:
+            problems.append(str(error))
     if problems:
         return Check("models", "fail", "; ".join(problems), "mend the path, or leave it out")
     return Check("models", "ok", ", ".join(model.name for model in config.models) or "none")

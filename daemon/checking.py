@@ -66,8 +66,8 @@ def _resolve_model(spec: Spec, config: DaemonConfig) -> ModelConfig | None:
 
 
 def _model_settings(model: ModelConfig) -> dict[str, Any] | None:
-    """The model's config.json; None for a hub id that is not on this disk yet."""
-    if not model.path.startswith(fetch.BUILTIN) and not Path(model.path).is_absolute():
+    """The model's config.json; None where a part of it is perhaps still to be fetched."""
+    if fetch.hub_id(model) is not None:
         return None
     path = model_folder(fetch.local_folder(model)) / "config.json"
     try:

@@ -8,31 +8,31 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from .. import configs
 from ..configs.config import ModelConfig
-from ..jobs.adapters import model_folder
+from ..jobs.adapters import base_of, is_adapter, model_folder
 from ..jobs.errors import NotFound
 
 BUILTIN = "builtin:"
+
+_fetched: dict[str, Path] = {}  # by this process: id -> folder; each job asks again
 
 
 def local_folder(model: ModelConfig) -> Path:
     """Return the folder that holds a model, fetching it from the hub if need be. Raises NotFound.
 
-    Progress of a download goes to stderr.
+    So is the base of an adapter. Progress of a download goes to stderr.
     """
-    if model.path.startswith(BUILTIN):
-        folder = Path(configs.__path__[0]) / model.path.removeprefix(BUILTIN)
-    elif Path(model.path).is_absolute():
-        folder = Path(model.path)
-    else:
-        folder = _from_hub(model.path)
-    try:
+    folder = _named_folder(model) or _from_hub(model.path)
+    base = _base_id(model, folder)
+    if base is not None:
+        _from_hub(base)
+    with _blaming(model, folder):
         config = model_folder(folder) / "config.json"
-    except ValueError as error:
-        raise NotFound(f"model: {model.name}: {folder}: {error}") from error
     if not config.is_file():
         raise NotFound(
             f"model: {model.name}: {folder} must be a model folder with a config.json, "
@@ -41,14 +41,57 @@ def local_folder(model: ModelConfig) -> Path:
     return folder
 
 
-def _from_hub(model_id: str) -> Path:
-    script = "import sys, huggingface_hub as hub; print(hub.snapshot_download(sys.argv[1]))"
+def hub_id(model: ModelConfig) -> str | None:
+    """Return what of a model is fetched from the hub, itself or its base; None: it is all here.
+
+    Raises NotFound for an adapter's folder that says nothing of use.
+    """
+    folder = _named_folder(model)
+    return model.path if folder is None else _base_id(model, folder)
+
+
+def _named_folder(model: ModelConfig) -> Path | None:
+    if model.path.startswith(BUILTIN):
+        return Path(configs.__path__[0]) / model.path.removeprefix(BUILTIN)
+    return Path(model.path) if Path(model.path).is_absolute() else None
+
+
+def _base_id(model: ModelConfig, folder: Path) -> str | None:
+    """The id of an adapter's base; None for a folder, and for a model that is no adapter."""
+    if not is_adapter(folder):
+        return None
+    with _blaming(model, folder):
+        base = base_of(folder)
+    return None if Path(base).is_absolute() else base
+
+
+@contextmanager
+def _blaming(model: ModelConfig, folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise NotFound(f"model: {model.name}: {folder}: {error}") from error
+
+
+def _from_hub(named: str) -> Path:
+    """Return the folder of an id, or id@revision, on the hub. Raises NotFound."""
+    if named in _fetched and _fetched[named].is_dir():
+        return _fetched[named]
+    model_id, _, revision = named.partition("@")
+    script = (
+        "import sys, huggingface_hub as hub; "
+        "print(hub.snapshot_download(sys.argv[1], revision=sys.argv[2] or None))"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", script, model_id], stdout=subprocess.PIPE, stderr=None, text=True
+        [sys.executable, "-c", script, model_id, revision],
+        stdout=subprocess.PIPE,
+        stderr=None,
+        text=True,
     )
     if done.returncode != 0:
         raise NotFound(
             f"model: must be a warm model's name, a folder, or an id on a hub that can be reached, "
-            f"got {model_id!r}; the reason is in the daemon's log"
+            f"got {named!r}; the reason is in the daemon's log"
         )
-    return Path(done.stdout.strip().splitlines()[-1])
+    _fetched[named] = Path(done.stdout.strip().splitlines()[-1])
+    return _fetched[named]

@@ -1,13 +1,13 @@
-"""LoRA adapters, as PEFT writes them: folders that name a base model and change some weights of it.
+"""Adapters, as PEFT writes them: folders that name a base model and change some weights of it.
 
-What is warm is the base model with W + B A alpha / r in the place of W: nothing else has to know
-of adapters then. All other kinds, and what LoRA may have beside A and B, are refused by name.
+What is warm is the base with the changes in its own weights, as PEFT merges them: nothing else has
+to know of adapters then. Kinds that leave the weights alone (prompt tuning, …) are refused by name.
 """
 
 from __future__ import annotations
 
-import math
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,66 +16,105 @@ import orjson
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 
-# Settings of PEFT's LoRA under which a weight is more than W + B A alpha / r.
-_NOT_PLAIN = (
-    "alora_invocation_tokens", "alpha_pattern", "bias", "corda_config", "fan_in_fan_out",
-    "layer_replication", "lora_bias", "megatron_config", "modules_to_save", "rank_pattern",
-    "target_parameters", "trainable_token_indices", "use_dora", "use_qalora",
+# The kinds of PEFT that are known to be equal after merging, and to read no file but the folder's.
+MERGED = (
+    "ADALORA", "BOFT", "FOURIERFT", "HRA", "IA3", "LN_TUNING", "LOHA", "LOKR", "LORA", "MISS",
+    "OFT", "TRAINABLE_TOKENS", "VERA",
 )  # fmt: skip
-_NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+# LoRA that begins from a part of the base's weights, which the base has lost then: such an adapter
+# fits the base only when it is saved with path_initial_model_for_weight_conversion.
+_SPLITS_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
+# Of LoRA: it changes weights from a token on only; it makes layers; it imports a module by a name
+# from the file.
+_REFUSED = ("alora_invocation_tokens", "layer_replication", "megatron_config")
+_UNSET: tuple[Any, ...] = (None, False, "none", [], {})
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter and no model of its own."""
-    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
+    """Whether a folder holds an adapter."""
+    return (folder / CONFIG).is_file()
+
+
+def base_of(folder: Path) -> str:
+    """Return the adapter's base: the absolute path of a folder, or an id on the hub.
+
+    An id is followed by @ and the revision where the adapter names one. A relative path counts from
+    the adapter's folder. Raises ValueError when neither can be meant.
+    """
+    if (folder / "config.json").is_file():
+        raise ValueError(
+            f"it has a model's config.json and {CONFIG}: only one of them can be meant"
+        )
+    settings = _settings(folder)
+    named = settings.get("base_model_name_or_path")
+    if not isinstance(named, str) or not named:
+        raise ValueError(f"{CONFIG} says base_model_name_or_path {named!r}: no base model")
+    base = folder / Path(named).expanduser()
+    if (base / "config.json").is_file():
+        return str(base.resolve())
+    if not _HUB_ID.fullmatch(named):
+        raise ValueError(f"{CONFIG} says base_model_name_or_path {named!r}: no model folder there")
+    revision = settings.get("revision")
+    return f"{named}@{revision}" if revision else named
 
 
 def model_folder(folder: Path) -> Path:
     """Return the folder of the model that is to be built: an adapter's base, or `folder` itself.
 
-    Raises ValueError when the base is not a folder on this disk.
+    Raises ValueError when the base is not on this disk.
     """
     if not is_adapter(folder):
         return folder
-    named = str(_settings(folder).get("base_model_name_or_path"))
-    base = folder / Path(named).expanduser()
-    if not (base / "config.json").is_file():
-        raise ValueError(f"{CONFIG} says base_model_name_or_path {named!r}: no model folder there")
-    return base
+    base = base_of(folder)
+    return Path(base) if Path(base).is_absolute() else _cached(base)
 
 
-def merge(model: Any, folder: Path) -> None:
-    """Change the weights of the base model to those that the adapter makes of them.
+def merge(model: Any, folder: Path) -> Any:
+    """Return the base model with the adapter's changes in its weights; `model` itself is used up.
 
-    Raises ValueError for what is not plain LoRA, or not made for this model.
+    Raises ValueError for what cannot be merged, or was not made for this model; PEFT raises other
+    errors of spoilt files.
     """
-    import torch
-    from safetensors.torch import load_file
+    import peft
 
-    scaling = _scaling(_settings(folder))
-    layers: dict[str, dict[str, Any]] = {}
-    for name, tensor in load_file(folder / WEIGHTS).items():
-        match = _NAME.fullmatch(name)
-        if match is None:
-            raise ValueError(f"{WEIGHTS} has {name}: only A and B of plain LoRA can be merged")
-        layers.setdefault(match[1], {})[match[2]] = tensor
-    modules = dict(model.named_modules())
-    with torch.no_grad():
-        for name, factors in layers.items():
-            layer = modules.get(name)
-            if not isinstance(layer, torch.nn.Linear) or factors.keys() != {"A", "B"}:
-                raise ValueError(f"{WEIGHTS} has {name}: the model has no such linear layer")
-            weight = layer.weight
-            a, b = factors["A"], factors["B"]
-            if (b.shape[0], a.shape[1]) != tuple(weight.shape) or b.shape[1] != a.shape[0]:
-                raise ValueError(
-                    f"{WEIGHTS} has {name} of {tuple(b.shape)} by {tuple(a.shape)}, "
-                    f"the model's is {tuple(weight.shape)}"
-                )
-            # As PEFT merges: the product in float32, one rounding at the end. A new tensor: the
-            # old one may be mapped from the base's file, or be that of another layer, too.
-            merged = torch.addmm(weight.float(), b.float(), a.float(), alpha=scaling)
-            layer.weight = torch.nn.Parameter(merged.to(weight.dtype), requires_grad=False)
+    settings = _settings(folder)
+    _check(settings)
+    if not (folder / WEIGHTS).is_file():
+        raise ValueError(f"it has no {WEIGHTS}: other formats may hold code, and are not read")
+    _check_ranks(settings, folder)
+    with warnings.catch_warnings():
+        # They are of training, of layers that are no longer tied, and of what is checked below.
+        warnings.simplefilter("ignore")
+        config = peft.PeftConfig.from_pretrained(str(folder))
+        unknown = settings.keys() - config.to_dict().keys()
+        for name in sorted(unknown):
+            if settings[name] not in _UNSET:
+                raise ValueError(f"{CONFIG} says {name}, which peft {peft.__version__} cannot do")
+        # low_cpu_mem_usage: begin from nothing, as all is read next.
+        wrapped = peft.PeftModel(model, config, low_cpu_mem_usage=True)
+        found = _load(wrapped, folder)
+        for names, problem in (
+            (found.unexpected_keys, f"{WEIGHTS} has {{}}: the model has no place for it"),
+            (found.missing_keys, f"{WEIGHTS} has no {{}}: {CONFIG} says that there is one"),
+        ):
+            if names:
+                raise ValueError(problem.format(names[0].replace(".default", "")))
+        # "safe": in new tensors, as the old ones are mapped from the base's file, and with a check
+        # that all are finite.
+        merged = wrapped.merge_and_unload(safe_merge=True)
+    return merged.requires_grad_(True)  # as any model that was read
+
+
+def _load(wrapped: Any, folder: Path) -> Any:
+    """Read the adapter's tensors; return which had no place, and which places got none."""
+    try:
+        return wrapped.load_adapter(
+            str(folder), "default", torch_device="cpu", low_cpu_mem_usage=True
+        )
+    except RuntimeError as error:  # torch lists the tensors of other shapes below a title
+        first = str(error).strip().splitlines()[:2][-1].strip().replace(".default", "")
+        raise ValueError(f"{WEIGHTS} does not fit the model: {first}") from error
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -85,17 +124,53 @@ def _settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _scaling(settings: dict[str, Any]) -> float:
-    """alpha / r, or alpha / sqrt(r) with rslora (arXiv:2312.03732)."""
+def _check(settings: dict[str, Any]) -> None:
     kind = settings.get("peft_type")
-    if kind != "LORA":
-        raise ValueError(f"{CONFIG} says peft_type {kind}: only LORA can be served")
-    for name in _NOT_PLAIN:
-        if settings.get(name) not in (None, False, {}, [], "none"):
+    if kind not in MERGED:
+        raise ValueError(
+            f"{CONFIG} says peft_type {kind}: only what can be merged into its base can be served, "
+            f"{', '.join(MERGED)}"
+        )
+    for name in _REFUSED:
+        if settings.get(name) not in _UNSET:
+            raise ValueError(f"{CONFIG} says {name}: such an adapter cannot be served")
+    begun = settings.get("init_lora_weights")
+    if isinstance(begun, str) and begun.lower().startswith(_SPLITS_BASE):
+        raise ValueError(
+            f"{CONFIG} says init_lora_weights {begun}: save the adapter with "
+            "path_initial_model_for_weight_conversion, and it can be served"
+        )
+
+
+def _check_ranks(settings: dict[str, Any], folder: Path) -> None:
+    """Raise ValueError for ranks far beyond the tensors: PEFT would make room for them first."""
+    from safetensors import safe_open
+
+    with safe_open(folder / WEIGHTS, "pt") as file:
+        largest = max(
+            (extent for name in file.keys() for extent in file.get_slice(name).get_shape()),  # noqa: SIM118
+            default=0,
+        )
+    pattern = settings.get("rank_pattern") or {}
+    for rank in (settings.get("r"), settings.get("init_r"), *pattern.values()):
+        if isinstance(rank, int) and rank > largest:
             raise ValueError(
-                f"{CONFIG} says {name} {settings[name]}: only plain LoRA can be served"
+                f"{CONFIG} says rank {rank}, but the largest extent of a tensor in {WEIGHTS} is "
+                f"{largest}"
             )
-    alpha, rank = settings.get("lora_alpha"), settings.get("r")
-    if not isinstance(alpha, int | float) or not isinstance(rank, int) or rank < 1:
-        raise ValueError(f"{CONFIG} says r {rank} and lora_alpha {alpha}: it must have both")
-    return float(alpha) / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+
+
+def _cached(base: str) -> Path:
+    """The folder in the hub's cache of a model that was fetched. Raises ValueError."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    name, _, revision = base.partition("@")
+    try:
+        found = snapshot_download(name, revision=revision or None, local_files_only=True)
+    except (HFValidationError, LocalEntryNotFoundError) as error:
+        raise ValueError(
+            f"{CONFIG} says base_model_name_or_path {name!r}: no model folder there, and the hub's "
+            "cache has none of that id"
+        ) from error
+    return Path(found)

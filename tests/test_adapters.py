@@ -1,101 +1,322 @@
-"""LoRA adapters, as PEFT writes them: served, and compared with their base."""
+"""Adapters, as PEFT writes them: served, and compared with their base."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
+import peft
 import pytest
 import tiny
 import torch
 from daemons import Daemon
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from shell import warmd
+from transformers import AutoModelForCausalLM
 
-from warmd.configs.config import ModelConfig
+from warmd.configs.config import ModelConfig, WorkerConfig
+from warmd.daemon import fetch
 from warmd.daemon.models import WarmModels
-from warmd.jobs.errors import JobFailed
+from warmd.jobs.adapters import MERGED, WEIGHTS, model_folder
+from warmd.jobs.errors import JobFailed, NotFound
 
-RANK, ALPHA = 2, 6
-LAYERS = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj")
+IDS = torch.tensor([[5, 6, 7, 8, 9]])
+GREEDY = ("--temperature", "0", "--max-tokens", "12")
 
 
-def write_adapter(folder: Path, base: Path, **settings: Any) -> Path:
-    """An adapter that changes two layers of the tiny model far."""
-    folder.mkdir()
-    known = {
-        "peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "lora_dropout": 0.1, "bias": "none",
-        "target_modules": ["q_proj", "down_proj"], "base_model_name_or_path": str(base),
-        "use_dora": False, "use_rslora": False, "modules_to_save": None, "rank_pattern": {},
-    }  # fmt: skip
-    (folder / "adapter_config.json").write_text(json.dumps(known | settings))
-    tensors = {}
-    generator = torch.Generator().manual_seed(1)
-    for name in LAYERS:
-        outputs, inputs = tiny.model().get_submodule(name).weight.shape
-        for factor, shape in (("A", (RANK, inputs)), ("B", (outputs, RANK))):
-            value = torch.randn(shape, generator=generator)
-            tensors[f"base_model.model.{name}.lora_{factor}.weight"] = value
-    save_file(tensors, folder / "adapter_model.safetensors")
+def lora(*targets: str, **settings: Any) -> peft.LoraConfig:
+    names = list(targets or ("q_proj", "down_proj"))
+    return peft.LoraConfig(r=2, lora_alpha=6, lora_dropout=0.1, target_modules=names, **settings)
+
+
+def write_adapter(folder: Path, base: Path, config: Any, *, dtype: Any = torch.float32) -> Any:
+    """Have PEFT make an adapter that changes the base far; return the logits of the PeftModel."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PEFT: of what may go wrong with tied layers
+        torch.manual_seed(0)  # PEFT begins from random numbers
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+        wrapped = peft.get_peft_model(model, config).eval()
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in wrapped.parameters():
+                if parameter.requires_grad:
+                    noise = torch.randn(parameter.shape, generator=generator)
+                    parameter += 0.3 * noise.to(parameter.dtype)
+            logits = wrapped(IDS).logits
+        wrapped.save_pretrained(folder)
+    return logits
+
+
+def write_plain(folder: Path, base: Path, **settings: Any) -> Path:
+    """An adapter of plain LoRA, with some of its settings changed afterwards."""
+    write_adapter(folder, base, lora())
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
     return folder
 
 
-def load(folder: Path) -> Any:
-    return WarmModels(10**9).ensure(ModelConfig(name="a", path=str(folder)), folder, in_use=())
+def load(folder: Path, **settings: Any) -> Any:
+    config = ModelConfig(name="a", path=str(folder), **settings)
+    return WarmModels(10**9).ensure(config, fetch.local_folder(config), in_use=())
 
 
-def merged(folder: Path, scaling: float) -> Any:
-    """The tiny model with the adapter's products added, by hand."""
-    from safetensors.torch import load_file
+def logits_of(model: Any) -> Any:
+    with torch.inference_mode():
+        return model(IDS).logits
 
-    model, tensors = tiny.model(), load_file(folder / "adapter_model.safetensors")
-    for name in LAYERS:
-        a, b = (tensors[f"base_model.model.{name}.lora_{factor}.weight"] for factor in "AB")
-        model.get_submodule(name).weight += scaling * (b.double() @ a.double()).float()
-    return model
+
+KINDS: dict[str, peft.PeftConfig] = {
+    "ADALORA": peft.AdaLoraConfig(init_r=2, target_r=2, total_step=10, target_modules=["q_proj"]),
+    "BOFT": peft.BOFTConfig(boft_block_size=4, target_modules=["q_proj"]),
+    "FOURIERFT": peft.FourierFTConfig(n_frequency=10, target_modules=["q_proj"]),
+    "HRA": peft.HRAConfig(r=2, target_modules=["q_proj"]),
+    "IA3": peft.IA3Config(
+        target_modules=["q_proj", "down_proj"], feedforward_modules=["down_proj"]
+    ),
+    "LN_TUNING": peft.LNTuningConfig(target_modules=["norm"]),
+    "LOHA": peft.LoHaConfig(r=2, target_modules=["q_proj"]),
+    "LOKR": peft.LoKrConfig(r=2, target_modules=["q_proj"]),
+    "LORA": lora(),
+    "MISS": peft.MissConfig(r=2, target_modules=["q_proj"]),
+    "OFT": peft.OFTConfig(oft_block_size=4, target_modules=["q_proj"]),
+    "TRAINABLE_TOKENS": peft.TrainableTokensConfig(
+        token_indices=[5, 7], target_modules=["embed_tokens"]
+    ),
+    "VERA": peft.VeraConfig(r=2, target_modules=["q_proj"]),
+}  # fmt: skip
+VARIANTS: dict[str, peft.PeftConfig] = {
+    "rslora": lora(use_rslora=True),
+    "dora": lora(use_dora=True),
+    "ranks": lora(rank_pattern={"q_proj": 4}, alpha_pattern={"down_proj": 9}),
+    "head": lora("q_proj", "lm_head"),  # the tiny model's is tied to its embeddings
+    "embeddings": lora("q_proj", "embed_tokens"),
+    "saved_head": lora(modules_to_save=["lm_head"]),
+    "saved_embeddings": lora(modules_to_save=["embed_tokens"]),
+    "saved_norm": lora(modules_to_save=["norm"]),
+    "tokens": lora(trainable_token_indices=[5, 7]),
+}
+
+
+@pytest.mark.parametrize("config", (KINDS | VARIANTS).values(), ids=KINDS | VARIANTS)
+def test_model_of_an_adapter_answers_as_the_one_that_peft_trained(tiny_model, tmp_path, config):
+    wanted = write_adapter(tmp_path / "adapter", tiny_model, config)
+    assert not torch.allclose(logits_of(tiny.model()), wanted, atol=0.1)
+    loaded = load(tmp_path / "adapter")
+    torch.testing.assert_close(logits_of(loaded.warm.model), wanted, rtol=1e-5, atol=1e-5)
+    assert type(loaded.warm.model).__name__ == "LlamaForCausalLM"
+    assert all(parameter.requires_grad for parameter in loaded.warm.model.parameters())
+    assert loaded.warm.tokenizer("1+1=")["input_ids"] == tiny.tokenizer()("1+1=")["input_ids"]
+
+
+def test_each_kind_that_is_said_to_be_served_has_its_test():
+    assert tuple(KINDS) == MERGED
+
+
+def test_adapter_of_a_bfloat16_base_is_merged_with_the_rounding_of_bfloat16(tiny_model, tmp_path):
+    write_adapter(tmp_path / "adapter", tiny_model, lora(), dtype=torch.bfloat16)
+    exact = load(tmp_path / "adapter", dtype="float32").warm.model
+    rounded = load(tmp_path / "adapter", dtype="bfloat16").warm.model
+    for wanted, found in zip(exact.parameters(), rounded.parameters(), strict=True):
+        assert found.dtype == torch.bfloat16
+        # The base, the change and their sum are rounded, each by 2**-9 of itself at most.
+        torch.testing.assert_close(found.float(), wanted, rtol=2**-7, atol=2**-7)
+
+
+def test_base_s_file_and_its_warm_model_stay_as_they_are(tiny_model, tmp_path):
+    models = WarmModels(10**9)
+    base = models.ensure(ModelConfig(name="b", path=str(tiny_model)), tiny_model, in_use=())
+    before = logits_of(base.warm.model)
+    content = (tiny_model / "model.safetensors").read_bytes()
+    folder = write_plain(tmp_path / "adapter", tiny_model)
+    models.ensure(ModelConfig(name="a", path=str(folder)), folder, in_use=())
+    assert torch.equal(logits_of(base.warm.model), before)
+    assert (tiny_model / "model.safetensors").read_bytes() == content
 
 
 @pytest.mark.parametrize(
-    ("settings", "scaling"), [({}, ALPHA / RANK), ({"use_rslora": True}, ALPHA / RANK**0.5)]
+    "config",
+    [
+        peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
+        peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
+    ],
+    ids=["PROMPT_TUNING", "PREFIX_TUNING"],
 )
-def test_model_of_an_adapter_is_its_base_and_the_product(tiny_model, tmp_path, settings, scaling):
-    folder = write_adapter(tmp_path / "adapter", tiny_model, **settings)
-    loaded = load(folder)
-    ids = torch.tensor([[5, 6, 7, 8]])
-    with torch.inference_mode():
-        wanted = merged(folder, scaling)(ids).logits
-        torch.testing.assert_close(loaded.warm.model(ids).logits, wanted, rtol=1e-5, atol=1e-5)
-        assert not torch.allclose(tiny.model()(ids).logits, wanted, atol=0.1)
-    assert loaded.warm.tokenizer("1+1=")["input_ids"] == tiny.tokenizer()("1+1=")["input_ids"]
+def test_adapter_that_leaves_the_weights_alone_is_refused_by_name(tiny_model, tmp_path, config):
+    write_adapter(tmp_path / "adapter", tiny_model, config)
+    with pytest.raises(JobFailed, match=f"peft_type {config.peft_type.value}: only what can be"):
+        load(tmp_path / "adapter")
+
+
+def test_lora_that_peft_itself_cannot_merge_is_refused_with_its_reason(tiny_model, tmp_path):
+    write_adapter(tmp_path / "adapter", tiny_model, lora(lora_bias=True))
+    with pytest.raises(JobFailed, match="the base layer has no bias"):
+        load(tmp_path / "adapter")
 
 
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"peft_type": "IA3"}, "peft_type IA3"),
-        ({"use_dora": True}, "use_dora"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
-        ({"bias": "all"}, "bias all"),
-        ({"r": 0}, "r 0"),
+        ({"peft_type": "XLORA"}, "peft_type XLORA"),
+        ({"peft_type": None}, "peft_type None"),
+        ({"init_lora_weights": "pissa_niter_4"}, "path_initial_model_for_weight_conversion"),
+        ({"megatron_config": {}, "megatron_core": "antigravity"}, None),
+        ({"megatron_config": {"a": 1}, "megatron_core": "antigravity"}, "says megatron_config"),
+        ({"alora_invocation_tokens": [5]}, "says alora_invocation_tokens"),
+        ({"layer_replication": [[0, 2], [1, 2]]}, "says layer_replication"),
+        ({"of_next_year": False}, None),
+        ({"of_next_year": True}, "of_next_year, which peft .* cannot do"),
+        ({"r": 3}, "does not fit the model: size mismatch for .*lora_A.weight"),
+        ({"r": 10**8}, "rank 100000000, but the largest extent"),
+        ({"rank_pattern": {"q_proj": 10**8}}, "rank 100000000, but the largest extent"),
+        ({"target_modules": ["q_proj"]}, "down_proj.*no place for it"),
+        ({"target_modules": ["q_proj", "k_proj", "down_proj"]}, "has no .*k_proj"),
+        ({"target_modules": ["nothing"]}, "nothing"),
+        ({"base_model_name_or_path": None}, "no base model"),
+        ({"base_model_name_or_path": "../none"}, "no model folder there"),
+        ({"base_model_name_or_path": "no one's"}, "no model folder there"),
     ],
 )
-def test_what_is_not_plain_lora_is_refused_by_name(tiny_model, tmp_path, settings, problem):
-    folder = write_adapter(tmp_path / "adapter", tiny_model, **settings)
-    with pytest.raises(JobFailed, match=problem):
+def test_settings_are_served_or_refused_in_one_line(tiny_model, tmp_path, settings, problem):
+    folder = write_plain(tmp_path / "adapter", tiny_model, **settings)
+    if problem is None:
+        load(folder)
+        return
+    with pytest.raises((JobFailed, NotFound), match=problem) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_spoilt_adapter_is_refused_and_says_of_what(tiny_model, tmp_path):
+    folder = write_plain(tmp_path / "adapter", tiny_model)
+    tensors = load_file(folder / WEIGHTS)
+    name = next(name for name in tensors if "lora_A" in name)
+    for changed, problem in (
+        (tensors | {name: torch.full_like(tensors[name], torch.nan)}, "NaNs detected"),
+        (tensors | {name: torch.zeros(2, 17)}, f"does not fit the model: .*{name}"),
+        ({"x": torch.zeros(9)}, "has x: the model has no place for it"),
+    ):
+        save_file(changed, folder / WEIGHTS)
+        with pytest.raises(JobFailed, match=problem):
+            load(folder)
+    (folder / WEIGHTS).write_bytes(b"\0" * 100)
+    with pytest.raises(JobFailed, match="cannot be loaded"):
+        load(folder)
+    (folder / "adapter_config.json").write_text("[]")
+    with pytest.raises(NotFound, match="no JSON object"):
         load(folder)
 
 
-def test_adapter_of_another_model_is_refused(tiny_model, tmp_path):
-    folder = write_adapter(tmp_path / "adapter", tiny_model)
-    for name, problem in (
-        ("base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight", "no such linear layer"),
-        ("base_model.model.model.embed_tokens.lora_embedding_A", "only A and B"),
-    ):
-        save_file({name: torch.zeros(RANK, 16)}, folder / "adapter_model.safetensors")
-        with pytest.raises(JobFailed, match=problem):
-            load(folder)
+def test_pickled_adapter_is_not_read(tiny_model, tmp_path):
+    folder = write_plain(tmp_path / "adapter", tiny_model)
+    torch.save(load_file(folder / WEIGHTS), folder / "adapter_model.bin")
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(JobFailed, match=r"it has no adapter_model\.safetensors"):
+        load(folder)
+
+
+def test_folder_of_a_model_and_an_adapter_is_refused(tiny_model, tmp_path):
+    folder = write_plain(tmp_path / "adapter", tiny_model)
+    shutil.copy(tiny_model / "config.json", folder)
+    with pytest.raises(NotFound, match="only one of them can be meant"):
+        load(folder)
+
+
+def test_relative_base_counts_from_the_adapter_s_folder(tiny_model, tmp_path):
+    shutil.copytree(tiny_model, tmp_path / "models" / "base")
+    (tmp_path / "adapters").mkdir()
+    named = {"base_model_name_or_path": "../models/base"}
+    folder = write_plain(tmp_path / "adapters" / "one", tiny_model, **named)
+    with pytest.raises(NotFound, match="no model folder there"):
+        load(folder)
+    (tmp_path / "adapters" / "models").symlink_to(tmp_path / "models")
+    assert model_folder(folder) == tmp_path / "models" / "base"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the hub with the tiny model as org/tiny, the seventh seed as its revision v7."""
+    repository = tmp_path / "hub" / "models--org--tiny"
+    (repository / "refs").mkdir(parents=True)
+    for name, letter in (("main", "a"), ("v7", "7")):
+        (repository / "refs" / name).write_text(letter * 40)
+    shutil.copytree(tiny_model, repository / "snapshots" / ("a" * 40))
+    shutil.copytree(tiny_model, repository / "snapshots" / ("7" * 40))
+    tiny.model(7).save_pretrained(repository / "snapshots" / ("7" * 40))
+    monkeypatch.setenv("HF_HUB_CACHE", str(repository.parent))  # of processes that are started
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(repository.parent))
+    return repository.parent
+
+
+@pytest.mark.parametrize(("revision", "seed"), [(None, 0), ("v7", 7)])
+def test_base_on_the_hub_is_found_in_its_cache(hub, tiny_model, tmp_path, revision, seed):
+    named = {"base_model_name_or_path": "org/tiny", "revision": revision}
+    folder = write_plain(tmp_path / "adapter", tiny_model, **named)
+    own = tmp_path / "own"
+    tiny.model(seed).save_pretrained(own)
+    tiny.tokenizer().save_pretrained(own)
+    same = write_plain(tmp_path / "same", tiny_model, base_model_name_or_path=str(own))
+    found, wanted = (logits_of(load(path).warm.model) for path in (folder, same))
+    assert torch.equal(found, wanted)
+    assert fetch.hub_id(ModelConfig(name="a", path=str(folder))) == (
+        "org/tiny" if revision is None else "org/tiny@v7"
+    )
+
+
+def test_base_that_is_neither_here_nor_on_the_hub_is_refused(hub, tiny_model, tmp_path):
+    folder = write_plain(tmp_path / "a", tiny_model, base_model_name_or_path="org/none")
+    with pytest.raises(NotFound, match="org/none"):
+        load(folder)
+    with pytest.raises(ValueError, match="the hub's cache has none of that id"):
+        model_folder(folder)
+
+
+# Loads an adapter as a zygote does, and forks a child that computes with several threads.
+FORKING = """
+import os, pathlib, sys
+from warmd.daemon import zygote
+os.environ.update(zygote.ENVIRONMENT)
+zygote.import_libraries()
+import torch
+from warmd.configs.config import ModelConfig, WorkerConfig
+from warmd.daemon.models import WarmModels
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+before = threads()
+folder = pathlib.Path(sys.argv[1])
+config = ModelConfig(name="a", path=str(folder))
+model = WarmModels(10**9).ensure(config, folder, in_use=()).warm.model
+grown = threads() - before
+# Not pause_openmp: there must be nothing to pause.
+pid = os.fork()
+if pid == 0:
+    torch.set_num_threads(2)
+    torch.ones(2000, 2000) @ torch.ones(2000, 2000)
+    os._exit(0)
+print(grown, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@pytest.mark.slow  # imports all that a zygote does
+def test_merging_leaves_no_threads_that_a_child_would_wait_for(tiny_model, tmp_path):
+    write_adapter(tmp_path / "adapter", tiny_model, lora(use_dora=True))
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, str(tmp_path / "adapter")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+    )
+    assert done.stdout.split() == ["0", "0"], done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -107,31 +328,72 @@ def warm(daemon: Daemon) -> set[str]:
     return {model["name"] for model in daemon.status()["models"]}
 
 
+def full_model(folder: Path, adapter: Path) -> Path:
+    """What the adapter makes of its base, as a model of its own."""
+    load(adapter).warm.model.save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def said(daemon: Daemon, model: str) -> str:
+    return warmd("run", "--model", model, *GREEDY, "1+1=", home=daemon.home.path).out
+
+
 def test_adapter_is_served_by_its_folder_and_compared_with_its_base(daemon, tiny_model, tmp_path):
     before = warm(daemon)
-    folder = write_adapter(tmp_path / "adapter", tiny_model)
-    full = tmp_path / "full"
-    merged(folder, ALPHA / RANK).save_pretrained(full)
-    tiny.tokenizer().save_pretrained(full)
-    greedy = ["--temperature", "0", "--max-tokens", "12"]
-    said = [
-        warmd("run", "--model", model, *greedy, "1+1=", home=daemon.home.path).out
-        for model in ("tiny", str(folder), str(full))
-    ]
-    assert said[1] == said[2] != said[0]
-    done = warmd("compare", "--json", str(folder), "1+1=", *greedy, home=daemon.home.path)
+    folder, full = tmp_path / "adapter", tmp_path / "full"
+    write_adapter(folder, tiny_model, lora("q_proj", "down_proj", "lm_head"))
+    full_model(full, folder)
+    texts = [said(daemon, model) for model in ("tiny", str(folder), str(full))]
+    assert texts[1] == texts[2] != texts[0]
+    done = warmd("compare", "--json", str(folder), "1+1=", *GREEDY, home=daemon.home.path)
     (row,) = done.objects
     assert (row["base"]["model"], row["trained"]["model"]) == ("tiny", "adapter")
     assert (row["base"]["text"], row["trained"]["text"]) == tuple(
-        text.removesuffix("\n") for text in said[:2]
+        text.removesuffix("\n") for text in texts[:2]
     )
     assert "tiny" in before
     assert warm(daemon) - before == {"adapter", "full"}
 
 
-def test_adapter_whose_base_is_not_there_is_refused_in_the_shell(daemon, tmp_path):
-    folder = write_adapter(tmp_path / "adapter", tmp_path / "gone")
+def test_training_may_start_from_an_adapter(daemon, tiny_model, tmp_path):
+    folder = write_plain(tmp_path / "begun", tiny_model)
+    job = daemon.wait(daemon.submit(model=str(folder)))
+    assert job["status"] == "finished", job["error"]
+    (weights,) = (daemon.home.runs / job["id"] / "model").glob("*.safetensors")
+    trained, begun = load_file(weights), load(folder).warm.model.state_dict()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert 0 < (trained[name] - begun[name]).abs().max() < 0.01
+
+
+def test_adapter_whose_base_is_not_there_is_refused_in_the_shell(daemon, tiny_model, tmp_path):
+    named = {"base_model_name_or_path": str(tmp_path / "gone")}
+    folder = write_plain(tmp_path / "adapter", tiny_model, **named)
     for arguments in (("run", "--model", str(folder), "a"), ("compare", str(folder), "a")):
         done = warmd(*arguments, home=daemon.home.path)
         assert done.is_refusal(2)
         assert "base_model_name_or_path" in done.err
+
+
+@pytest.mark.slow
+def test_adapter_of_a_base_on_the_hub_is_served_and_compared(
+    hub, make_daemon, tiny_model, tmp_path
+):
+    daemon = make_daemon(
+        workers=(
+            WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=4, threads=1),
+        )
+    )
+    daemon.start()
+    named = {"base_model_name_or_path": "org/tiny"}
+    folder = write_plain(tmp_path / "adapter", tiny_model, **named)
+    full = full_model(tmp_path / "full", folder)
+    assert said(daemon, str(folder)) == said(daemon, str(full)) != said(daemon, "tiny")
+    done = warmd("compare", "--json", str(folder), "1+1=", *GREEDY, home=daemon.home.path)
+    (row,) = done.objects
+    assert (row["base"]["model"], row["trained"]["model"]) == ("org--tiny", "adapter")
+    assert row["base"]["text"] != row["trained"]["text"]
+    write_plain(tmp_path / "b", tiny_model, base_model_name_or_path="org/none")
+    done = warmd("load", str(tmp_path / "b"), home=daemon.home.path)
+    assert done.is_refusal(2)
+    assert "org/none" in done.err
