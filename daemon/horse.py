@@ -27,6 +27,7 @@ from .channel import Channel
 from .checkpoints import Checkpoints
 from .events import EventLog
 from .models import HorseModels, WarmModels
+from .placement import Placement, own_device
 from .rundir import RunDir
 
 log = logging.getLogger(__name__)
@@ -110,22 +111,25 @@ def run_jobs(channel: Channel, request: dict[str, Any], models: WarmModels) -> N
     keep_freed_memory()
     line = Line(channel, request)
     line.send({"pid": os.getpid()})
+    placement = Placement(own_device())
     is_resident = request["isolation"] == "resident"
     if is_resident and request["slots"] > 1:
-        _run_together(line, models)
+        _run_together(line, models, placement)
     while True:
         job, orders = line.next_request()
-        _run_one(line, job, orders, models, own_output=True, copies=is_resident)
+        _run_one(line, job, orders, models, placement, own_output=True, copies=is_resident)
         if not is_resident:
             return
 
 
-def _run_together(line: Line, models: WarmModels) -> None:
+def _run_together(line: Line, models: WarmModels, placement: Placement) -> None:
     """Run every job in a thread of its own, all on the same models. Does not return."""
     os.dup2(2, 1)  # what they print cannot be told apart: it goes to the daemon's log
     while True:
         job, orders = line.next_request()
-        run = partial(_run_one, line, job, orders, models, own_output=False, copies=False)
+        run = partial(
+            _run_one, line, job, orders, models, placement, own_output=False, copies=False
+        )
         threading.Thread(target=run, name=job["job_id"], daemon=True).start()
 
 
@@ -134,6 +138,7 @@ def _run_one(
     request: dict[str, Any],
     orders: Orders,
     models: WarmModels,
+    placement: Placement,
     *,
     own_output: bool,
     copies: bool,
@@ -154,7 +159,9 @@ def _run_one(
                 execution=request["execution"],
                 publish=lambda event: line.send({"job": job_id, "event": event}),
             ) as events:
-                outcome = _execute(request, orders, rundir, events, models, copies=copies)
+                outcome = _execute(
+                    request, orders, rundir, events, models, placement, copies=copies
+                )
         finally:
             os.close(lock)
     except OSError as error:  # its files cannot be written, so nobody has been told yet
@@ -171,6 +178,7 @@ def _execute(
     rundir: RunDir,
     events: EventLog,
     warm: WarmModels,
+    placement: Placement,
     *,
     copies: bool,
 ) -> dict[str, Any]:
@@ -180,7 +188,7 @@ def _execute(
         names = {}
         if request["model"] is not None:
             names[document["spec"]["model"]] = request["model"]["config"]["name"]
-        models = HorseModels(warm, names, copies=copies)
+        models = HorseModels(warm, names, copies=copies, placement=placement)
         threads = _choose_threads(request["threads"], models)
         for folder in document.get("python_path", ()):
             if folder not in sys.path:
@@ -196,7 +204,7 @@ def _execute(
         context = Context(
             job_id=document["id"],
             run_dir=rundir.path,
-            device=_device(),
+            device=placement.device,
             models=models,
             checkpoints=checkpoints,
             emit=events.emit,
@@ -206,7 +214,9 @@ def _execute(
             queued_s=waited,
         )
         run = run_function(document["kind"])
-        events.emit("started", pid=os.getpid(), threads=threads, queued_s=waited)
+        forked_at = request.get("forked_at")  # a resident horse was forked for another
+        fork_s = None if forked_at is None else time.time() - forked_at
+        events.emit("started", pid=os.getpid(), threads=threads, queued_s=waited, fork_s=fork_s)
         try:
             result = run(spec, context)
         finally:
@@ -254,12 +264,6 @@ def _choose_threads(threads: int | None, models: HorseModels) -> int:
         threads = 1 if size is not None and size < _SMALL_MODEL else num_cores()
     torch.set_num_threads(threads)
     return threads
-
-
-def _device() -> str:
-    import torch
-
-    return "cuda:0" if torch.cuda.is_available() else "cpu"
 
 
 def _be_first_to_die() -> None:

@@ -6,7 +6,6 @@ shares them. Nothing here computes: one parallel operation in the zygote would h
 
 from __future__ import annotations
 
-import copy
 import gc
 import math
 import time
@@ -22,6 +21,7 @@ from ..jobs.context import WarmModel
 from ..jobs.errors import Conflict, JobFailed, NotFound
 from .headers import check_sizes, tensors
 from .memory import shown
+from .placement import Placement
 
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 _TARGET_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -134,19 +134,24 @@ class HorseModels:
 
     `copies`: whether a job is given a copy of its own, in a horse that serves others later. One
     that is a job's alone changes its own pages anyway, and jobs that run together only read.
+    `placement`: the horse's device, on which the models are handed out.
     """
 
-    def __init__(self, warm: WarmModels, names: dict[str, str], *, copies: bool) -> None:
+    def __init__(
+        self, warm: WarmModels, names: dict[str, str], *, copies: bool, placement: Placement
+    ) -> None:
         """`names`: what the job's spec calls a model (perhaps a folder) -> its warm name."""
         self._warm = warm
         self._names = names
         self._copies = copies
+        self._placement = placement
 
     def take(self, name: str) -> WarmModel:
         loaded = self._warm.loaded.get(self._names.get(name, name))
         if loaded is None:
             raise NotFound(f"model: {name!r} is not warm")
-        return copy.deepcopy(loaded.warm) if self._copies else loaded.warm
+        place = self._placement.copied if self._copies else self._placement.shared
+        return place(loaded.warm)
 
     def num_parameters(self) -> int | None:
         """The parameters of the job's warm model, None when it makes one of its own."""
@@ -187,10 +192,16 @@ def _read(config: ModelConfig, folder: Path) -> WarmModel:
     dtype = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
     model = auto.from_pretrained(base, config=settings, dtype=dtype)
     if base != folder:
-        merge(model, folder)
+        model = merge(model, folder)
     has_tokenizer = (folder / "tokenizer_config.json").is_file()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder if has_tokenizer else base)
-    return WarmModel(name=config.name, path=folder, model=model.eval(), tokenizer=tokenizer)
+    return WarmModel(
+        name=config.name,
+        path=folder,
+        model=model.eval(),
+        tokenizer=tokenizer,
+        precision=config.precision,
+    )
 
 
 def _auto_class(task: str, architectures: list[str], *, has_masked_lm: bool) -> str:

@@ -23,13 +23,17 @@ class WarmModel:
     path: Path  # the local folder it was read from
     model: Any  # transformers.PreTrainedModel, in eval mode, no gradients
     tokenizer: Any  # transformers.PreTrainedTokenizerBase
+    precision: str = "own"  # that answers are computed in, unless a job says otherwise
 
 
 class Models(Protocol):
     """The warm models, as a job sees them."""
 
     def take(self, name: str) -> WarmModel:
-        """Return the warm model of that name, the caller's own to change. Raises NotFound."""
+        """Return the warm model of that name, on the job's device, the caller's own to change.
+
+        Raises NotFound.
+        """
 
 
 class Saved(Protocol):

@@ -70,7 +70,7 @@ class Embedder:
     ) -> None:
         self._tokenizer = warm.tokenizer
         self._is_code = isinstance(warm.model, CodeGraphEncoder)
-        self._model = warm.model.to(device) if device != "cpu" else warm.model
+        self._model = warm.model
         self._device = device
         self._pooling = pooling
         self._normalize = normalize

@@ -230,9 +230,13 @@ class CodeGraphEncoder(PreTrainedModel):
             parts.append(mnm_weight * output.mnm_loss)
         has_graph = rel_ids is not None and depth_ids is not None and role_ids is not None
         if parts and has_graph and constraint_weight:
-            sums = constraint(
-                hidden, cast(Tensor, rel_ids), cast(Tensor, depth_ids), cast(Tensor, role_ids)
-            )
+            with torch.autocast(hidden.device.type, enabled=False):  # of bfloat16: by far too rough
+                sums = constraint(
+                    hidden.float(),
+                    cast(Tensor, rel_ids),
+                    cast(Tensor, depth_ids),
+                    cast(Tensor, role_ids),
+                )
             rows = len(input_ids) if num_rows is None else num_rows
             output.constraint_loss = sums.sum() / rows
             parts.append(constraint_weight * output.constraint_loss)

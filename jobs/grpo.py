@@ -296,8 +296,13 @@ def _encode(spec: GrpoSpec, warm: WarmModel, found: Sequence[problems.Problem]) 
 
 
 def _config(spec: GrpoSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Prompt]) -> GRPOConfig:
+    import torch
     from trl.trainer.grpo_config import GRPOConfig
 
+    from .accelerators import has_bfloat16
+
+    if spec.rollout_dtype == "int8" and ctx.device != "cpu":
+        raise JobFailed(f"rollout_dtype: must be float32 on a GPU ({ctx.device}), got int8")
     if warm.tokenizer.eos_token_id is None:
         raise JobFailed(f"model: the tokenizer of {spec.model} has no end-of-sequence token")
     batch_size, accumulation = spec.geometry
@@ -336,7 +341,7 @@ def _config(spec: GrpoSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Pro
         report_to=[tracker for tracker in spec.report_to if tracker != "none"],
         use_cpu=ctx.device == "cpu",
         # TRL's defaults, bf16 and recomputed activations, are three times slower on a CPU.
-        bf16=False,
+        bf16=has_bfloat16(torch.device(ctx.device)),
         activation_checkpointing=False,
         logging_steps=1,
         logging_nan_inf_filter=False,
@@ -359,10 +364,14 @@ def _trainer(
     prompts: Sequence[Prompt],
     data: str,
 ) -> GroupTrainer:
+    import torch
+
     from .grpo_trainer import GroupTrainer
     from .packed_trainer import twin
 
-    model, reference = warm.model.float(), None
+    model, reference = warm.model, None
+    if not all(weight.dtype == torch.float32 for weight in (*model.parameters(), *model.buffers())):
+        model = model.float()  # goes over every module, also where there is nothing to do
     if spec.beta > 0:
         # The warm weights stay as they are; what is trained is copied from them when it changes.
         reference, model = model.requires_grad_(False).eval(), twin(model)

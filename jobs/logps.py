@@ -29,6 +29,7 @@ def score(
     hidden: (K, H), weight: (V, H), targets: (K,) int64; both results are (K,) float32. Only the
     first carries a gradient. What the backward pass needs is kept when it takes no more than
     `kept_bytes`, else computed again.
+    The products are in the dtype of `hidden`, all else is in float32.
     """
     scores: tuple[Tensor, Tensor] = cast(Any, _Score).apply(
         hidden, weight, targets, temperature, kept_bytes
@@ -54,8 +55,9 @@ class _Score(torch.autograd.Function):
         kept = hidden.new_empty((count, words), dtype=torch.float32) if keeps else None
         logps = hidden.new_empty(count, dtype=torch.float32)
         entropies = torch.empty_like(logps)
+        product = weight.to(hidden.dtype)
         for rows in _chunks(count, words):
-            log_p = _log_softmax(hidden[rows], weight, temperature)
+            log_p = _log_softmax(hidden[rows], product, temperature)
             logps[rows] = log_p.gather(1, targets[rows, None])[:, 0]
             p = torch.exp(log_p, out=None if kept is None else kept[rows])
             # A word of probability 0 adds nothing, also where its log-probability is -inf.
@@ -72,18 +74,19 @@ class _Score(torch.autograd.Function):
         scale = gradients[0] / ctx.temperature
         for_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         for_weight = None
+        product = weight.to(hidden.dtype)
         for rows in _chunks(len(hidden), len(weight)):
             if kept is None:
-                p = _log_softmax(hidden[rows], weight, ctx.temperature).exp_()
+                p = _log_softmax(hidden[rows], product, ctx.temperature).exp_()
             else:
                 p = kept[rows]
             # In place: of the logits, the gradient is scale x (1 at the target - p).
             p.mul_(-scale[rows, None]).scatter_add_(1, targets[rows, None], scale[rows, None])
-            p = p.to(weight.dtype)
+            p = p.to(product.dtype)
             if for_hidden is not None:
-                for_hidden[rows] = p @ weight
+                for_hidden[rows] = p @ product
             if ctx.needs_input_grad[1]:
-                part = p.t() @ hidden[rows]
+                part = (p.t() @ hidden[rows]).to(weight.dtype)
                 for_weight = part if for_weight is None else for_weight.add_(part)
         return for_hidden, for_weight, None, None, None
 

@@ -384,7 +384,10 @@ def _measured(corpus: Corpus, most: int) -> Any:
 
 
 def _arguments(spec: MlmSpec, ctx: Context) -> TrainingArguments:
+    import torch
     from transformers import TrainingArguments
+
+    from .accelerators import has_bfloat16
 
     return TrainingArguments(
         output_dir=str(ctx.run_dir),
@@ -402,6 +405,7 @@ def _arguments(spec: MlmSpec, ctx: Context) -> TrainingArguments:
         save_strategy="no",  # JobTrainer saves, by spec.save_every
         report_to=[tracker for tracker in spec.report_to if tracker != "none"],
         use_cpu=ctx.device == "cpu",
+        bf16=has_bfloat16(torch.device(ctx.device)),
         logging_steps=1,
         logging_nan_inf_filter=False,
         disable_tqdm=True,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor, nn
 
+from .accelerators import free_bytes
 from .logps import KEPT_BYTES, score
 from .packing import Pack, Row, hidden_states
 
@@ -52,15 +52,24 @@ def split(rows: Sequence[Row], most_tokens: int) -> list[list[Row]]:
 
 
 def score_pack(
-    model: Any, pack: Pack, temperature: float, embedded: Tensor | None = None
+    model: Any,
+    pack: Pack,
+    temperature: float,
+    embedded: Tensor | None = None,
+    *,
+    is_half: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probabilities and the entropies of a pack's K completion tokens: (K,) each.
 
     `embedded`, (1, N, H), stands for the embeddings of its tokens. Inside `packed_attention` only.
+    `is_half`: products are in bfloat16, weights and all that is summed up in float32.
     """
     if embedded is None:
         embedded = model.get_input_embeddings()(pack.ids)
-    states = hidden_states(model, embedded, pack.positions, pack)[0, pack.predictors]
+    # For this pass alone: casts that a pass without gradients has made would have none in the next.
+    with torch.autocast(embedded.device.type, torch.bfloat16, enabled=is_half):
+        states = hidden_states(model, embedded, pack.positions, pack)[0, pack.predictors]
+    states = states.bfloat16() if is_half else states
     weight = model.get_output_embeddings().weight
     return score(states, weight, pack.targets, temperature=temperature)
 
@@ -101,12 +110,8 @@ class Embedded:
 def tokens_that_fit(model: Any, device: torch.device) -> int:
     """Return how many tokens a pack may have, from the memory that training will leave free."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    else:
-        free = psutil.virtual_memory().available
     # To come: a copy of what is mapped, gradients, two moments; then what the head keeps.
-    left = (free - 4 * weights) * MEMORY_SHARE - KEPT_BYTES
+    left = (free_bytes(device) - 4 * weights) * MEMORY_SHARE - KEPT_BYTES
     return int(min(MOST_TOKENS, max(left / _bytes_per_token(model.config), 1)))
 
 

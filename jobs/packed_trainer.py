@@ -8,6 +8,7 @@
 - Completions without an advantage have no gradient; without a KL term they are not computed.
 - The log-probabilities that num_iterations > 1 compares with are those of the first iteration.
 - On request, completions are written by weights of 8 bits, and the loss is corrected for it.
+- With bf16, on a GPU, products are in bfloat16; weights, and what is added up, stay in float32.
 
 What a model is not known to take in packs goes TRL's way. Imports trl.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, cast
@@ -29,7 +30,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from .packed_scores import Embedded, rows_of, score_pack, split, tokens_that_fit
 from .packing import Pack, Row, can_pack, packed_attention
-from .products import Int8Linear
+from .products import CastLinear, Int8Linear, Make
 from .reordered import Reordered, replaced_layers
 from .rollout import Completion, generate, ways
 from .sampling import Sampler
@@ -110,9 +111,8 @@ class PackedTrainer(GRPOTrainer):
         )
         sampler = Sampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
         processors, sampler = ways(listed, sampler)
-        pays = self.max_completion_length >= REORDERING_PAYS
-        make = Int8Linear if self._is_rough else Reordered
-        with replaced_layers(self.model, make) if pays or self._is_rough else nullcontext():
+        make = self._faster_layers()
+        with nullcontext() if make is None else replaced_layers(self.model, make):
             return generate(
                 self.model,
                 prompts,
@@ -124,6 +124,16 @@ class PackedTrainer(GRPOTrainer):
                 pad_id=self._tokenizer.pad_token_id,
                 wants_logps=self._is_rough,
             )
+
+    def _faster_layers(self) -> Make | None:
+        """Return what completions are written by in the place of the model's linear layers."""
+        if self._is_rough:
+            return Int8Linear
+        if self.args.bf16:
+            return CastLinear
+        is_on_cpu = self.model.device.type == "cpu"
+        pays = is_on_cpu and self.max_completion_length >= REORDERING_PAYS
+        return Reordered if pays else None
 
     @property
     def _is_rough(self) -> bool:
@@ -185,7 +195,9 @@ class PackedTrainer(GRPOTrainer):
             for part in split(rows, cast(int, self.most_tokens)):
                 pack = Pack(part, model.device)
                 at = (pack.rows, pack.columns)
-                logps[at], entropies[at] = score_pack(model, pack, self.temperature)
+                logps[at], entropies[at] = score_pack(
+                    model, pack, self.temperature, is_half=self.args.bf16
+                )
 
     # Training.
 
@@ -222,7 +234,9 @@ class PackedTrainer(GRPOTrainer):
                 pack = Pack(part, self.model.device)
                 at = (pack.rows, pack.columns)
                 embedded = Embedded(self.model, pack.ids)
-                scores, nats = score_pack(self.model, pack, self.temperature, embedded.output)
+                scores, nats = score_pack(
+                    self.model, pack, self.temperature, embedded.output, is_half=self.args.bf16
+                )
                 losses = self._losses_of(batches, logps.index_put(at, scores), entropies)
                 self.accelerator.backward(torch.stack(losses).sum())
                 embedded.finish()
@@ -290,14 +304,20 @@ def twin(model: Any) -> Any:
     In a 0.5B model that is 2 GB, which a first step need not wait for.
     """
     weights = [*model.parameters(), *model.buffers()]
-    same = {
+    same: dict[int, Any] = {
         id(weight): nn.Parameter(weight.data, requires_grad=weight.requires_grad)
         if isinstance(weight, nn.Parameter)
         else weight
         for weight in weights
     }
+    # Every module has a dozen dicts and sets, most of them empty. Copied one by one, they take
+    # longer than all the rest.
+    parts = [part for module in model.modules() for part in vars(module).values()]
+    same |= {id(part): type(part)() for part in parts if type(part) in _EMPTY and not part}
     return copy.deepcopy(model, same)
 
+
+_EMPTY = (dict, OrderedDict, set)
 
 _SCORED = (
     "prompt_ids",

@@ -1,4 +1,4 @@
-"""Linear layers in fewer bits than float32, on a CPU: 8-bit integers, and bfloat16.
+"""Linear layers in fewer bits than float32: 8-bit integers on a CPU, and bfloat16.
 
 For inference: they have no gradient. The same row gives the same bits whatever rows are computed
 beside it: sums of integers are exact, and of bfloat16 `engine/linears.py` sees to it. Imports
@@ -69,8 +69,26 @@ def _scale_of(rows: Tensor) -> Tensor:
     return rows.abs().amax(1, keepdim=True).div_(_LARGEST).clamp_(min=1e-12)
 
 
+def bfloat16_linear(weights: Sequence[Tensor], bias: Tensor | None) -> Product:
+    """Return a layer in bfloat16 in the form that its device takes (a Make)."""
+    form = Bfloat16Linear if weights[0].device.type == "cpu" else CastLinear
+    return form(weights, bias)
+
+
+class CastLinear:
+    """bfloat16 on a GPU, in torch's own order. Sums are float32."""
+
+    def __init__(self, weights: Sequence[Tensor], bias: Tensor | None) -> None:
+        """`weights`: (out, in) each, of one input; their outputs stand side by side."""
+        self._weight = torch.cat([weight.to(torch.bfloat16) for weight in weights])
+        self._bias = None if bias is None else bias.to(torch.bfloat16)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x.to(torch.bfloat16), self._weight, self._bias).to(x.dtype)
+
+
 class Bfloat16Linear:
-    """bfloat16, in the order that oneDNN reads fastest. Sums are float32."""
+    """bfloat16 on a CPU, in the order that oneDNN reads fastest. Sums are float32."""
 
     def __init__(self, weights: Sequence[Tensor], bias: Tensor | None) -> None:
         """`weights`: (out, in) each, of one input; their outputs stand side by side."""

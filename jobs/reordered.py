@@ -19,7 +19,7 @@ from .products import Make
 
 @contextmanager
 def replaced_layers(model: nn.Module, make: Make) -> Iterator[None]:
-    """Have the linear layers of a float32 model on a CPU compute as `make` has it, for a while.
+    """Have the linear layers of a float32 model compute as `make` has it, for a while.
 
     What they compute has no gradient, and is by the weights of the begin. The copies are gone
     afterwards; making them takes about the time of a few passes: for many passes of a few rows.
@@ -38,12 +38,10 @@ def replaced_layers(model: nn.Module, make: Make) -> Iterator[None]:
 
 
 def _gains(module: nn.Module) -> bool:
-    return (
-        type(module) is nn.Linear
-        and module.weight.device.type == "cpu"
-        and module.weight.dtype == torch.float32
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    )
+    if type(module) is not nn.Linear or module.weight.dtype != torch.float32:
+        return False
+    has_onednn = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    return module.weight.device.type != "cpu" or has_onednn
 
 
 class Reordered:

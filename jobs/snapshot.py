@@ -60,13 +60,14 @@ class Snapshot:
         trainer: Any,
     ) -> Snapshot:
         """Look at everything; what is on a GPU, and what is small, is copied."""
-        state = on_cpu(optimizer.state_dict())
+        state = optimizer.state_dict()
         weights = [*model.parameters(), *model.buffers()]
+        # Not the copies of what is on a GPU: those the training never changes.
         tensors = [t for t in (*weights, *tree_leaves(state)) if isinstance(t, Tensor)]
         return cls(
             model=model,
             tokenizer=tokenizer,
-            optimizer=state,
+            optimizer=on_cpu(state),
             scheduler=scheduler.state_dict(),
             rng=rng_state(),
             job=on_cpu(job),

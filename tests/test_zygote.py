@@ -30,6 +30,7 @@ zygote.import_libraries()
 import torch
 from warmd.configs.config import ModelConfig
 from warmd.daemon.models import HorseModels, WarmModels
+from warmd.daemon.placement import Placement
 
 def digest(model):
     sums = [hashlib.sha256(p.numpy().tobytes()).hexdigest() for p in model.state_dict().values()]
@@ -43,7 +44,8 @@ zygote.pause_openmp()
 pid = os.fork()
 if pid == 0:
     torch.set_num_threads(2)
-    model = HorseModels(models, {}, copies=False).take("tiny").model.train().requires_grad_(True)
+    seen = HorseModels(models, {}, copies=False, placement=Placement("cpu"))
+    model = seen.take("tiny").model.train().requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     for _ in range(3):
         ids = torch.randint(3, 20, (64, 32))
@@ -73,7 +75,7 @@ def test_zygote_never_starts_a_team_of_threads(shared_daemon: Daemon):
     threads = Path("/proc", str(shared_daemon.pid("zygote")), "task").iterdir()
     names = {(thread / "comm").read_text().strip() for thread in threads}
     # pyarrow's allocator keeps a thread that sleeps; it hung no forked child in any trial.
-    assert names <= {"python", "python3", "jemalloc_bg_thd"}
+    assert all(name.startswith("python") or name == "jemalloc_bg_thd" for name in names)
 
 
 def test_base_model_answers_the_same_after_a_job_trained_on_it(shared_daemon: Daemon):

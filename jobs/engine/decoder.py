@@ -3,11 +3,14 @@
 Rows are positions: of many sequences side by side, one of each that writes and many of each whose
 prompt is read. All rows share every linear layer; attention is computed for each sequence by
 itself. Weights come from the transformers model; a test compares the logits with its own.
+
+On a GPU, sequences that write are computed in steps of fixed shapes (`fixed.py`): rows are the same
+to rounding there, not to the bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +18,7 @@ import torch
 from torch.nn import functional
 
 from .cache import CHUNK, KeyValues
+from .fixed import FixedSteps
 from .linears import Linear, Linears, served_precision
 
 # Model types with this structure: RMSNorm, rotary positions, grouped heads, SwiGLU.
@@ -35,6 +39,11 @@ class Part:
     places: torch.Tensor | None = None  # (3, ids): time, row, column
     offset: int = 0  # of the position of ids that have no places
     seen: Sequence[tuple[int, torch.Tensor]] = ()  # the first of the ids, (rows, hidden)
+
+
+# Of one layer: what its rows see, (rows, heads, size), from their queries, keys and values, side by
+# side in (rows, heads + 2 key heads, size), and the number of the layer.
+Attend = Callable[[torch.Tensor, int], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -64,19 +73,20 @@ class Decoder:
 
     chunk: int | None = CHUNK  # a part must not begin or end within one, but for a prompt's end
 
-    def __init__(self, model: Any, *, precision: str = "own") -> None:
+    def __init__(self, model: Any, *, precision: str = "own", is_fixed: bool | None = None) -> None:
+        """`is_fixed`: whether to write in steps of fixed shapes; by default on a GPU."""
         config = model.config.get_text_config()
         text = _text_model(model)
-        self._heads: int = config.num_attention_heads
-        self._kv_heads: int = config.num_key_value_heads
-        self._groups = self._heads // self._kv_heads
+        self.heads: int = config.num_attention_heads
+        self.kv_heads: int = config.num_key_value_heads
+        self._groups = self.heads // self.kv_heads
         attention = text.layers[0].self_attn
-        self._size: int = attention.head_dim
-        self._scale: float = attention.scaling
+        self.size: int = attention.head_dim
+        self.scale: float = attention.scaling
         self._eps: float = config.rms_norm_eps
-        self._embedding: torch.Tensor = text.embed_tokens.weight.detach()
-        self._hidden: int = self._embedding.shape[1]
-        self.precision = served_precision(precision, self._embedding)
+        self.embedding: torch.Tensor = text.embed_tokens.weight.detach()
+        self._hidden: int = self.embedding.shape[1]
+        self.precision = served_precision(precision, self.embedding)
         self._linears = Linears(self.precision)
         self._layers = [
             _layer(layer, self._linears, patience=_PATIENCE + number)
@@ -86,7 +96,10 @@ class Decoder:
         self._head = self._linears.fused(
             [model.get_output_embeddings()], patience=_PATIENCE + len(self._layers)
         )
-        self._rope = _Rope(text.rotary_emb, self._embedding)
+        self.rope = Rope(text.rotary_emb, self.embedding)
+        if is_fixed is None:
+            is_fixed = self.embedding.device.type == "cuda"
+        self._fixed = FixedSteps(self) if is_fixed else None
 
     @property
     def is_exact(self) -> bool:
@@ -114,42 +127,69 @@ class Decoder:
 
     def num_bytes(self, capacity: int) -> int:
         """The memory of a sequence of that many positions."""
-        size: int = self._embedding.element_size() * self._size
-        return 2 * len(self._layers) * self._kv_heads * capacity * size
+        size: int = self.embedding.element_size() * self.size
+        return 2 * len(self._layers) * self.kv_heads * capacity * size
 
     def new(self, capacity: int) -> KeyValues:
         """Return room for a sequence of at most so many positions."""
         return KeyValues(
             layers=len(self._layers),
-            heads=self._kv_heads,
-            size=self._size,
+            heads=self.kv_heads,
+            size=self.size,
             capacity=capacity,
-            like=self._embedding,
+            like=self.embedding,
         )
 
     def fork(self, kv: KeyValues, length: int, capacity: int) -> KeyValues:
         """Return a sequence that begins with the first `length` positions of another."""
+        if self._fixed is not None:
+            self._fixed.release(kv)
         copy = self.new(capacity)
         copy.fill_from(kv, length)
         return copy
 
     def forward(self, parts: Sequence[Part]) -> torch.Tensor:
         """Compute the parts; return the logits after each that wants them: (wanting, V)."""
+        if self._fixed is not None:
+            return self._fixed.forward(parts, self._forward)
+        return self._forward(parts)
+
+    def _forward(self, parts: Sequence[Part]) -> torch.Tensor:
         ids = [token for part in parts for token in part.ids]
-        device = self._embedding.device
-        cos, sin = self._rope.at(_places(parts).to(device))
-        x = self._embedding[torch.tensor(ids, device=device)]
+        cos, sin = self.rope.at(_places(parts))
+        x = self.embedding[torch.tensor(ids, device=self.embedding.device)]
         row = 0
         for part in parts:
             for first, rows in part.seen:
                 x[row + first : row + first + len(rows)] = rows
             row += len(part.ids)
         spans = self._spans(parts)
-        for number, layer in enumerate(self._layers):
-            x = self._compute(layer, number, x, cos, sin, spans)
+
+        def attend(qkv: torch.Tensor, number: int) -> torch.Tensor:
+            attended = torch.empty_like(qkv[:, : self.heads])
+            for span in spans:
+                self._attend(qkv, attended, span, number)
+            return attended
+
+        x = self.hidden(x, cos, sin, attend)
         for part in parts:
             part.kv.length += len(part.ids)
-        return self._logits(x, parts)
+        wanted = _wanted(parts)
+        if not wanted:
+            return x.new_empty(0, 0)
+        return self.logits(x[torch.tensor(wanted, device=x.device)])
+
+    def hidden(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        """All layers. x: (rows, hidden); cos, sin: (rows, 1, size)."""
+        for number, layer in enumerate(self._layers):
+            x = self._compute(layer, number, x, cos, sin, attend)
+        return x
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """The logits of rows (rows, hidden) behind the last layer: (rows, V)."""
+        return self._head(torch.rms_norm(x, (self._hidden,), self._norm, self._eps))
 
     def _spans(self, parts: Sequence[Part]) -> list[_Span]:
         spans, row = [], 0
@@ -164,7 +204,7 @@ class Decoder:
         return spans
 
     def _mask(self, begin: int, end: int) -> torch.Tensor:
-        like = self._embedding
+        like = self.embedding
         mask = like.new_zeros(end - begin, end)
         columns = torch.arange(end, device=like.device)
         rows = torch.arange(begin, end, device=like.device)
@@ -178,24 +218,21 @@ class Decoder:
         x: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        spans: Sequence[_Span],
+        attend: Attend,
     ) -> torch.Tensor:
-        """One layer. x: (rows, hidden); cos, sin: (rows, 1, size)."""
         h = torch.rms_norm(x, (self._hidden,), layer.attention_norm, self._eps)
-        num_q = self._heads
-        num_qk = num_q + self._kv_heads
-        qkv = layer.qkv(h).view(len(x), num_qk + self._kv_heads, self._size)
+        num_q = self.heads
+        num_qk = num_q + self.kv_heads
+        qkv = layer.qkv(h).view(len(x), num_qk + self.kv_heads, self.size)
         qk = qkv[:, :num_qk]
         if layer.head_norms is not None:
             for heads, norm in zip((qkv[:, :num_q], qkv[:, num_q:num_qk]), layer.head_norms,
                                    strict=True):  # fmt: skip
-                heads.copy_(torch.rms_norm(heads, (self._size,), norm, self._eps))
-        turned = qk.roll(self._size // 2, -1)
+                heads.copy_(torch.rms_norm(heads, (self.size,), norm, self._eps))
+        turned = qk.roll(self.size // 2, -1)
         qk.mul_(cos).addcmul_(turned, sin)
-        attended = torch.empty_like(qkv[:, :num_q])
-        for span in spans:
-            self._attend(qkv, attended, span, number)
-        x = x + layer.out(attended.view(len(x), num_q * self._size))
+        attended = attend(qkv, number)
+        x = x + layer.out(attended.view(len(x), num_q * self.size))
         h = torch.rms_norm(x, (self._hidden,), layer.mlp_norm, self._eps)
         gate, up = layer.gate_up(h).chunk(2, dim=-1)
         return x + layer.down(functional.silu(gate).mul_(up))
@@ -204,40 +241,39 @@ class Decoder:
         """Attention of one span, its groups of heads folded into the rows of a query."""
         written, keys, values = span.kv.layers[number]
         begin, end = span.begin, span.end
-        heads, groups, size = self._kv_heads, self._groups, self._size
+        heads, groups, size = self.kv_heads, self._groups, self.size
         if span.mask is None:
             row = qkv[span.row]
-            written[:, :, begin] = row[self._heads :].view(2, heads, size)
-            query = row[: self._heads].view(1, heads, groups, size)
+            written[:, :, begin] = row[self.heads :].view(2, heads, size)
+            query = row[: self.heads].view(1, heads, groups, size)
             attended[span.row] = functional.scaled_dot_product_attention(
-                query, keys[:, :, :end], values[:, :, :end], scale=self._scale
-            ).view(self._heads, size)
+                query, keys[:, :, :end], values[:, :, :end], scale=self.scale
+            ).reshape(self.heads, size)  # not contiguous on a GPU
             return
         count = end - begin
         rows = qkv[span.row : span.row + count]
-        new = rows[:, self._heads :].view(count, 2, heads, size)
+        new = rows[:, self.heads :].view(count, 2, heads, size)
         written[:, :, begin:end] = new.permute(1, 2, 0, 3)
-        query = rows[:, : self._heads].view(count, heads, groups, size).permute(1, 2, 0, 3)
+        query = rows[:, : self.heads].view(count, heads, groups, size).permute(1, 2, 0, 3)
         result = functional.scaled_dot_product_attention(
             query.reshape(1, heads, groups * count, size),
             keys[:, :, :end],
             values[:, :, :end],
             attn_mask=span.mask,
-            scale=self._scale,
+            scale=self.scale,
         ).view(heads, groups, count, size)
         target = attended[span.row : span.row + count].view(count, heads, groups, size)
         target.copy_(result.permute(2, 0, 1, 3))
 
-    def _logits(self, x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
-        wanted, row = [], 0
-        for part in parts:
-            row += len(part.ids)
-            if part.wants_logits:
-                wanted.append(row - 1)
-        if not wanted:
-            return x.new_empty(0, 0)
-        h = x[torch.tensor(wanted, device=x.device)]
-        return self._head(torch.rms_norm(h, (self._hidden,), self._norm, self._eps))
+
+def _wanted(parts: Sequence[Part]) -> list[int]:
+    """The rows whose logits are asked for."""
+    wanted, row = [], 0
+    for part in parts:
+        row += len(part.ids)
+        if part.wants_logits:
+            wanted.append(row - 1)
+    return wanted
 
 
 def _text_model(model: Any) -> Any:
@@ -260,7 +296,7 @@ def _places(parts: Sequence[Part]) -> torch.Tensor:
     return torch.cat(columns, dim=1)
 
 
-class _Rope:
+class Rope:
     """Cosines and sines of rotary positions, computed once."""
 
     def __init__(self, rotary: Any, like: torch.Tensor) -> None:
@@ -276,19 +312,24 @@ class _Rope:
         self._cos = self._sin = like.new_empty(0, 0)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of positions (rows,) or (3, rows) as (rows, 1, size).
+        """cos and sin of positions (rows,) or (3, rows), on the CPU, as (rows, 1, size).
 
         The first half of sin is negated: then x cos + roll(x, size / 2) sin turns x.
         """
-        longest = int(positions.max()) + 1
-        if longest > len(self._cos):
-            self._grow(max(longest, 2 * len(self._cos), 256))
+        self.tables(int(positions.max()) + 1)
+        positions = positions.to(self._cos.device)
         if positions.ndim == 1:
             return self._cos[positions][:, None], self._sin[positions][:, None]
         assert self._axes is not None
         elements = torch.arange(len(self._axes), device=positions.device)
         rows = positions[self._axes].T  # (rows, size): the position that turns each element
         return self._cos[rows, elements][:, None], self._sin[rows, elements][:, None]
+
+    def tables(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of at least so many positions, (positions, size) each; never changed."""
+        if length > len(self._cos):
+            self._grow(max(length, 2 * len(self._cos), 256))
+        return self._cos, self._sin
 
     def _grow(self, length: int) -> None:
         positions = torch.arange(length, device=self._frequencies.device, dtype=torch.float)

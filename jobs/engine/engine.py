@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import psutil
 import torch
 
+from ..accelerators import free_bytes
 from ..context import WarmModel
 from ..errors import JobFailed
 from .asis import AsIs
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 MAX_SEQUENCES = 64  # that are computed at once
 _ALONE_S = 0.5  # of prompt per turn, while nobody writes
-_BESIDE_S = 0.1  # of prompt per turn, while others write, by this model or another one
+_BESIDE_S = 0.2  # of prompt per turn, while others write, by this model or another one
 _MEMORY_SHARE = 0.4  # of the memory that is free when the engine starts: for keys and values
 _FEATURES_SHARE = 0.1  # of the same, in addition: for the features of pictures
 
@@ -44,7 +44,7 @@ class Engine:
         """`budget_bytes`: for keys and values of what runs and of kept prefixes."""
         self._warm = warm
         self._precision = precision
-        self._budget_bytes = budget_bytes or int(psutil.virtual_memory().available * _MEMORY_SHARE)
+        self._budget_bytes = budget_bytes or int(free_bytes(warm.model.device) * _MEMORY_SHARE)
         self._vocabulary: int = warm.model.get_input_embeddings().num_embeddings
         self.threads = torch.get_num_threads()
         self._ends = _ends(warm)
@@ -151,6 +151,8 @@ class Engine:
         parts += [part for _, part in reading]
         begun = now()
         logits = self._runner.forward(parts)
+        if reading and logits.is_cuda:
+            torch.cuda.synchronize(logits.device)  # it computes on by itself; what is timed is over
         self._measure(reading, now() - begun, beside=len(writing))
         rows = iter(logits)
         for choice in writing:

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch.nn import functional
 
-from ..products import Bfloat16Linear, Int8Linear, is_bfloat16_faster
+from ..accelerators import has_bfloat16
+from ..products import Bfloat16Linear, CastLinear, Int8Linear, is_bfloat16_faster
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +104,12 @@ def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
 def served_precision(asked: str, weight: torch.Tensor) -> str:
     """Return "int8", "bf16" or "own", the dtype that the weights have: what is served as `asked`.
 
-    int8 is for a CPU, and bf16 for one that is measured to be faster with it.
+    int8 is for a CPU, and bf16 for one that is measured to be faster with it. A GPU that has bf16
+    gives it for int8, too: torch's product of 8-bit integers there takes more than 16 rows, and who
+    writes alone has one.
     """
+    if asked in ("int8", "bf16") and has_bfloat16(weight.device):
+        return "bf16"
     if asked == "int8" and _has_onednn(weight):
         return "int8"
     if asked == "bf16" and _has_onednn(weight) and is_bfloat16_faster():
@@ -145,6 +150,11 @@ class Linears:
 
     def _quanta_of(self, makes: Sequence[Make], weights: Sequence[torch.Tensor]) -> list[int]:
         """Return the quantum of each form, measured once for layers of one shape."""
+        if weights[0].device.type != "cpu":
+            # A GPU's libraries choose among kernels by the number of rows. Steps of fixed shapes
+            # (fixed.py) give them more rows than there are, and sum over more than there is.
+            self.is_exact = False
+            return [1] * len(makes)
         kind = (*makes, *(weight.shape for weight in weights))
         if kind not in self._quanta:
             probed, room = [], _PROBED_OUTPUTS
@@ -165,7 +175,7 @@ def _forms(precision: str, weight: torch.Tensor) -> tuple[Make, ...]:
     if precision == "int8":
         return (Int8Linear,)
     if precision == "bf16":
-        return (Bfloat16Linear,)
+        return (Bfloat16Linear if weight.device.type == "cpu" else CastLinear,)
     if _has_onednn(weight) and weight.dtype == torch.float32:
         return (UnpackedLinear, PackedLinear)
     return (PlainLinear,)
@@ -221,7 +231,9 @@ def _quantum(form: Linear, x: torch.Tensor, whole: torch.Tensor) -> int | None:
     for quantum in _QUANTA:
         counts = range(quantum, min(8 * quantum, _PROBED_ROWS), quantum)
         if all(
-            torch.equal(torch.cat([form(rows) for rows in torch.split(x[:end], count)]), whole[:end])
+            torch.equal(
+                torch.cat([form(rows) for rows in torch.split(x[:end], count)]), whole[:end]
+            )
             for count in (*counts, _PROBED_ROWS // 2, _PROBED_ROWS)
             if (end := max(tried, quantum) // count * count or count)
         ):

@@ -32,7 +32,7 @@ class Sampler:
             token = int(logits.argmax())
             _check(logits[token])
         else:
-            token = self._draw(logits.float().cpu())
+            token = self._draw(logits.float())
         if sampling.is_penalised:
             self._counts[token] += 1
         return token

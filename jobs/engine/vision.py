@@ -16,7 +16,7 @@ import torch
 from transformers.vision_utils import get_vision_attention_seqlens, get_vision_position_ids
 
 from ..kernels import fast_kernels
-from ..products import Bfloat16Linear, Replaced, is_bfloat16_faster
+from ..products import Replaced, bfloat16_linear, is_bfloat16_faster
 from .generation import Generation, Picture
 
 
@@ -27,7 +27,7 @@ class Eyes:
         """`precision`: of the decoder. Beside int8 the vision part has bf16, where it is faster."""
         self._visual = _visual_of(model)
         is_half = precision == "bf16" or (precision == "int8" and is_bfloat16_faster())
-        self._replaced = Replaced(self._visual, Bfloat16Linear) if is_half else None
+        self._replaced = Replaced(self._visual, bfloat16_linear) if is_half else None
         self._budget_bytes = budget_bytes
         self._seen: OrderedDict[int, torch.Tensor] = OrderedDict()
 

@@ -1,0 +1,358 @@
+"""The path of a GPU, without one: what is plain torch there runs here, and gives the same.
+
+The device "meta" stands in for a GPU where only shapes and places count: it has no numbers, so an
+operation between it and the CPU fails, and so does whatever asks the device for a number.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from needs import needs
+from test_engine import make, prompt
+from test_grpo_speed import train, trainer
+
+from warmd.daemon.placement import Placement, own_device
+from warmd.jobs.context import WarmModel
+from warmd.jobs.encoder import CodeGraphConfig, new_encoder
+from warmd.jobs.engine.cache import CHUNK
+from warmd.jobs.engine.decoder import Decoder, Part
+from warmd.jobs.engine.fixed import SHORTEST, FixedSteps, Rows
+from warmd.jobs.engine.graphs import Graphs
+from warmd.jobs.errors import JobFailed
+from warmd.jobs.grpo import GrpoSpec, run
+from warmd.jobs.packed_scores import score_pack
+from warmd.jobs.packed_trainer import PackedTrainer
+from warmd.jobs.packing import Pack, Row, packed_attention
+from warmd.jobs.products import CastLinear
+
+CAPACITY = SHORTEST + 100
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return make("Qwen2", max_position_embeddings=2 * SHORTEST)
+
+
+def both(model: Any) -> tuple[Decoder, Decoder]:
+    """A decoder with its own pass, and one that writes in fixed steps."""
+    return Decoder(model), Decoder(model, is_fixed=True)
+
+
+class Twins:
+    """One sequence in each of two decoders, which always compute the same parts of it."""
+
+    def __init__(self, decoders: tuple[Decoder, Decoder], capacity: int = CAPACITY) -> None:
+        self.kvs = [decoder.new(capacity) for decoder in decoders]
+
+
+def step(
+    decoders: tuple[Decoder, Decoder], work: list[tuple[Twins, list[int]]], **about: Any
+) -> torch.Tensor:
+    """Compute parts of some sequences in both, and return the logits, which are the same."""
+    eager, fixed = (
+        decoder.forward([Part(twins.kvs[i], ids, True, **about) for twins, ids in work])
+        for i, decoder in enumerate(decoders)
+    )
+    torch.testing.assert_close(fixed, eager, rtol=1e-4, atol=1e-4)
+    assert torch.equal(fixed.argmax(-1), eager.argmax(-1))
+    return eager
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3"])
+@torch.inference_mode()
+def test_a_sequence_written_in_fixed_steps_is_that_of_the_decoders_own_pass(name):
+    decoders = both(make(name))
+    sequence = Twins(decoders)
+    logits = step(decoders, [(sequence, prompt(CHUNK + 5))])
+    for _ in range(20):
+        logits = step(decoders, [(sequence, [int(logits[0].argmax())])])
+
+
+@torch.inference_mode()
+def test_sequences_join_and_leave_the_rows_at_any_token(model):
+    decoders = both(model)
+    # When each begins and ends, and how long its prompt is.
+    plan = [(0, 9, 3), (1, 4, 70), (2, 12, 33), (2, 5, 1), (6, 14, 40), (7, 8, 2), (9, 14, 64)]
+    running: dict[int, tuple[Twins, list[int]]] = {}
+    for turn in range(15):
+        for number in [number for number, (_, end, _) in enumerate(plan) if end == turn]:
+            del running[number]
+        work = list(running.values())
+        begun = [number for number, (begin, _, _) in enumerate(plan) if begin == turn]
+        work += [(Twins(decoders), prompt(plan[number][2], number)) for number in begun]
+        if turn % 3 == 1:
+            work.reverse()  # prompts before those that write
+        if not work:
+            continue
+        logits = step(decoders, work)
+        numbers = [*running, *begun]
+        for number, (twins, _), row in zip(
+            numbers[::-1] if turn % 3 == 1 else numbers, work, logits, strict=True
+        ):
+            running[number] = (twins, [int(row.argmax())])
+
+
+@torch.inference_mode()
+def test_a_sequence_that_grows_beyond_the_buffer_goes_on(model):
+    decoders = both(model)
+    sequence, other = Twins(decoders), Twins(decoders)
+    step(decoders, [(sequence, prompt(SHORTEST - 2)), (other, prompt(5, 5))])
+    for token in prompt(6, 1):
+        step(decoders, [(sequence, [token]), (other, [token])])
+    assert sequence.kvs[1].length == SHORTEST + 4
+
+
+@torch.inference_mode()
+def test_a_sequence_that_waits_for_a_turn_loses_nothing(model):
+    decoders = both(model)
+    first, second = Twins(decoders), Twins(decoders)
+    step(decoders, [(first, prompt(9)), (second, prompt(4, 4))])
+    for token, work in zip(
+        prompt(8, 2), [[first, second], [first], [second], [], [second, first]] * 2, strict=False
+    ):
+        if work:
+            step(decoders, [(twins, [token]) for twins in work])
+    step(decoders, [(first, prompt(5, 3))])  # many tokens at once, after those one by one
+
+
+@torch.inference_mode()
+def test_a_copy_of_a_sequence_has_what_was_written_in_fixed_steps(model):
+    decoders = both(model)
+    sequence = Twins(decoders)
+    step(decoders, [(sequence, prompt(30))])
+    for token in prompt(10, 1):
+        step(decoders, [(sequence, [token])])
+    copy = Twins(decoders)
+    copy.kvs = [d.fork(kv, 38, CAPACITY) for d, kv in zip(decoders, sequence.kvs, strict=True)]
+    step(decoders, [(copy, [7]), (sequence, [8])])
+
+
+@torch.inference_mode()
+def test_text_behind_pictures_has_the_positions_that_it_has_in_the_decoders_own_pass(model):
+    decoders = both(model)
+    sequence = Twins(decoders)
+    step(decoders, [(sequence, prompt(60))])
+    for token in prompt(3, 1):
+        step(decoders, [(sequence, [token])], offset=-24)
+
+
+@torch.inference_mode()
+def test_nan_of_one_sequence_does_not_reach_who_takes_its_row(model):
+    decoders = both(model)
+    spoilt, fine = Twins(decoders), Twins(decoders)
+    decoders[1].forward([Part(spoilt.kvs[1], prompt(SHORTEST // 2), True)])
+    spoilt.kvs[1].data.fill_(torch.nan)
+    decoders[1].forward([Part(spoilt.kvs[1], [1], True)])
+    step(decoders, [(fine, prompt(3))])
+    assert step(decoders, [(fine, [5])]).isfinite().all()
+
+
+@torch.inference_mode()
+def test_more_than_there_is_memory_for_takes_the_decoders_own_pass(model):
+    decoders = both(model)
+    fixed = decoders[1]
+    fixed._fixed = FixedSteps(fixed, most_bytes=2 * fixed.num_bytes(SHORTEST))
+    sequences = [Twins(decoders) for _ in range(3)]
+    step(decoders, [(twins, prompt(5, 5)) for twins in sequences])
+    for count in (2, 3, 1):  # two have room, three do not, one has again
+        step(decoders, [(twins, [count]) for twins in sequences[:count]])
+
+
+@torch.inference_mode()
+def test_rows_are_let_go_with_their_sequences(model):
+    decoder = Decoder(model, is_fixed=True)
+    rows = Rows(decoder, 2**40)
+    kept = [decoder.new(8) for _ in range(4)]
+    assert rows.seat(kept) == [0, 1, 2, 3]
+    del kept[1]
+    assert rows.seat(kept) == [0, 2, 1]  # the last one has moved
+    assert rows.data.shape[2] == 4
+
+
+class Repeated(Graphs):
+    """Does to a step what a capture does: computes it three times, and returns the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: dict[Any, torch.Tensor] = {}
+
+    def clear(self) -> None:
+        self.results.clear()
+
+    def run(self, key: Any, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        for _ in range(3):
+            found = compute()
+        return self.results.setdefault(key, found).copy_(found)
+
+
+@torch.inference_mode()
+def test_a_step_can_be_computed_again_and_its_logits_are_the_callers_own(model):
+    decoders = both(model)
+    graphs = Repeated()
+    steps = decoders[1]._fixed
+    assert steps is not None
+    steps._graphs = graphs
+    sequences = [Twins(decoders) for _ in range(3)]
+    step(decoders, [(twins, prompt(SHORTEST - 3)) for twins in sequences])
+    first = decoders[1].forward([Part(twins.kvs[1], [9], True) for twins in sequences])
+    kept = first.clone()
+    decoders[0].forward([Part(twins.kvs[0], [9], True) for twins in sequences])
+    for token in prompt(6, 1):
+        step(decoders, [(twins, [token]) for twins in sequences])
+    assert torch.equal(first, kept)
+    # By rows and positions; those of the smaller buffer were forgotten.
+    assert set(graphs.results) == {(4, 2 * SHORTEST)}
+
+
+@pytest.mark.gpu
+@torch.inference_mode()
+def test_captured_steps_are_the_decoders_own_pass_on_a_gpu():
+    needs(torch.cuda.is_available(), "a GPU")
+    there = make("Qwen2").to("cuda:0")
+    decoders = Decoder(there, is_fixed=False), Decoder(there)
+    sequences = [Twins(decoders) for _ in range(3)]
+    step(decoders, [(twins, prompt(40)) for twins in sequences])
+    for count in (1, 3, 3, 2, 1, 3):
+        step(decoders, [(twins, [count]) for twins in sequences[:count]])
+
+
+# Nothing asks the device for a number, and nothing mixes it with another.
+
+
+@torch.inference_mode()
+def test_a_forward_pass_asks_the_device_for_nothing(model):
+    decoder = Decoder(make("Qwen2").to("meta"), is_fixed=False)
+    kvs = [decoder.new(CAPACITY) for _ in range(3)]
+    work = [Part(kv, prompt(length), True) for kv, length in zip(kvs, (1, 40, 70), strict=True)]
+    assert decoder.forward(work).shape == (3, 200)
+    assert decoder.forward([Part(kv, [1], True) for kv in kvs]).device.type == "meta"
+
+
+@torch.inference_mode()
+def test_a_fixed_step_asks_the_device_for_nothing():
+    decoder = Decoder(make("Qwen3").to("meta"), is_fixed=True)
+    kvs = [decoder.new(CAPACITY) for _ in range(3)]
+    decoder.forward([Part(kv, prompt(9), True) for kv in kvs])
+    for count in (3, 2, 3):
+        parts = [Part(kv, [1], True) for kv in kvs[:count]]
+        assert decoder.forward(parts).shape == (count, 200)
+
+
+# The models of a horse.
+
+
+def test_weights_come_to_the_device_once_for_all_jobs_and_the_warm_ones_stay(tmp_path):
+    warm = WarmModel(name="m", path=tmp_path, model=tiny.model(), tokenizer=tiny.tokenizer())
+    placement = Placement("meta")
+    placed = placement.shared(warm)
+    assert {weight.device.type for weight in _tensors(placed.model)} == {"meta"}
+    assert {weight.device.type for weight in _tensors(warm.model)} == {"cpu"}
+    assert placement.shared(warm) is placed
+    assert placed.tokenizer is warm.tokenizer  # to copy one takes a second
+    assert placed.model.get_output_embeddings().weight is placed.model.get_input_embeddings().weight
+    assert not any(weight.requires_grad for weight in placed.model.parameters())
+
+
+def test_a_job_that_may_change_its_model_gets_one_of_its_own_on_the_device(tmp_path):
+    warm = WarmModel(name="m", path=tmp_path, model=tiny.model(), tokenizer=tiny.tokenizer())
+    placement = Placement("meta")
+    one, other = placement.copied(warm), placement.copied(warm)
+    assert {weight.device.type for weight in _tensors(one.model)} == {"meta"}
+    assert not {id(t) for t in _tensors(one.model)} & {id(t) for t in _tensors(other.model)}
+
+
+def test_a_job_sees_one_gpu_of_those_that_the_daemon_may_use(monkeypatch):
+    for given, wanted in (("2,3", "2"), ("", ""), (None, "0")):
+        if given is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+        own_device()
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == wanted
+
+
+def _tensors(model: Any) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+# bfloat16.
+
+
+def test_bfloat16_layers_of_a_gpu_are_those_of_the_cpu_to_rounding():
+    torch.manual_seed(0)
+    weights, bias = [torch.randn(20, 48), torch.randn(12, 48)], torch.randn(32)
+    x = torch.randn(5, 48)
+    found = CastLinear(weights, bias)(x)
+    assert found.dtype == torch.float32
+    wanted = torch.nn.functional.linear(x, torch.cat(weights), bias)
+    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-1)
+
+
+def gradients(model: Any, *, is_half: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of two completions, and what they teach each weight."""
+    pack = Pack([Row(0, (5, 6, 7), (8, 9, 10)), Row(1, (5, 6, 7), (11, 12))])
+    model.requires_grad_(True).zero_grad()
+    with packed_attention(model):
+        with torch.no_grad():  # as for a reference: its casts have no gradient
+            before, _ = score_pack(model, pack, 1.0, is_half=is_half)
+        logps, entropies = score_pack(model, pack, 1.0, is_half=is_half)
+    assert torch.equal(before, logps)
+    assert logps.dtype == entropies.dtype == torch.float32
+    logps.sum().backward()
+    assert all(weight.grad.dtype == torch.float32 for weight in model.parameters())
+    return logps.detach(), torch.cat([weight.grad.flatten() for weight in model.parameters()])
+
+
+def test_log_probabilities_in_bfloat16_and_their_gradients_are_those_of_float32_to_rounding():
+    model = make("Qwen2", initializer_range=0.1)
+    exact, exact_gradient = gradients(model, is_half=False)
+    half, half_gradient = gradients(model, is_half=True)
+    assert not torch.equal(half, exact)
+    torch.testing.assert_close(half, exact, rtol=2e-2, atol=5e-2)
+    similarity = torch.cosine_similarity(half_gradient, exact_gradient, dim=0)
+    assert similarity > 0.99
+
+
+def test_grpo_with_bfloat16_trains_weights_of_float32(tmp_path):
+    made = trainer(PackedTrainer, tmp_path, tiny.model())
+    made.args.bf16 = True  # as on a GPU that has it
+    before = [weight.detach().clone() for weight in made.model.parameters()]
+    logged, weights = train(made)
+    assert [entry["loss"] for entry in logged[:-1] if "loss" in entry]
+    assert {weight.dtype for weight in weights} == {torch.float32}
+    assert any(not torch.equal(a, b) for a, b in zip(before, weights, strict=True))
+
+
+def test_the_code_graph_encoder_has_nearly_the_same_losses_in_bfloat16():
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
+    encoder = new_encoder(CodeGraphConfig(vocab_size=50, intermediate_size=64, **sizes)).eval()
+    ids = torch.randint(5, 50, (2, 12))
+    graph = {
+        "rel_ids": torch.tensor([[0, 0, 0, 1, 1, 2, 2, 1, 0, 0, 0, 0]] * 2),
+        "chain_ids": torch.zeros_like(ids),
+        "depth_ids": torch.tensor([[0, 0, 0, 3, 0, 2, 0, 1, 0, 0, 0, 0]] * 2),
+        "role_ids": torch.tensor([[0, 1, 1, 2, 3, 2, 3, 2, 0, 0, 0, 0]] * 2),
+    }
+    found = []
+    for is_half in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_half):
+            output = encoder(ids, torch.ones_like(ids), **graph, mlm_labels=ids, mnm_labels=ids)
+        assert output.constraint_loss.dtype == output.loss.dtype == torch.float32
+        found.append(output)
+    for name in ("mlm_loss", "mnm_loss", "constraint_loss"):
+        torch.testing.assert_close(found[1][name], found[0][name], rtol=2e-2, atol=2e-2)
+
+
+def test_completions_by_8_bits_are_refused_on_a_gpu(tmp_path):
+    there = tiny.surroundings(tmp_path)
+    ctx = replace(there.ctx, device="cuda:0")
+    with pytest.raises(JobFailed, match="rollout_dtype: must be float32 on a GPU"):
+        run(GrpoSpec(samples=4, rollout_dtype="int8"), ctx)
