@@ -171,6 +171,7 @@ class Zygote:
         """Fork a horse for a job; the connection is its line to the worker."""
         model = self._ensure(request["model"]) if request.get("model") is not None else None
         pause_openmp()
+        request["forked_at"] = time.time()
         pid = os.fork()
         if pid == 0:
             self._become_horse(channel, request)
@@ -250,6 +251,8 @@ def import_libraries() -> None:
         getattr(transformers, name)
     for kind in KINDS:
         import_all(kind)
+    with torch.profiler.record_function("first"):  # imports a module, which a job's step would
+        pass
     torch.cuda.is_available()  # by NVML, see ENVIRONMENT; the first time costs, here not there
 
 

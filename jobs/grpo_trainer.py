@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from datasets import Dataset
+from datasets.table import InMemoryTable
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.utils import RepeatSampler
 
@@ -88,9 +89,7 @@ class GroupTrainer(JobTrainer, PackedTrainer):
             model=model,
             args=config,
             processing_class=tokenizer,
-            train_dataset=Dataset.from_list(
-                [{"prompt": prompt.text, "answer": prompt.answer} for prompt in prompts]
-            ),
+            train_dataset=_dataset(prompts, data),
             reward_funcs=[_as_trl_reward(name, reward) for name, reward in rewards.items()],
         )
         if rollout_dtype == "int8" and self.most_tokens is None:
@@ -151,6 +150,7 @@ class GroupTrainer(JobTrainer, PackedTrainer):
             return cast(Any, super())._generate_single_turn(*args, **kwargs)
         except (NotFiniteError, RuntimeError) as error:
             if isinstance(error, NotFiniteError) or "probability tensor" in str(error):
+                self.check_weights()  # to say so when it is they that are not finite
                 step = self.state.global_step + 1
                 raise JobFailed(
                     f"step {step}: the model's probabilities are nan or infinite"
@@ -231,6 +231,12 @@ class GroupTrainer(JobTrainer, PackedTrainer):
                 self.config.reward_weights, self.rewards.values(), strict=True
             )
         )
+
+
+def _dataset(prompts: Sequence[Prompt], data: str) -> Dataset:
+    """Return the rows that TRL draws from. Without a fingerprint it would be pickled for one."""
+    rows = [{"prompt": prompt.text, "answer": prompt.answer} for prompt in prompts]
+    return Dataset(InMemoryTable.from_pylist(rows), fingerprint=data)
 
 
 def _first_chosen(path: Path, number: int) -> int:

@@ -83,7 +83,6 @@ class JobTrainer(CheckpointingTrainer):
             self.load_job_state(read_job_state(checkpoint))
             self.state.global_step = step_of(checkpoint)
             return
-        self.check_weights()
         try:
             with self._watch:
                 self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -100,15 +99,21 @@ class JobTrainer(CheckpointingTrainer):
     # NaN: looked for where it can still be kept out of the weights.
 
     def check_weights(self) -> None:
-        """Raise JobFailed when a weight is NaN or infinite, or so large that its square is."""
+        """Raise JobFailed when a weight is NaN or infinite, or so large that its square is.
+
+        Done at every step's end. Those that a training begins with are looked at only when what
+        they lead to is not finite: reading them all would keep the first step waiting.
+        """
         # By their norm: it is the fastest look at all of them, 0.2 s for a billion bytes.
         weights = [weight.detach() for weight in cast(nn.Module, self.model).parameters()]
-        norm = torch.nn.utils.get_total_norm(weights)
-        self.must_be_finite("the norm of the weights", float(norm), step=self.state.global_step)
+        norm = float(torch.nn.utils.get_total_norm(weights))
+        if not math.isfinite(norm):
+            raise JobFailed(f"step {self.state.global_step}: the norm of the weights is {norm}")
 
     def must_be_finite(self, what: str, value: float, *, step: int) -> None:
-        """Raise JobFailed naming the step when a number is NaN or infinite."""
+        """Raise JobFailed when a number is NaN or infinite, naming the step or what led to it."""
         if not math.isfinite(value):
+            self.check_weights()
             raise JobFailed(f"step {step}: {what} is {value}")
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:

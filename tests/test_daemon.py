@@ -287,6 +287,9 @@ def test_resident_horse_runs_one_job_after_another_on_fresh_weights(make_daemon:
     assert weights(daemon, first) == weights(daemon, second)
     horses = {daemon.events(job_id, "started")[0]["pid"] for job_id in (first, second)}
     assert len(horses) == 1
+    since_fork = [daemon.events(job_id, "started")[0]["fork_s"] for job_id in (first, second)]
+    assert 0 < since_fork[0] < NOTICED_S
+    assert since_fork[1] is None
     os.kill(horses.pop(), signal.SIGKILL)
     third = daemon.submit()
     assert daemon.wait(third)["status"] == "finished"

@@ -340,6 +340,16 @@ def test_a_model_with_nan_weights_fails_before_the_first_step(tmp_path):
     assert not job.of_type("step")
 
 
+def test_a_weight_that_is_not_finite_fails_the_first_step_even_if_nothing_depends_on_it(tmp_path):
+    warm = tiny.model()
+    warm.model.register_parameter("spare", torch.nn.Parameter(torch.tensor(math.nan)))
+    job = tiny.surroundings(tmp_path, warm)
+    with pytest.raises(JobFailed, match=r"^step 1: the norm of the weights is nan$"):
+        run(spec(save_every=1), job.ctx)
+    assert not job.of_type("step")
+    assert job.ctx.checkpoints.latest() is None
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_never_reaches_the_weights(tmp_path, number):
     warm = tiny.model()

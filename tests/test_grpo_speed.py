@@ -495,5 +495,17 @@ def test_a_policy_and_its_reference_are_one_in_memory_until_one_changes(tmp_path
         assert torch.equal(weight, start)
 
 
+def test_what_is_hung_on_a_policy_does_not_hang_on_its_reference():
+    reference = tiny.model()
+    policy = twin(reference)
+    for module in policy.modules():
+        module.register_forward_hook(lambda *_: pytest.fail("the policy's hook was called"))
+        module.register_buffer("spare", torch.ones(1), persistent=False)
+    ids = torch.tensor([[5, 6, 7]])
+    assert reference(input_ids=ids).logits.shape == (1, 3, reference.config.vocab_size)
+    assert not any("spare" in name for name, _ in reference.named_buffers())
+    assert not any(module._non_persistent_buffers_set & {"spare"} for module in reference.modules())
+
+
 def _memory(model: Any) -> set[int]:
     return {weight.data_ptr() for weight in model.parameters()}
