@@ -21,8 +21,9 @@ from .models import print_models
     "models",
     multiple=True,
     metavar="NAME=PATH",
-    help="Keep a model warm: a local folder or a hub id, as NAME=PATH[,dtype=…][,task=…]. "
-    "May be repeated.  [default: the configured ones, else a small demo model]",
+    help="Keep a model warm: a local folder or a hub id, as "
+    "NAME=PATH[,dtype=…][,task=…][,precision=…]. May be repeated.  "
+    "[default: the configured ones, else a small demo model]",
 )
 @click.option(
     "--redis",

@@ -18,7 +18,7 @@ from .app import App, common_options
 def load(app: App, model: str) -> None:
     """Make a model warm without disturbing the running jobs.
 
-    NAME=PATH[,dtype=…][,task=…], as for `warmd start --model`.
+    NAME=PATH[,dtype=…][,task=…][,precision=…], as for `warmd start --model`.
     """
     from ..configs.config import parse_model
     from ..daemon import control

@@ -1,6 +1,6 @@
 """The entries of the lists `models` and `workers`, and the one line that spells each.
 
-    NAME=PATH[,dtype=DTYPE][,task=TASK]                     a model; PATH alone names it too
+    NAME=PATH[,dtype=DTYPE][,task=TASK][,precision=PRECISION]            a model; or PATH alone
     NAME=QUEUE[,isolation=ISOLATION][,slots=N][,threads=N][,nice=N]      a worker
 
 The same line serves options, variables and YAML; YAML also takes the keys one by one.
@@ -19,6 +19,7 @@ from .values import ConfigError, choice, folder, integer, name, plain_text, unkn
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 TASKS = ("auto", "causal-lm", "masked-lm", "image-text-to-text", "embedding")
+PRECISIONS = ("own", "bf16", "int8")
 QUEUES = ("train", "infer")
 ISOLATIONS = ("fork", "resident")
 BUILTIN_MODELS = ("builtin:demo",)
@@ -37,6 +38,7 @@ class ModelConfig:
     path: str  # an absolute folder, a hub id (`org/name`, `name`) or one of BUILTIN_MODELS
     dtype: str = "float32"
     task: str = "auto"
+    precision: str = "own"  # that answers are computed in, unless a job says otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ class WorkerConfig:
 
 
 def parse_model(text: str, base: Path) -> ModelConfig:
-    """Read `NAME=PATH[,dtype=…][,task=…]`, or PATH alone: its last part is then the name.
+    """Read `NAME=PATH[,dtype=…][,task=…][,precision=…]`; PATH alone: its last part is the name.
 
     A relative PATH is looked up from `base`; one that is no folder there, and looks like a hub id,
     is a hub id. Raises ConfigError.
@@ -110,6 +112,9 @@ def _read_model(field: str, value: object, base: Path) -> ModelConfig:
         path=path,
         dtype=choice(f"{field}.dtype", keys.get("dtype", ModelConfig.dtype), DTYPES),
         task=choice(f"{field}.task", keys.get("task", ModelConfig.task), TASKS),
+        precision=choice(
+            f"{field}.precision", keys.get("precision", ModelConfig.precision), PRECISIONS
+        ),
     )
 
 

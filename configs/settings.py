@@ -133,7 +133,7 @@ SETTINGS = (
         "models",
         "WARMD_MODELS",
         "demo=builtin:demo",
-        "The models to keep warm, each NAME=PATH[,dtype=DTYPE][,task=TASK].",
+        "The models to keep warm, each NAME=PATH[,dtype=DTYPE][,task=TASK][,precision=PRECISION].",
         "models",
         read_models,
     ),

@@ -12,13 +12,13 @@ from typing import Any, ClassVar, Self
 
 import orjson
 
+from ..configs.entries import PRECISIONS
 from . import actions, chats, pictures, rows, schemas
 from .context import Context
 from .errors import SpecError
 from .spec import Spec, option
 
 MAX_TOKENS = 256  # of a completion, unless the options say otherwise or less fits
-PRECISIONS = ("own", "bf16", "int8")
 SOURCES = ("prompt", "messages", "input")
 
 
@@ -69,10 +69,10 @@ class InferSpec(Spec):
     seed: int | None = option(
         None, "of the sampling; by default another each time", minimum=0, maximum=2**63 - 1
     )
-    precision: str = option(
-        "own",
-        "own: the dtype the model has; bf16: on a CPU that is measured to be faster with it; "
-        "int8: of its weights, on a CPU",
+    precision: str | None = option(
+        None,
+        "own: the dtype the model has; bf16: where it is faster, on a CPU by measurement; int8: of "
+        "its weights, on a CPU, and bf16 on a GPU; by default what the model was loaded with",
         choices=PRECISIONS,
     )
     n: int = option(1, "completions per prompt", minimum=1, maximum=128)

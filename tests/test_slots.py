@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from waiting import wait_until
 
 from warmd.configs.config import ModelConfig, WorkerConfig
 from warmd.daemon import control
+from warmd.jobs.infer import InferSpec
 
 SLOTS = 4
 
@@ -196,3 +198,16 @@ def test_killed_worker_loses_none_of_its_jobs(shared: Daemon):
 
 def test_inference_keeps_its_priority(daemon: Daemon):
     assert daemon.wait(submit(daemon))["result"]["niceness"] == os.nice(0)
+
+
+def test_answers_are_computed_in_the_precision_that_the_model_was_loaded_with(daemon, tmp_path):
+    tiny.model().save_pretrained(tmp_path / "small")
+    tiny.tokenizer().save_pretrained(tmp_path / "small")
+    small = ModelConfig(name="small", path=str(tmp_path / "small"), precision="int8")
+    control.load_model(daemon.config, small)
+    spec = InferSpec.parse({"model": "small", "prompt": "1+1=", "max_tokens": 2})
+    jobs = [daemon.client.submit(one) for one in (spec, replace(spec, precision="own"))]
+    for job_id, precision in zip(jobs, ("int8", "own"), strict=True):
+        daemon.wait(job_id, "finished")
+        assert daemon.client.result(job_id)["precision"] == precision
+    control.unload_model(daemon.config, "small")

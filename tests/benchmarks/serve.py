@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""16 mixed requests over HTTP: by warmd at once and one by one, and by `transformers serve`.
+
+    python tests/benchmarks/serve.py MODEL [--requests 16] [--tokens 48] [--rounds 3] [--json]
+
+MODEL is a folder. One server runs at a time and is asked by OpenAI's client, greedily: prompts of
+16 to 115 random tokens, completions of 8 to --tokens tokens. `transformers serve` is asked all at
+once, as it comes and with --continuous-batching and blocks for the whole work, for its default
+takes nearly all memory. Prints completion tokens per second, medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import orjson
+import transformers
+
+from warmd.configs.config import DaemonConfig, ModelConfig, WorkerConfig
+from warmd.daemon import control
+
+PATIENCE_S = 300  # for a server to be ready
+BATCHING = ("--continuous-batching", "--cb-num-blocks", "64", "--cb-max-batch-tokens", "512")
+
+Request = tuple[str, int]  # prompt, tokens to write
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=48, help="of the longest completion")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args()
+    folder = args.model.resolve()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    # Words that are one token each, with the space before them.
+    words = [word[1:] for word in tokenizer.get_vocab() if re.fullmatch("Ġ[a-z]{2,}", word)]
+    servers = {
+        "warmd": (warmd(folder), {"at once": args.requests, "one by one": 1}),
+        "transformers serve, batching": (stock(folder, *BATCHING), {"at once": args.requests}),
+        "transformers serve": (stock(folder), {"at once": args.requests}),
+    }
+    found: dict[str, list[float]] = {}
+    for name, (server, ways) in servers.items():
+        with server as (url, model):
+            asyncio.run(ask(url, model, requests(words, 2, 40, seed="to warm up"), 1))
+            for number in range(args.rounds):
+                for way, at_once in ways.items():
+                    # Others every time, so that nothing was read before.
+                    asked = requests(words, args.requests, args.tokens, seed=f"{number} {way}")
+                    speed = asyncio.run(ask(url, model, asked, at_once))
+                    found.setdefault(f"{name}, {way}", []).append(speed)
+    medians = {name: statistics.median(speeds) for name, speeds in found.items()}
+    if args.json:
+        sys.stdout.write(orjson.dumps({"tokens_per_s": medians, "all": found}).decode() + "\n")
+        return
+    for name, speed in medians.items():
+        each = " ".join(f"{one:.1f}" for one in found[name])
+        sys.stdout.write(f"{name:42} {speed:8.1f} tok/s   of {each}\n")
+    together = medians["warmd, at once"]
+    best = max(speed for name, speed in medians.items() if not name.startswith("warmd"))
+    sys.stdout.write(
+        f"warmd at once: {together / medians['warmd, one by one']:.1f} times one by one, "
+        f"{together / best:.1f} times the best of transformers serve\n"
+    )
+
+
+def requests(words: Sequence[str], count: int, tokens: int, *, seed: str) -> list[Request]:
+    drawn = random.Random(seed)
+    return [
+        (
+            "".join(f" {word}" for word in drawn.choices(words, k=16 + 23 * n % 100)),
+            8 + 13 * n % (tokens - 7),
+        )
+        for n in range(count)
+    ]
+
+
+async def ask(url: str, model: str, asked: Sequence[Request], at_once: int) -> float:
+    """Tokens per second of answering, so many at once."""
+    slots = asyncio.Semaphore(at_once)
+    async with openai.AsyncOpenAI(base_url=url, api_key="unused", timeout=PATIENCE_S) as client:
+
+        async def one(prompt: str, tokens: int) -> int:
+            async with slots:
+                answer = await client.completions.create(
+                    model=model, prompt=prompt, max_tokens=tokens, temperature=0.0
+                )
+            assert answer.usage is not None
+            return answer.usage.completion_tokens
+
+        begun = time.perf_counter()
+        written = await asyncio.gather(*(one(*request) for request in asked))
+        return sum(written) / (time.perf_counter() - begun)
+
+
+@contextmanager
+def stock(model: Path, *options: str) -> Iterator[tuple[str, str]]:
+    """Run transformers' server; give its URL and the name of the model there."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        "transformers", "serve", str(model), "--host", "127.0.0.1", "--port", str(port),
+        "--device", "cpu", "--dtype", "float32", "--log-level", "error", *options,
+    ]  # fmt: skip
+    program = Path(sys.executable).with_name(command[0])
+    with subprocess.Popen(
+        [program, *command[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            deadline = time.monotonic() + PATIENCE_S
+            while not _answers(f"http://127.0.0.1:{port}/health"):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError("transformers serve does not answer")
+                time.sleep(0.2)
+            yield f"http://127.0.0.1:{port}/v1", str(model)
+        finally:
+            process.terminate()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@contextmanager
+def warmd(model: Path) -> Iterator[tuple[str, str]]:
+    """Run a daemon; give its URL and the name of the model there."""
+    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
+        config = DaemonConfig(
+            home=Path(folder, "home"),
+            models=(ModelConfig(name="model", path=str(model)),),
+            workers=(WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=64),),
+            http_port=0,
+        )
+        for _ in control.start(config):
+            pass
+        try:
+            while not (url := (control.status(config).get("http") or {}).get("url")):
+                pass
+            yield f"{url}/v1", "model"
+        finally:
+            for _ in control.stop(config, now=True):
+                pass
+
+
+if __name__ == "__main__":
+    main()
