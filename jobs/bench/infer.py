@@ -23,21 +23,18 @@ from ..engine.engine import Engine
 from ..engine.generation import End, Generation, Sampling
 from . import machine, model
 from .apart import apart
-from .works import INFER, InferWork
+from .works import INFER, WEIGHT_BYTES, InferWork
 
 WARM_UP_TOKENS = 40  # until the engine has all layers in the form that it keeps
-PRECISIONS = ("own", "int8")
 
 
 def measure(work: InferWork, folder: Path, pairs: int) -> dict[str, Any]:
-    """Return `stock`, `own` and `int8`: tokens per second, one number for each round; the floors.
+    """Return tokens per second of `stock` and of each precision, and `bytes_s`: one for each round.
 
-    Counted from the first token on: what reading the prompt takes is left out.
-
-    A floor is the bandwidth of memory by the bytes of all weights, which every token reads: of
-    float32 for `own_floor`, of one byte each for `int8_floor`.
+    Tokens are counted from the first one on: what reading the prompt takes is left out. `bytes_s`
+    is the bandwidth of memory, measured in every round beside the rest. `weights` is their number.
+    A precision that this machine does not serve is left out.
     """
-    rates = apart(machine.measure)
     causal_lm = model.read(folder)
     causal_lm.generation_config.eos_token_id = None  # every answer has all its tokens
     tokenizer = model.tokenizer(work.shape)
@@ -48,19 +45,23 @@ def measure(work: InferWork, folder: Path, pairs: int) -> dict[str, Any]:
     def prompt() -> list[int]:
         return [words.randrange(10, work.shape.vocab_size) for _ in range(work.prompt)]
 
-    engines = {precision: Engine(warm, precision=precision) for precision in PRECISIONS}
-    for engine in engines.values():
+    engines: dict[str, Engine] = {}
+    for precision in WEIGHT_BYTES:
+        engine = Engine(warm, precision=precision)
         _ask(engine, prompt(), max(WARM_UP_TOKENS, work.completion))
-    found: dict[str, Any] = {name: [] for name in ("stock", *PRECISIONS)}
+        if engine.precision == precision:
+            engines[precision] = engine
+        else:
+            engine.close()
+    found: dict[str, Any] = {name: [] for name in ("stock", "bytes_s", *engines)}
     for _ in range(pairs):
+        found["bytes_s"].append(apart(machine.measure).bytes_s)
         found["stock"].append(apart(partial(_generate, causal_lm, prompt(), work.completion)))
         for precision, engine in engines.items():
             found[precision].append(_ask(engine, prompt(), work.completion))
     for engine in engines.values():
         engine.close()
-    weights = causal_lm.num_parameters()
-    found |= {"own_floor": rates.bytes_s / (4 * weights), "int8_floor": rates.bytes_s / weights}
-    return {**found, "bytes_s": rates.bytes_s}
+    return {**found, "weights": causal_lm.num_parameters()}
 
 
 def _ask(engine: Engine, ids: list[int], tokens: int) -> float:
@@ -90,6 +91,7 @@ def _generate(causal_lm: Any, prompt: list[int], tokens: int) -> float:
         return time.perf_counter() - begun
 
     with torch.inference_mode():
+        seconds(1)  # the first call of a thread has more to do
         first = seconds(1)
         return (tokens - 1) / (seconds(tokens) - first)
 

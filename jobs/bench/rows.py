@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from ..errors import JobFailed
-from .works import GRPO, MLM
+from .works import GRPO, MLM, WEIGHT_BYTES
 
 Told = Callable[[str], None]  # is called with what is being done
 
@@ -129,25 +129,29 @@ def _mlm_row(
 
 
 def infer(works: list[str], effort: Effort, told: Told) -> Iterator[Row]:
-    """Yield a row for each work and precision: one request at a time, prompt and all."""
+    """Yield a row for each work and precision: one request at a time, after its prompt."""
     for work in works:
         with tempfile.TemporaryDirectory(prefix="warmd-bench-") as folder:
             told(f"infer {work}: making the model")
             _child("model", "infer", work, folder, threads=effort.threads)
             told(f"infer {work}: {effort.pairs} rounds")
             found = _child("infer", work, folder, effort.pairs, threads=effort.threads)
-        for precision, text in (("own", "float32"), ("int8", "int8")):
-            pairs = zip(found[precision], found["stock"], strict=True)
-            rate, floor = median(found[precision]), found[f"{precision}_floor"]
+        for precision, weight_bytes in WEIGHT_BYTES.items():
+            if precision not in found:
+                continue
+            rates, text = found[precision], "float32" if precision == "own" else precision
+            # Every token reads all weights once.
+            floors = [bytes_s / (weight_bytes * found["weights"]) for bytes_s in found["bytes_s"]]
             yield Row(
                 work=f"decode {work}, one request, {text}",
                 unit="tok/s",
                 stock=median(found["stock"]),
-                warmd=rate,
-                faster=median(ours / stock for ours, stock in pairs),
-                floor=floor,
-                share=rate / floor,
-                bytes_s=found["bytes_s"],
+                warmd=median(rates),
+                # Round by round: of what disturbs, most falls on all.
+                faster=median(a / b for a, b in zip(rates, found["stock"], strict=True)),
+                floor=median(floors),
+                share=median(a / b for a, b in zip(rates, floors, strict=True)),
+                bytes_s=median(found["bytes_s"]),
             )
 
 

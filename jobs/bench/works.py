@@ -128,6 +128,8 @@ class InferWork:
     completion: int
 
 
+WEIGHT_BYTES = {"own": 4, "bf16": 2, "int8": 1}  # of one weight, in each precision
+
 INFER = {
     "0.5b": InferWork(shape=Shape(layers=24), prompt=32, completion=48),
     "tiny": InferWork(shape=_TINY, prompt=8, completion=8),

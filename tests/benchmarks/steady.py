@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import openai
@@ -71,11 +72,13 @@ async def ask(url: str, drawn: random.Random, numbers: range, at_once: int) -> N
 
         async def one(number: int, prompt: str, tokens: int) -> None:
             async with slots:
-                asked = {"model": "model", "prompt": prompt, "max_tokens": tokens}
+                ask_for = partial(
+                    client.completions.create, model="model", prompt=prompt, max_tokens=tokens
+                )
                 if number % 4:
-                    await client.completions.create(**asked)
+                    await ask_for()
                     return
-                async with await client.completions.create(**asked, stream=True) as stream:
+                async with await ask_for(stream=True) as stream:
                     async for _ in stream:
                         if number % 8 == 0:
                             return
