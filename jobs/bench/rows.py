@@ -141,7 +141,8 @@ def infer(works: list[str], effort: Effort, told: Told) -> Iterator[Row]:
                 continue
             rates, text = found[precision], "float32" if precision == "own" else precision
             # Every token reads all weights once.
-            floors = [bytes_s / (weight_bytes * found["weights"]) for bytes_s in found["bytes_s"]]
+            bandwidths = found["bytes_s"][precision]
+            floors = [bytes_s / (weight_bytes * found["weights"]) for bytes_s in bandwidths]
             yield Row(
                 work=f"decode {work}, one request, {text}",
                 unit="tok/s",
@@ -151,7 +152,7 @@ def infer(works: list[str], effort: Effort, told: Told) -> Iterator[Row]:
                 faster=median(a / b for a, b in zip(rates, found["stock"], strict=True)),
                 floor=median(floors),
                 share=median(a / b for a, b in zip(rates, floors, strict=True)),
-                bytes_s=median(found["bytes_s"]),
+                bytes_s=median(bandwidths),
             )
 
 

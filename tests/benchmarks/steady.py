@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import openai
 import orjson
@@ -72,9 +73,8 @@ async def ask(url: str, drawn: random.Random, numbers: range, at_once: int) -> N
 
         async def one(number: int, prompt: str, tokens: int) -> None:
             async with slots:
-                ask_for = partial(
-                    client.completions.create, model="model", prompt=prompt, max_tokens=tokens
-                )
+                create: Any = client.completions.create  # its type wants to know of stream
+                ask_for = partial(create, model="model", prompt=prompt, max_tokens=tokens)
                 if number % 4:
                     await ask_for()
                     return
