@@ -257,12 +257,12 @@ def _failed(rundir: RunDir, events: EventLog, error: str, trace: str | None) -> 
 
 def _choose_threads(threads: int | None, models: HorseModels) -> int:
     """Set and return the number of threads; the same for every execution on one machine."""
-    import torch
+    from ..jobs.engine.turns import compute_with
 
     if threads is None:
         size = models.num_parameters()
         threads = 1 if size is not None and size < _SMALL_MODEL else num_cores()
-    torch.set_num_threads(threads)
+    compute_with(threads)
     return threads
 
 

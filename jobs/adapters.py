@@ -6,6 +6,7 @@ to know of adapters then. Kinds that leave the weights alone (prompt tuning, …
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from pathlib import Path
@@ -50,12 +51,14 @@ def base_of(folder: Path) -> str:
     named = settings.get("base_model_name_or_path")
     if not isinstance(named, str) or not named:
         raise ValueError(f"{CONFIG} says base_model_name_or_path {named!r}: no base model")
-    base = folder / Path(named).expanduser()
+    base = folder / os.path.expanduser(named)  # where nobody has that name it stays as it is
     if (base / "config.json").is_file():
         return str(base.resolve())
     if not _HUB_ID.fullmatch(named):
         raise ValueError(f"{CONFIG} says base_model_name_or_path {named!r}: no model folder there")
-    revision = settings.get("revision")
+    revision = settings.get("revision") or ""
+    if not isinstance(revision, str) or not revision.isprintable():
+        raise ValueError(f"{CONFIG} says revision {revision!r}: no revision has that name")
     return f"{named}@{revision}" if revision else named
 
 

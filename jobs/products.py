@@ -24,6 +24,7 @@ Make = Callable[[Sequence[Tensor], Tensor | None], Product]
 
 _LARGEST = 127  # of a signed byte, leaving -128 alone: symmetric
 _OFFSET = 128  # of the inputs: oneDNN's kernels for signed ones are 1,000 times slower
+_ROUNDED_OFFSET = torch.tensor(_OFFSET + 0.5)  # a cast to integers cuts off
 _BLOCK = 256  # rows of weights that are made integers at once: no copy of all comes and goes
 _TRIED = (1024, 4096)  # the layer that the two formats are tried on: inputs, outputs
 _TRIALS = 5
@@ -44,29 +45,35 @@ class Int8Linear:
         for block in (block for weight in weights for block in torch.split(weight, _BLOCK)):
             rows = slice(row, row + len(block))
             block = block.float()
-            scale = _scale_of(block)
-            self._scale[rows] = scale[:, 0]
+            scale = _largest_of(block) / _LARGEST
+            self._scale[rows] = scale[:, 0] / _LARGEST  # that of a row of x is its largest then
             integers[rows] = (block / scale).round_()
             row += len(block)
         self._packed = torch.ops.onednn.qlinear_prepack(integers, None)
+        self._multiply: Any = torch.ops.onednn.qlinear_pointwise.default
         self._zeros = torch.zeros(outputs, dtype=torch.int64)
         self._bias = None if bias is None else bias.float()
 
     def __call__(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1]).float()
-        scale = _scale_of(rows)
-        integers = (rows / scale).add_(_OFFSET + 0.5).to(torch.uint8)  # rounded, for it cuts off
-        y: Tensor = torch.ops.onednn.qlinear_pointwise(
+        if x.ndim == 2 and x.dtype == torch.float32:
+            return self._of_rows(x)
+        y = self._of_rows(x.reshape(-1, x.shape[-1]).float())
+        return y.to(x.dtype).view(*x.shape[:-1], -1)
+
+    def _of_rows(self, rows: Tensor) -> Tensor:
+        # Each operation counts: at one row of a small layer they take as long as the product.
+        largest = _largest_of(rows)
+        integers = torch.addcmul(_ROUNDED_OFFSET, rows, _LARGEST / largest).to(torch.uint8)
+        y: Tensor = self._multiply(
             integers, 1.0, _OFFSET, self._packed, self._scale, self._zeros,
             None, 1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
-        y = y.mul_(scale) if self._bias is None else torch.addcmul(self._bias, y, scale)
-        return y.to(x.dtype).view(*x.shape[:-1], -1)
+        return y.mul_(largest) if self._bias is None else torch.addcmul(self._bias, y, largest)
 
 
-def _scale_of(rows: Tensor) -> Tensor:
-    """What each row (N, K) as integers is to be multiplied by: (N, 1)."""
-    return rows.abs().amax(1, keepdim=True).div_(_LARGEST).clamp_(min=1e-12)
+def _largest_of(rows: Tensor) -> Tensor:
+    """The largest absolute value of each row (N, K), and no zero: (N, 1)."""
+    return rows.abs().amax(1, keepdim=True).clamp_(min=1e-10)
 
 
 def bfloat16_linear(weights: Sequence[Tensor], bias: Tensor | None) -> Product:

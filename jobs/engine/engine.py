@@ -23,7 +23,7 @@ from .choice import Choice, keys_of, now
 from .decoder import Decoder, Part
 from .generation import End, Generation
 from .grammar import Grammar, Grammars
-from .turns import TURNS
+from .turns import TURNS, compute_with
 from .vision import Eyes, Sight
 
 log = logging.getLogger(__name__)
@@ -73,10 +73,10 @@ class Engine:
         with TURNS.changed:
             if self._is_closed:
                 raise JobFailed("engine: it is closed")
-            self._arrivals.append((generation, now()))
             if self._runner is None and not self._is_preparing:
-                self._is_preparing = True
                 threading.Thread(target=self._prepare, name="engine's begin", daemon=True).start()
+                self._is_preparing = True
+            self._arrivals.append((generation, now()))
             TURNS.changed.notify_all()
 
     def grammar(self, schema: str) -> Grammar:
@@ -109,23 +109,24 @@ class Engine:
 
     def _prepare(self) -> None:
         """Bring the model into the form that is computed with, while other engines go on."""
-        torch.set_num_threads(self.threads)  # a setting of each thread
-        runner, vision, error = None, None, None
+        compute_with(self.threads)
         try:
             with torch.inference_mode():
-                runner = _runner(self._warm.model, self._precision)
+                runner, vision = _runner(self._warm.model, self._precision), None
                 if Eyes.are_in(self._warm.model):
                     features_bytes = int(self._budget_bytes * _FEATURES_SHARE)
                     vision = Eyes(self._warm.model, features_bytes, precision=runner.precision)
-        except Exception as problem:  # no memory, say: whoever asked is told; the next one tries
+        except BaseException as error:  # no memory, say: whoever asked is told; the next one tries
             log.exception("engine of %s", self._warm.name)
-            error = problem
-        with TURNS.changed:
-            self._runner, self._vision, self._is_preparing = runner, vision, False
-            if error is not None:
+            with TURNS.changed:
+                self._is_preparing = False
                 self._waiting.extend(self._arrivals)
                 self._arrivals.clear()
                 self._fail_all(error)
+                TURNS.changed.notify_all()
+            return
+        with TURNS.changed:
+            self._runner, self._vision, self._is_preparing = runner, vision, False
             TURNS.changed.notify_all()
 
     # --- a turn -------------------------------------------------------------------------------
@@ -133,7 +134,9 @@ class Engine:
     def turn(self) -> None:
         try:
             self._turn()
-        except Exception as error:  # no memory, say: whoever asked is told, others go on
+        except (
+            BaseException
+        ) as error:  # no memory, a panic in Rust: who asked is told, others go on
             log.exception("engine of %s", self._warm.name)
             self._fail_all(error)
 
@@ -273,6 +276,8 @@ class Engine:
             self._take(sibling, logits)
 
     def _take(self, choice: Choice, logits: torch.Tensor) -> None:
+        if choice not in self._writing:
+            return  # it ended with a sibling that failed
         try:
             choice.take(logits, self._ends)
         except JobFailed as error:

@@ -49,16 +49,17 @@ class Turns:
     def join(self, engine: Turned) -> None:
         """Let an engine take part."""
         with self.changed:
-            self._engines.append(engine)
             if not self._is_served:
-                self._is_served = True
                 threading.Thread(target=self._serve, name="engines", daemon=True).start()
+                self._is_served = True
+            self._engines.append(engine)
 
     def leave(self, engine: Turned) -> None:
         """Let an engine go as soon as it is idle; with the last one the thread ends."""
         with self.changed:
             self.changed.wait_for(lambda: engine is not self._current and engine.is_idle)
-            self._engines.remove(engine)
+            if engine in self._engines:  # somebody else may have let it go
+                self._engines.remove(engine)
             self.changed.notify_all()
 
     def is_anyone_writing(self) -> bool:
@@ -73,9 +74,9 @@ class Turns:
                 engine = self._next()
                 if engine is None:
                     return
-                if engine.threads != threads:  # a setting of each thread
+                if engine.threads != threads:
                     threads = engine.threads
-                    torch.set_num_threads(threads)
+                    compute_with(threads)
                 engine.turn()
 
     def _next(self) -> Turned | None:
@@ -96,6 +97,16 @@ class Turns:
 
 
 TURNS = Turns()
+
+
+def compute_with(threads: int) -> None:
+    """Have this thread compute with so many threads, whatever others set.
+
+    It is a setting of each thread. But when one asks or computes for the first time, torch gives it
+    the number that any thread has set last, in place of its own: so it asks before.
+    """
+    torch.get_num_threads()
+    torch.set_num_threads(threads)
 
 
 @contextmanager
