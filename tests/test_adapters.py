@@ -181,6 +181,9 @@ def test_lora_that_peft_itself_cannot_merge_is_refused_with_its_reason(tiny_mode
         ({"base_model_name_or_path": None}, "no base model"),
         ({"base_model_name_or_path": "../none"}, "no model folder there"),
         ({"base_model_name_or_path": "no one's"}, "no model folder there"),
+        ({"base_model_name_or_path": "~nobody-here/base"}, "no model folder there"),
+        ({"base_model_name_or_path": "org/x", "revision": "v\0"}, "no revision has that name"),
+        ({"base_model_name_or_path": "org/x", "revision": [1]}, "no revision has that name"),
     ],
 )
 def test_settings_are_served_or_refused_in_one_line(tiny_model, tmp_path, settings, problem):

@@ -18,6 +18,7 @@ from eyes import IMAGE, png, url
 
 from warmd.jobs import chats, pictures
 from warmd.jobs.context import WarmModel
+from warmd.jobs.engine import engine as engines
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.generation import End, Generation, Sampling
@@ -232,6 +233,18 @@ def test_images_come_from_data_urls_and_files_alone(place):
 def test_text_cannot_pretend_to_be_an_image(warm):
     with pytest.raises(JobFailed, match="2 image tokens of 1 images"):
         place_pictures(warm, [5, IMAGE, IMAGE], [url(png(60, 60))], Budget())
+
+
+def test_eyes_that_cannot_be_prepared_are_tried_again(warm, engine, monkeypatch):
+    class Broken(Eyes):
+        def __init__(self, *_: Any, **__: Any) -> None:
+            raise MemoryError("no room for them")
+
+    with monkeypatch.context() as full:
+        full.setattr(engines, "Eyes", Broken)
+        with pytest.raises(MemoryError, match="no room for them"):
+            answer(engine, ask(warm, "what is ", png(60, 60)))
+    assert len(answer(engine, ask(warm, "what is ", png(60, 60)))) == 12
 
 
 def test_model_without_eyes_refuses_images():

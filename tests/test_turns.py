@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.generation import End, Generation, Sampling
 from warmd.jobs.engine.linears import Linears
-from warmd.jobs.engine.turns import without_helpers
+from warmd.jobs.engine.turns import compute_with, without_helpers
+from warmd.jobs.errors import JobFailed
 
 GREEDY = Sampling(temperature=0)
 
@@ -28,8 +30,8 @@ def start() -> Engine:
     return Engine(WarmModel(name="m", path=Path("m"), model=model, tokenizer=tiny.tokenizer()))
 
 
-def ask(engine: Engine, tokens: int) -> Generation:
-    generation = Generation(ids=[4, 5, 6], sampling=GREEDY, max_tokens=tokens)
+def ask(engine: Engine, tokens: int, **how: Any) -> Generation:
+    generation = Generation(ids=[4, 5, 6], sampling=GREEDY, max_tokens=tokens, **how)
     engine.submit(generation)
     return generation
 
@@ -77,6 +79,95 @@ def test_a_model_that_cannot_be_prepared_is_told_of_and_tried_again(monkeypatch)
     monkeypatch.setattr(engines, "Decoder", Decoder)
     assert whole(ask(engine, 5)) == 5
     engine.close()
+
+
+def test_a_thread_that_cannot_begin_fails_the_request_and_not_those_after_it(monkeypatch):
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            start()
+    engine = start()
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            ask(engine, 5)
+    assert whole(ask(engine, 5)) == 5
+    engine.close()
+
+
+def test_an_engine_may_be_closed_by_many():
+    engine = start()
+    asked = ask(engine, 50)
+    with ThreadPoolExecutor(3) as pool:
+        for closed in [pool.submit(engine.close) for _ in range(3)]:
+            closed.result(timeout=60)
+    engine.close()
+    assert whole(asked) == 50
+
+
+def test_a_panic_in_a_turn_ends_what_was_asked_of_that_engine_alone():
+    class PanicError(BaseException):
+        """As those of libraries in Rust are: no Exception."""
+
+    def panic() -> bool:
+        raise PanicError
+
+    first, second = start(), start()
+    with pytest.raises(PanicError):
+        whole(ask(first, 5, is_cancelled=panic))
+    assert whole(ask(second, 5)) == whole(ask(first, 5)) == 5
+    first.close()
+    second.close()
+
+
+def test_a_choice_that_fails_ends_its_siblings_and_nobody_else():
+    class Stuck:
+        """A grammar that the first choice cannot keep to at its last token."""
+
+        num_forks = 0
+
+        def __init__(self, tokens: int) -> None:
+            self.tokens = tokens  # that are left
+
+        def fork(self) -> Stuck:
+            Stuck.num_forks += 1
+            return Stuck(3 if Stuck.num_forks == 1 else 9)
+
+        def allowed(self, logits: torch.Tensor) -> torch.Tensor:
+            return logits
+
+        def take(self, _token: int) -> bool:
+            self.tokens -= 1
+            if not self.tokens:
+                raise JobFailed("stuck")
+            return False
+
+    engine = start()
+    other = ask(engine, 50)
+    other.pieces.get(timeout=60)
+    with pytest.raises(JobFailed, match="stuck"):
+        whole(ask(engine, 3, num_choices=2, grammar=Stuck(9)))
+    assert whole(other) > 0
+    engine.close()
+
+
+def test_a_thread_computes_with_the_number_that_it_was_told_whatever_others_set():
+    threads = torch.get_num_threads()
+
+    def told(number: int) -> int:
+        compute_with(number)
+        with ThreadPoolExecutor(1) as other:
+            other.submit(compute_with, 1).result()
+        return torch.get_num_threads()
+
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(told, 2).result() == 2
+    finally:
+        compute_with(threads)  # what a thread that asks for the first time is given
 
 
 def test_what_prepares_requests_computes_in_its_own_thread_alone():

@@ -116,7 +116,7 @@ class Engine:
                 if Eyes.are_in(self._warm.model):
                     features_bytes = int(self._budget_bytes * _FEATURES_SHARE)
                     vision = Eyes(self._warm.model, features_bytes, precision=runner.precision)
-        except BaseException as error:  # no memory, say: whoever asked is told; the next one tries
+        except BaseException as error:  # no memory, say: it is told, and the next one tries again
             log.exception("engine of %s", self._warm.name)
             with TURNS.changed:
                 self._is_preparing = False
@@ -134,9 +134,7 @@ class Engine:
     def turn(self) -> None:
         try:
             self._turn()
-        except (
-            BaseException
-        ) as error:  # no memory, a panic in Rust: who asked is told, others go on
+        except BaseException as error:  # no memory, a panic in Rust: it is told, others go on
             log.exception("engine of %s", self._warm.name)
             self._fail_all(error)
 
