@@ -21,11 +21,11 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import openai
 import orjson
 import transformers
@@ -139,8 +139,9 @@ def stock(model: Path, *options: str) -> Iterator[tuple[str, str]]:
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(url).status_code == 200
-    except httpx.HTTPError:
+        with urllib.request.urlopen(url) as answer:
+            return bool(answer.status == 200)
+    except OSError:
         return False
 
 
