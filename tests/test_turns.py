@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from waiting import wait_until
 
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine import engine as engines
@@ -18,10 +17,18 @@ from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.generation import End, Generation, Sampling
 from warmd.jobs.engine.linears import Linears
-from warmd.jobs.engine.turns import compute_with, without_helpers
+from warmd.jobs.engine.turns import Turns, compute_with, without_helpers
 from warmd.jobs.errors import JobFailed
 
 GREEDY = Sampling(temperature=0)
+
+
+@pytest.fixture(autouse=True)
+def turns(monkeypatch: pytest.MonkeyPatch) -> Turns:
+    """Turns of which nobody else in this process has heard."""
+    turns = Turns()
+    monkeypatch.setattr(engines, "TURNS", turns)
+    return turns
 
 
 def start() -> Engine:
@@ -46,22 +53,20 @@ def whole(generation: Generation) -> int:
     return tokens
 
 
-def num_serving() -> int:
-    return sum(thread.name == "engines" for thread in threading.enumerate())
-
-
 def test_engines_take_turns_in_one_thread_that_ends_with_the_last_of_them():
+    before = set(threading.enumerate())
     first, second = start(), start()
     long = ask(first, 100)
     long.pieces.get(timeout=60)
     short = ask(second, 5)
-    assert num_serving() == 1
     assert whole(short) == 5
+    (serving,) = {thread for thread in threading.enumerate() if thread.name == "engines"} - before
     first.close()  # waits for what was asked for
     assert long.pieces.qsize() > 1
     assert whole(long) > 0
+    assert serving.is_alive()
     second.close()
-    wait_until(lambda: num_serving() == 0, timeout_s=10)
+    assert not serving.is_alive()
     again = start()
     assert whole(ask(again, 5)) == 5
     again.close()

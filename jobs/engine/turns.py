@@ -44,23 +44,29 @@ class Turns:
         self.changed = threading.Condition()  # to be notified of what an engine is to do
         self._engines: list[Turned] = []
         self._current: Turned | None = None  # the one whose turn it is
-        self._is_served = False
+        self._thread: threading.Thread | None = None  # as long as engines take part
 
     def join(self, engine: Turned) -> None:
         """Let an engine take part."""
         with self.changed:
-            if not self._is_served:
-                threading.Thread(target=self._serve, name="engines", daemon=True).start()
-                self._is_served = True
+            if self._thread is None:
+                thread = threading.Thread(target=self._serve, name="engines", daemon=True)
+                thread.start()
+                self._thread = thread
             self._engines.append(engine)
 
     def leave(self, engine: Turned) -> None:
         """Let an engine go as soon as it is idle; with the last one the thread ends."""
+        thread = None
         with self.changed:
             self.changed.wait_for(lambda: engine is not self._current and engine.is_idle)
             if engine in self._engines:  # somebody else may have let it go
                 self._engines.remove(engine)
+            if not self._engines:
+                thread, self._thread = self._thread, None
             self.changed.notify_all()
+        if thread is not None:
+            thread.join()  # a process that ends while it still ends would be aborted
 
     def is_anyone_writing(self) -> bool:
         """Whether somebody waits for the next token, of whatever engine."""
@@ -80,11 +86,12 @@ class Turns:
                 engine.turn()
 
     def _next(self) -> Turned | None:
-        """Wait for an engine that has something to do; None when none takes part any more."""
+        """Wait for an engine that has something to do; None when this thread is to end."""
         with self.changed:
-            self._current = None
-            self.changed.notify_all()  # who had its turn may be idle now
-            while self._engines:
+            if self._thread is threading.current_thread():
+                self._current = None
+                self.changed.notify_all()  # who had its turn may be idle now
+            while self._thread is threading.current_thread():
                 for engine in self._engines:
                     if engine.is_ready:
                         self._engines.remove(engine)
@@ -92,7 +99,6 @@ class Turns:
                         self._current = engine
                         return engine
                 self.changed.wait()
-            self._is_served = False
             return None
 
 
