@@ -185,12 +185,12 @@ def _exact(
     make: Make, quantum: int, weights: Sequence[torch.Tensor], bias: torch.Tensor | None
 ) -> Linear:
     """Make a layer that is given rows in multiples of its quantum."""
-    layer = make(weights, bias)
-    return layer if quantum == 1 else partial(_in_multiples, layer, quantum)
+    return partial(_in_multiples, make(weights, bias), quantum)
 
 
 def _in_multiples(layer: Linear, quantum: int, x: torch.Tensor) -> torch.Tensor:
-    missing = -len(x) % quantum
+    # oneDNN keeps a kernel for each number of rows that it has seen: of even numbers, half as many.
+    missing = -len(x) % max(quantum, 2) if len(x) > 1 else quantum - 1
     if not missing:
         return layer(x)
     return layer(functional.pad(x, (0, 0, 0, missing)))[: len(x)]
