@@ -21,9 +21,12 @@ from warmd.jobs.errors import WarmdError
 
 
 def gone(process: psutil.Process) -> bool:
-    """Whether it has ended; the process 1 of a container may leave it a zombie for seconds."""
+    """Whether it has ended; the process 1 of a container may leave it a zombie for seconds.
+
+    A killed process is one from the end of its first thread on, and keeps its locks until the last.
+    """
     try:
-        return process.status() == psutil.STATUS_ZOMBIE
+        return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() == 1
     except psutil.NoSuchProcess:
         return True
 

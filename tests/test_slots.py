@@ -165,7 +165,7 @@ def test_every_model_has_a_horse_until_it_is_unloaded(daemon: Daemon, tmp_path: 
     assert again["result"]["pid"] == first["result"]["pid"]
     horse = psutil.Process(other["result"]["pid"])
     control.unload_model(daemon.config, "other")
-    wait_until(lambda: not horse.is_running() or horse.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: gone(horse))
     assert daemon.wait(submit(daemon, model="tiny"))["result"]["pid"] == first["result"]["pid"]
 
 
