@@ -14,7 +14,7 @@ import drill
 import psutil
 import pytest
 import tiny
-from daemons import Daemon
+from daemons import Daemon, gone
 from waiting import wait_until
 
 from warmd.configs.config import ModelConfig, WorkerConfig
