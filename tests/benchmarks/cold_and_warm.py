@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """The same short GRPO job as a cold TRL script and through a warm warmd, in turn, several times.
 
-    python tests/benchmarks/cold_and_warm.py MODEL DATASET [--steps 5] [--runs 5] [--json]
+    python tests/benchmarks/cold_and_warm.py MODEL DATASET [--steps 5] [--runs 5]
+                                              [--threads 1] [--json]
 
-DATASET is a JSONL file of question/answer rows. Prints the median of the whole time, as a user
+DATASET is a JSONL file of question/answer rows. Both sides compute with --threads threads: one is
+the best of both for a small model. Prints the median of the whole time, as a user
 waits for it (process start to end; `warmd submit --wait` to end), and of each part.
 """
 
@@ -15,15 +17,19 @@ from pathlib import Path
 
 import in_turn
 from in_turn import Seconds
+from own_daemon import own_daemon
+
+from warmd.configs.config import WorkerConfig
 
 
-def cold(model: str, dataset: str, steps: int) -> Seconds:
+def cold(model: str, dataset: str, steps: int, threads: int) -> Seconds:
     """Run the script; return the seconds of its parts and in all."""
+    sizes = ("--steps", steps, "--threads", threads)
     with tempfile.TemporaryDirectory() as output:
-        return in_turn.cold("cold_grpo.py", model, dataset, output, "--steps", steps)
+        return in_turn.cold("cold_grpo.py", model, dataset, output, *sizes)
 
 
-def warm(home: str, dataset: str, steps: int) -> Seconds:
+def warm(home: Path, dataset: str, steps: int) -> Seconds:
     """Submit the same job and wait; return the seconds of its parts and in all."""
     options = {
         "--model": "model",
@@ -58,12 +64,15 @@ def main() -> None:
     parser.add_argument("dataset", help="JSONL file of question/answer rows")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--runs", type=int, default=5, help="of each, in turn, after one of each")
+    parser.add_argument("--threads", type=int, default=1, help="of both sides")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     model, dataset = (str(Path(path).resolve()) for path in (args.model, args.dataset))
-    with in_turn.daemon("--model", f"model={model}") as home:
+    worker = WorkerConfig(name="train-0", queue="train", threads=args.threads)
+    with own_daemon(f"model={model}", workers=(worker,)) as client:
+        home = client.config.home
         pairs = [
-            (cold(model, dataset, args.steps), warm(home, dataset, args.steps))
+            (cold(model, dataset, args.steps, args.threads), warm(home, dataset, args.steps))
             for _ in range(args.runs + 1)
         ][1:]
     in_turn.tell(pairs, as_json=args.json, digits=3)

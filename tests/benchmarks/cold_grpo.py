@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A GRPO job as a script of its own, as one writes it with TRL, for `cold_and_warm.py`.
 
-    python tests/benchmarks/cold_grpo.py MODEL DATASET OUTPUT --steps N
+    python tests/benchmarks/cold_grpo.py MODEL DATASET OUTPUT --steps N --threads N
 
 Fair settings: float32 and no recomputation; TRL's defaults, bf16 and recomputation, are three times
 slower on a CPU. Prints the seconds that each part took as one JSON object.
@@ -43,8 +43,8 @@ parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("model")
 parser.add_argument("dataset")
 parser.add_argument("output")
-parser.add_argument("--steps", type=int, default=5)
-parser.add_argument("--threads", type=int, default=1)
+parser.add_argument("--steps", type=int, required=True)
+parser.add_argument("--threads", type=int, required=True)
 args = parser.parse_args()
 torch.set_num_threads(args.threads)
 

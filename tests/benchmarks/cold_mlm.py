@@ -4,7 +4,8 @@
     cold_mlm.py CACHE OUTPUT MICRO_STEPS ACCUMULATION EVAL_EVERY EVAL_EXAMPLES
 
 CACHE is the folder of a corpus cache in which the job's data is already built, so that the script
-does not pay for it. Prints a JSON object with the seconds of its parts to stderr.
+does not pay for it; learns from the very examples that the job does, and is measured on the same.
+Prints a JSON object with the seconds of its parts to stderr.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def main() -> None:
     from warmd.jobs.encoder import CodeGraphConfig, CodeGraphEncoder
     from warmd.jobs.masks import Masker
     from warmd.jobs.mlm_objectives import GraphObjective
+    from warmd.jobs.mlm_trainer import StepOrder
 
     imported = time.perf_counter()
     cache, output = map(Path, sys.argv[1:3])
@@ -43,6 +45,16 @@ def main() -> None:
     corpus = graph_corpus(cache, recipe)
     if corpus.is_new:
         raise SystemExit(f"{cache}: the corpus was not there")
+    order = StepOrder(
+        corpus.lengths[corpus.train],
+        micro_batch=1,
+        accumulation=accumulation,
+        steps=micro_steps // accumulation,
+        seed=42,
+    )
+    train = corpus.train[[index for ((_, index),) in order]]
+    held_out = corpus.validation
+    held_out = held_out[[i * len(held_out) // eval_examples for i in range(eval_examples)]]
     data_done = time.perf_counter()
     torch.manual_seed(42)
     model = CodeGraphEncoder(CodeGraphConfig())
@@ -70,8 +82,8 @@ def main() -> None:
             remove_unused_columns=False,
             disable_tqdm=True,
         ),
-        train_dataset=examples(corpus.train[:200]),
-        eval_dataset=examples(corpus.validation[:eval_examples]),
+        train_dataset=examples(train),
+        eval_dataset=examples(held_out),
         data_collator=objective.collate,
     )
     trainer_done = time.perf_counter()

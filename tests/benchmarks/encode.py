@@ -30,16 +30,15 @@ from typing import Any
 import numpy as np
 import orjson
 import torch
+from own_daemon import own_daemon, submit_until
 
-from warmd.configs.config import DaemonConfig, ModelConfig, WorkerConfig
+from warmd.configs.config import WorkerConfig
 from warmd.configs.values import num_cores
-from warmd.daemon import control
 from warmd.daemon.client import Client
 from warmd.jobs.chains import train_tokenizer
 from warmd.jobs.context import WarmModel
 from warmd.jobs.corpus import as_pretrained
 from warmd.jobs.embedder import Embedder
-from warmd.jobs.encode import EncodeSpec
 from warmd.jobs.encoder import CodeGraphConfig, CodeGraphEncoder
 from warmd.jobs.kernels import fast_kernels
 from warmd.jobs.passages import from_texts
@@ -64,28 +63,16 @@ def main() -> None:
             shape: make(Path(folder, shape), shape, tokenizer)
             for shape in args.shape or ["768x12x12", "384x6x12"]
         }
-        config = DaemonConfig(
-            home=Path(folder, "home"),
-            models=tuple(
-                ModelConfig(name=name, path=str(Path(folder, name).resolve())) for name in models
-            ),
-            workers=(
-                WorkerConfig(
-                    name="infer-0", queue="infer", isolation="resident", threads=args.threads
-                ),
-            ),
+        worker = WorkerConfig(
+            name="infer-0", queue="infer", isolation="resident", threads=args.threads
         )
-        for _ in control.start(config):
-            pass
-        try:
-            client = Client(config)
+        with own_daemon(
+            *(f"{name}={folder}/{name}" for name in models), workers=(worker,)
+        ) as client:
             figures = {
                 name: measure(name, model, tokenizer, code, client, args.runs)
                 for name, model in models.items()
             }
-        finally:
-            for _ in control.stop(config, now=True):
-                pass
     if args.json:
         sys.stdout.write(orjson.dumps(figures).decode() + "\n")
         return
@@ -138,7 +125,7 @@ def measure(
     rows = exact.rows(passages)
     rounded.prepare(rows)
     ids = torch.from_numpy(rows[0].ids.astype(np.int64)).unsqueeze(0)
-    spec = EncodeSpec.parse({"model": name, "text": [code[: 16 * LENGTH]], "max_length": LENGTH})
+    asked = {"model": name, "text": [code[: 16 * LENGTH]], "max_length": LENGTH}
 
     def plain() -> None:
         with torch.inference_mode():
@@ -153,10 +140,8 @@ def measure(
     encode_s: list[float] = []
 
     def daemon() -> None:
-        job_id = client.submit(spec)
-        for event in client.follow(job_id):
-            if event is not None and event["type"] in ("finished", "failed"):
-                encode_s.append(event["result"]["timings"]["encode_s"])
+        _, events = submit_until(client, "finished", "encode", **asked)
+        encode_s.append(events["finished"]["result"]["timings"]["encode_s"])
 
     ways: dict[str, Measure] = {
         "plain": plain,

@@ -17,13 +17,13 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import click
 import orjson
+from own_daemon import own_daemon
 from safetensors import safe_open
 
 from warmd.daemon import events
@@ -35,28 +35,24 @@ def main() -> int:
     )
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--load", metavar="NAME=FOLDER", help="a model to make warm first")
+    parser.add_argument(
+        "--load", metavar="NAME=FOLDER", action="append", default=[], help="a model to make warm"
+    )
     parser.add_argument("words", nargs="+", help="of warmd submit")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="warmd-endurance-") as folder:
-        warmd = Warmd(Path(folder) / "home")
-        warmd("start")
-        try:
-            if options.load:
-                warmd("load", options.load)
-            return compare(warmd, options.words, options.kills, random.Random(options.seed))
-        finally:
-            warmd("stop")
+    with own_daemon(*options.load) as client:
+        warmd = Warmd(client.config.home)
+        return compare(warmd, options.words, options.kills, random.Random(options.seed))
 
 
 class Warmd:
-    """The command line, for one home."""
+    """The jobs of one home, submitted by the command line."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
 
-    def __call__(self, *words: str) -> str:
-        command = [sys.executable, "-m", "warmd.cli", *words, "--home", str(self.home)]
+    def submit(self, *words: str) -> str:
+        command = [sys.executable, "-m", "warmd.cli", "--home", str(self.home), "submit", *words]
         return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
     def events(self, job: str) -> list[dict[str, Any]]:
@@ -72,12 +68,12 @@ class Warmd:
 
 
 def compare(warmd: Warmd, words: list[str], kills: int, generator: random.Random) -> int:
-    straight = warmd("submit", *words)
+    straight = warmd.submit(*words)
     took_s = warmd.await_end(straight)
     click.echo(f"straight: {straight}, {took_s:.1f} s")
     steps = len([event for event in warmd.events(straight) if event["type"] == "step"])
     step_s = took_s / steps
-    killed = warmd("submit", *words)
+    killed = warmd.submit(*words)
     done = kill_at(warmd, killed, sorted(generator.uniform(0, steps) for _ in range(kills)), step_s)
     killed_s = warmd.await_end(killed)
     click.echo(f"killed {done} times: {killed}, {killed_s:.1f} s")

@@ -15,18 +15,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import orjson
+from own_daemon import kill, own_daemon, submit_until
 
-from warmd.configs.config import DaemonConfig, ModelConfig, WorkerConfig
-from warmd.daemon import control
 from warmd.daemon.client import Client
-from warmd.jobs import spec_class
-from warmd.jobs.errors import JobFailed
 
 
 def main() -> None:
@@ -36,21 +31,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=5, help="jobs to time, after a first one")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
-        config = DaemonConfig(
-            home=Path(folder, "home"),
-            models=(ModelConfig(name="model", path=str(args.model.resolve())),),
-            workers=(WorkerConfig(name="train-0", queue="train"),),
-            http_port=None,
-        )
-        for _ in control.start(config):
-            pass
-        try:
-            client = Client(config)
-            jobs = [parts(first_step(client, args.dataset)) for _ in range(1 + args.jobs)][1:]
-        finally:
-            for _ in control.stop(config, now=True):
-                pass
+    with own_daemon(f"model={args.model}") as client:
+        jobs = [parts(first_step(client, args.dataset)) for _ in range(1 + args.jobs)][1:]
     figures = {
         part: {
             "median_ms": statistics.median(job[part] for job in jobs) * 1e3,
@@ -68,28 +50,19 @@ def main() -> None:
 
 def first_step(client: Client, dataset: Path) -> dict[str, dict[str, Any]]:
     """Run a job to its first step and kill it; return its events by their types."""
-    spec = {
-        "model": "model",
-        "dataset": str(dataset.resolve()),
-        "num_generations": 2,
-        "batch_size": 1,
-        "max_completion_length": 8,
-        "beta": 0.1,
-        "reward": ["math"],
-    }
-    job_id = client.submit(spec_class("grpo").parse(spec))
-    events = {}
-    for event in client.follow(job_id):
-        if event is None:
-            continue
-        events[event["type"]] = event
-        if event["type"] == "failed":
-            raise JobFailed(event["error"])
-        if event["type"] == "step":
-            break
-    client.kill(job_id)
-    while client.job(job_id)["status"] != "stopped":
-        time.sleep(0.01)
+    job_id, events = submit_until(
+        client,
+        "step",
+        "grpo",
+        model="model",
+        dataset=str(dataset.resolve()),
+        num_generations=2,
+        batch_size=1,
+        max_completion_length=8,
+        beta=0.1,
+        reward=["math"],
+    )
+    kill(client, job_id)
     return events
 
 

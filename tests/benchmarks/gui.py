@@ -22,15 +22,16 @@ from typing import Any
 
 import torch
 import transformers
-from endless import endless
 
 from warmd.jobs import chats
+from warmd.jobs.allocator import keep_freed_memory
 from warmd.jobs.bench import machine
 from warmd.jobs.bench.apart import apart
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.generation import End, Generation, Picture, Sampling
 from warmd.jobs.engine.patches import place_pictures
+from warmd.jobs.engine.turns import without_helpers
 from warmd.jobs.pictures import Budget
 
 GREEDY = Sampling(temperature=0)
@@ -49,7 +50,7 @@ def main() -> None:
     parser.add_argument("--skip", action="append", default=[], choices=WAYS)
     args = parser.parse_args()
 
-    warm = endless(args.model, transformers.AutoModelForImageTextToText)
+    warm = endless(args.model)
     model = warm.model
     messages = json.loads(args.request.read_text())
     budget = Budget(thumbnail=args.thumbnail)
@@ -80,6 +81,20 @@ def main() -> None:
         second = encode(warm, messages + said, budget)
         ask(engine, second, args.tokens, f"{precision}: second turn of {len(second[0])} tokens")
         engine.close()
+
+
+def endless(folder: Path) -> WarmModel:
+    """Read a model that never ends an answer by itself: each has all the tokens asked for."""
+    auto: Any = transformers.AutoModelForImageTextToText
+    model = auto.from_pretrained(folder).requires_grad_(False).eval()
+    model.generation_config.eos_token_id = None
+    keep_freed_memory()  # as a work horse does
+    with without_helpers():
+        for parameter in model.parameters():  # as warm as the zygote's: in memory, not on the disk
+            parameter.sum()
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.eos_token = None
+    return WarmModel(name="m", path=folder, model=model, tokenizer=tokenizer)
 
 
 def say(line: str) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +27,9 @@ def cold(script: str, *words: object) -> Seconds:
     return {**parts, "total": total}
 
 
-@contextlib.contextmanager
-def daemon(*options: str) -> Iterator[str]:
-    """Start a daemon in a home of its own, which is given; stop it afterwards."""
-    with tempfile.TemporaryDirectory(prefix="warmd-") as home:
-        control = [sys.executable, "-m", "warmd.cli", "--home", home]
-        subprocess.run([*control, "start", *options], check=True, stdout=sys.stderr)
-        try:
-            yield home
-        finally:
-            subprocess.run([*control, "stop", "--now"], check=True, stdout=sys.stderr)
-
-
-def submitted(home: str, *words: object) -> tuple[list[dict[str, Any]], float]:
+def submitted(home: Path, *words: object) -> tuple[list[dict[str, Any]], float]:
     """Submit a job and wait for its end; return its events and the seconds that it took in all."""
-    command = [sys.executable, "-m", "warmd.cli", "--home", home, "submit", *map(str, words)]
+    command = [sys.executable, "-m", "warmd.cli", "--home", str(home), "submit", *map(str, words)]
     begun = time.perf_counter()
     done = subprocess.run(
         [*command, "--wait", "--json"], capture_output=True, text=True, check=True

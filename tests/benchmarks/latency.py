@@ -6,7 +6,8 @@
 MODEL is a folder, say one with a 0.5B model. A warmd job is timed from `enqueued_at`, which the
 client sets before it pushes the job, to the `started` event, which the horse writes right before
 it calls `run()`; it is killed there. A stock job imports what a GRPO job needs and loads the model;
-its time ends where training could begin. Both use the same server.
+its time ends where training could begin. The first stock job is left out: it waits for the start
+of its worker, too. Both use the same server.
 """
 
 from __future__ import annotations
@@ -15,18 +16,16 @@ import argparse
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import cast
 
 import orjson
+from own_daemon import kill, own_daemon, submit_until
 from rq import Queue
 
-from warmd.configs.config import DaemonConfig, ModelConfig, WorkerConfig
-from warmd.daemon import control
 from warmd.daemon.client import Client
-from warmd.jobs import spec_class
+from warmd.daemon.leash import leashed
 
 HERE = Path(__file__).resolve().parent
 
@@ -38,23 +37,11 @@ def main() -> None:
     parser.add_argument("--stock-jobs", type=int, default=5, help="stock RQ jobs to time")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
-        config = DaemonConfig(
-            home=Path(folder, "home"),
-            models=(ModelConfig(name="model", path=str(args.model.resolve())),),
-            workers=(WorkerConfig(name="train-0", queue="train"),),
-        )
-        for _ in control.start(config):
-            pass
-        try:
-            client = Client(config)
-            figures = {
-                "warmd": summary(time_warmd(client, args.jobs)),
-                "stock_rq": summary(time_stock(client, args.model.resolve(), args.stock_jobs)),
-            }
-        finally:
-            for _ in control.stop(config, now=True):
-                pass
+    with own_daemon(f"model={args.model}") as client:
+        figures = {
+            "warmd": summary(time_warmd(client, args.jobs)),
+            "stock_rq": summary(time_stock(client, args.model.resolve(), args.stock_jobs)),
+        }
     if args.json:
         sys.stdout.write(orjson.dumps(figures).decode() + "\n")
         return
@@ -68,29 +55,26 @@ def time_warmd(client: Client, jobs: int) -> list[float]:
     """Seconds from enqueueing to `run()`, a job at a time."""
     seconds = []
     for _ in range(jobs):
-        job_id = client.submit(spec_class("grpo").parse({"model": "model"}))
-        for event in client.follow(job_id):
-            if event is not None and event["type"] == "started":
-                seconds.append(event["queued_s"])
-                break
-        client.kill(job_id)
-        while client.job(job_id)["status"] != "stopped":
-            time.sleep(0.01)
+        job_id, events = submit_until(client, "started", "grpo", model="model")
+        seconds.append(events["started"]["queued_s"])
+        kill(client, job_id)
     return seconds
 
 
 def time_stock(client: Client, model: Path, jobs: int) -> list[float]:
     """The same through RQ's own worker, which forks before anything is imported."""
-    connection = client.connection
+    queue = Queue("stock", connection=client.connection)
     worker = subprocess.Popen(
-        [sys.executable, "-m", "rq.cli", "worker", "--quiet", "--url", client.url, "stock"],
+        leashed(
+            [sys.executable, "-m", "rq.cli", "worker", "--quiet", "--url", client.url, "stock"]
+        ),
         cwd=HERE,
     )
     seconds = []
     try:
-        for _ in range(jobs):
+        for _ in range(1 + jobs):
             begun = time.time()
-            job = Queue("stock", connection=connection).enqueue("stock_job.prepare", str(model))
+            job = queue.enqueue("stock_job.prepare", str(model))
             while not job.is_finished:
                 if job.is_failed:
                     raise RuntimeError(f"the stock job failed: {job.latest_result()}")
@@ -100,7 +84,7 @@ def time_stock(client: Client, model: Path, jobs: int) -> list[float]:
     finally:
         worker.terminate()
         worker.wait()
-    return seconds
+    return seconds[1:]
 
 
 def summary(seconds: list[float]) -> dict[str, float]:

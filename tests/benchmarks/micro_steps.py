@@ -18,6 +18,7 @@ from pathlib import Path
 
 import in_turn
 from in_turn import Seconds
+from own_daemon import own_daemon
 
 MICRO_STEPS, ACCUMULATION, EVAL_EVERY, EVAL_EXAMPLES = 20, 4, 3, 4
 
@@ -29,7 +30,7 @@ def cold(cache: Path) -> Seconds:
         return in_turn.cold("cold_mlm.py", cache, output, *sizes)
 
 
-def warm(home: str, **changes: int) -> Seconds:
+def warm(home: Path, **changes: int) -> Seconds:
     """Submit the job and wait; return the seconds of its parts and in all."""
     steps = MICRO_STEPS // ACCUMULATION
     options = {
@@ -66,9 +67,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="of each, in turn")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    with in_turn.daemon() as home:
+    with own_daemon() as client:
+        home = client.config.home
         warm(home, layers=1, steps=1)  # builds the data, for both
-        (cache,) = Path(home).rglob("corpora")
+        (cache,) = home.rglob("corpora")
         pairs = [(cold(cache), warm(home)) for _ in range(args.runs)]
     in_turn.tell(pairs, as_json=args.json, digits=2)
 

@@ -3,10 +3,11 @@
 
     python tests/benchmarks/serve.py MODEL [--requests 16] [--tokens 48] [--rounds 3] [--json]
 
-MODEL is a folder. One server runs at a time and is asked by OpenAI's client, greedily: prompts of
-16 to 115 random tokens, completions of 8 to --tokens tokens. `transformers serve` is asked all at
-once, as it comes and with --continuous-batching and blocks for the whole work, for its default
-takes nearly all memory. Prints completion tokens per second, medians over the rounds.
+MODEL is a folder. One server runs at a time, each anew in every round, and is asked by OpenAI's
+client, greedily: prompts of 16 to 115 random tokens, completions of 8 to --tokens tokens.
+`transformers serve` is asked all at once, as it comes and with --continuous-batching and blocks for
+the whole work, for its default takes nearly all memory. Prints completion tokens per second,
+medians over the rounds.
 """
 
 from __future__ import annotations
@@ -19,24 +20,25 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import openai
 import orjson
 import transformers
+from own_daemon import api_of, own_daemon
 
-from warmd.configs.config import DaemonConfig, ModelConfig, WorkerConfig
-from warmd.daemon import control
+from warmd.daemon.leash import leashed
 
 PATIENCE_S = 300  # for a server to be ready
 BATCHING = ("--continuous-batching", "--cb-num-blocks", "64", "--cb-max-batch-tokens", "512")
 
 Request = tuple[str, int]  # prompt, tokens to write
+Server = Callable[[], AbstractContextManager[tuple[str, str]]]  # its URL and its model's name
 
 
 def main() -> None:
@@ -53,16 +55,19 @@ def main() -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     # Words that are one token each, with the space before them.
     words = [word[1:] for word in tokenizer.get_vocab() if re.fullmatch("Ġ[a-z]{2,}", word)]
-    servers = {
-        "warmd": (warmd(folder), {"at once": args.requests, "one by one": 1}),
-        "transformers serve, batching": (stock(folder, *BATCHING), {"at once": args.requests}),
-        "transformers serve": (stock(folder), {"at once": args.requests}),
+    servers: dict[str, tuple[Server, dict[str, int]]] = {
+        "warmd": (partial(warmd, folder), {"at once": args.requests, "one by one": 1}),
+        "transformers serve, batching": (
+            partial(stock, folder, *BATCHING),
+            {"at once": args.requests},
+        ),
+        "transformers serve": (partial(stock, folder), {"at once": args.requests}),
     }
     found: dict[str, list[float]] = {}
-    for name, (server, ways) in servers.items():
-        with server as (url, model):
-            asyncio.run(ask(url, model, requests(words, 2, 40, seed="to warm up"), 1))
-            for number in range(args.rounds):
+    for number in range(args.rounds):
+        for name, (server, ways) in servers.items():
+            with server() as (url, model):
+                asyncio.run(ask(url, model, requests(words, 2, 40, seed="to warm up"), 2))
                 for way, at_once in ways.items():
                     # Others every time, so that nothing was read before.
                     asked = requests(words, args.requests, args.tokens, seed=f"{number} {way}")
@@ -119,12 +124,12 @@ def stock(model: Path, *options: str) -> Iterator[tuple[str, str]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [
-        "transformers", "serve", str(model), "--host", "127.0.0.1", "--port", str(port),
+        str(Path(sys.executable).with_name("transformers")),
+        "serve", str(model), "--host", "127.0.0.1", "--port", str(port),
         "--device", "cpu", "--dtype", "float32", "--log-level", "error", *options,
     ]  # fmt: skip
-    program = Path(sys.executable).with_name(command[0])
     with subprocess.Popen(
-        [program, *command[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        leashed(command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         try:
             deadline = time.monotonic() + PATIENCE_S
@@ -148,22 +153,8 @@ def _answers(url: str) -> bool:
 @contextmanager
 def warmd(model: Path) -> Iterator[tuple[str, str]]:
     """Run a daemon; give its URL and the name of the model there."""
-    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
-        config = DaemonConfig(
-            home=Path(folder, "home"),
-            models=(ModelConfig(name="model", path=str(model)),),
-            workers=(WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=64),),
-            http_port=0,
-        )
-        for _ in control.start(config):
-            pass
-        try:
-            while not (url := (control.status(config).get("http") or {}).get("url")):
-                pass
-            yield f"{url}/v1", "model"
-        finally:
-            for _ in control.stop(config, now=True):
-                pass
+    with own_daemon(f"model={model}", http_port=0) as client:
+        yield api_of(client), "model"
 
 
 if __name__ == "__main__":

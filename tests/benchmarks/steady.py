@@ -15,10 +15,7 @@ import argparse
 import asyncio
 import random
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,9 +23,10 @@ from typing import Any
 import openai
 import orjson
 import psutil
+from own_daemon import api_of, own_daemon
 
-from warmd.configs.config import DaemonConfig, ModelConfig
 from warmd.daemon import control
+from warmd.daemon.client import Client
 
 WORDS = ("once", "upon", "a", "time", "there", "was", "little", "dog", "and", "girl")
 PATIENCE_S = 300
@@ -44,14 +42,17 @@ def main() -> None:
     parser.add_argument("--looks", type=int, default=10, help="how often memory is measured")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
+    if args.looks < 2:
+        parser.error("--looks: must be at least 2, one at the half of the requests")
     drawn = random.Random(0)
     seen: list[dict[str, float]] = []
     part = args.requests // args.looks
-    with daemon(args.model.resolve()) as (config, url):
+    with own_daemon(f"model={args.model}", http_port=0) as client:
+        url = api_of(client)
         begun = time.perf_counter()
         for look in range(args.looks):
             asyncio.run(ask(url, drawn, range(look * part, (look + 1) * part), args.at_once))
-            seen.append(private_mb(config))
+            seen.append(private_mb(client))
             if not args.json:
                 parts = "  ".join(f"{name} {mb:.0f}" for name, mb in seen[-1].items())
                 sys.stdout.write(f"{(look + 1) * part:>7} requests, MB: {parts}\n")
@@ -91,9 +92,9 @@ async def ask(url: str, drawn: random.Random, numbers: range, at_once: int) -> N
         )
 
 
-def private_mb(config: DaemonConfig) -> dict[str, float]:
+def private_mb(client: Client) -> dict[str, float]:
     """The private memory of each process of the daemon, by what it is."""
-    supervisor = psutil.Process(control.status(config)["daemon"]["pid"])
+    supervisor = psutil.Process(control.status(client.config)["daemon"]["pid"])
     found: dict[str, float] = {}
     for process in (supervisor, *supervisor.children(recursive=True)):
         memory = process.memory_full_info()
@@ -113,25 +114,6 @@ def _role(process: psutil.Process) -> str:
     parent = process.parent()
     is_forked = parent is not None and parent.cmdline() == words and role == "zygote"
     return "horse" if is_forked else {"daemon": "supervisor"}.get(role, role)
-
-
-@contextmanager
-def daemon(model: Path) -> Iterator[tuple[DaemonConfig, str]]:
-    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
-        config = DaemonConfig(
-            home=Path(folder, "home"),
-            models=(ModelConfig(name="model", path=str(model)),),
-            http_port=0,
-        )
-        for _ in control.start(config):
-            pass
-        try:
-            while not (url := (control.status(config).get("http") or {}).get("url")):
-                pass
-            yield config, f"{url}/v1"
-        finally:
-            for _ in control.stop(config, now=True):
-                pass
 
 
 if __name__ == "__main__":

@@ -15,10 +15,8 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,9 +24,8 @@ from typing import Any
 import openai
 import torch
 import transformers
+from own_daemon import api_of, own_daemon
 
-from warmd.configs.config import DaemonConfig, ModelConfig, WorkerConfig
-from warmd.daemon import control
 from warmd.jobs.engine.decoder import Decoder, Part
 
 LONGER = 200  # tokens of the model's own that precisions are compared on
@@ -51,10 +48,13 @@ def main() -> int:
     args = parser.parse_args()
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(args.model)
     length = len(tokenizer(args.sentence, add_special_tokens=False)["input_ids"])
-    with daemon(args.model.resolve()) as (config, client):
+    with (
+        own_daemon(f"stories={args.model}", http_port=0) as daemon,
+        openai.OpenAI(base_url=api_of(daemon), api_key="unused") as client,
+    ):
         known = {"prompt": args.prompt, "max_tokens": length + 8, "temperature": 0.0}
         ways: dict[str, Callable[[], str]] = {
-            "warmd run": partial(run, config, known),
+            "warmd run": partial(run, daemon.config.home, known),
             "HTTP": partial(ask, client, known),
             "HTTP, streamed": partial(stream, client, known),
         }
@@ -96,31 +96,9 @@ def mixed(number: int, known: dict[str, Any]) -> dict[str, Any]:
     return request | {"max_tokens": 5 + number * 5 % 60, "temperature": 0.8, "seed": number}
 
 
-@contextmanager
-def daemon(model: Path) -> Iterator[tuple[DaemonConfig, openai.OpenAI]]:
-    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
-        worker = WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=64)
-        config = DaemonConfig(
-            home=Path(folder, "home"),
-            models=(ModelConfig(name="stories", path=str(model)),),
-            workers=(worker,),
-            http_port=0,
-        )
-        for _ in control.start(config):
-            pass
-        try:
-            while not (url := (control.status(config).get("http") or {}).get("url")):
-                pass
-            with openai.OpenAI(base_url=f"{url}/v1", api_key="unused") as client:
-                yield config, client
-        finally:
-            for _ in control.stop(config, now=True):
-                pass
-
-
-def run(config: DaemonConfig, request: dict[str, Any]) -> str:
+def run(home: Path, request: dict[str, Any]) -> str:
     options = [f"--{name.replace('_', '-')}={value}" for name, value in request.items()]
-    command = [sys.executable, "-m", "warmd.cli", "--home", str(config.home), "run"]
+    command = [sys.executable, "-m", "warmd.cli", "--home", str(home), "run"]
     done = subprocess.run(
         [*command, "--model", "stories", *options], capture_output=True, text=True, check=True
     )

@@ -15,19 +15,18 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import orjson
+from own_daemon import own_daemon, submit_until
 
-from warmd.configs.config import DaemonConfig, ModelConfig, WorkerConfig
-from warmd.daemon import control, events
+from warmd.configs.config import WorkerConfig
+from warmd.configs.values import num_cores
+from warmd.daemon import events
 from warmd.daemon.client import Client
-from warmd.jobs import spec_class
 
-KIND = "infer"
 REQUEST = {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0}
 
 
@@ -41,30 +40,18 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     seconds: dict[str, list[float]] = {"idle": [], "training": []}
-    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
-        config = DaemonConfig(
-            home=Path(folder, "home"),
-            models=(ModelConfig(name="model", path=str(args.model.resolve())),),
-            workers=(
-                WorkerConfig(name="train-0", queue="train", nice=args.nice),
-                WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=8),
-            ),
-            http_port=None,
-        )
-        for _ in control.start(config):
-            pass
-        try:
-            client = Client(config)
-            training = start_training(client, args.dataset.resolve())
-            infer(client)  # the first makes the engine
-            for _ in range(args.rounds):
-                steer(client, training, client.pause, "paused")
-                seconds["idle"] += [infer(client) for _ in range(args.runs)]
-                steer(client, training, client.unpause, "unpaused")
-                seconds["training"] += [infer(client) for _ in range(args.runs)]
-        finally:
-            for _ in control.stop(config, now=True):
-                pass
+    workers = (
+        WorkerConfig(name="train-0", queue="train", nice=args.nice, threads=num_cores()),
+        WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=8),
+    )
+    with own_daemon(f"model={args.model}", workers=workers) as client:
+        training = start_training(client, args.dataset.resolve())
+        infer(client)  # the first makes the engine
+        for _ in range(args.rounds):
+            steer(client, training, client.pause, "paused")
+            seconds["idle"] += [infer(client) for _ in range(args.runs)]
+            steer(client, training, client.unpause, "unpaused")
+            seconds["training"] += [infer(client) for _ in range(args.runs)]
     medians = {name: statistics.median(values) * 1e3 for name, values in seconds.items()}
     ratio = medians["training"] / medians["idle"]
     if args.json:
@@ -78,17 +65,17 @@ def main() -> None:
 
 def start_training(client: Client, dataset: Path) -> str:
     """Submit a training that outlasts the measurement, and wait for its first step."""
-    options = {
-        "model": "model",
-        "dataset": str(dataset),
-        "epochs": 1000,
-        "num_generations": 4,
-        "max_completion_length": 16,
-        "save_every": "1000m",
-    }
-    job_id = client.submit(spec_class("grpo").parse(options))
-    while number(client, job_id, "step") == 0:
-        watch(client, job_id)
+    job_id, _ = submit_until(
+        client,
+        "step",
+        "grpo",
+        model="model",
+        dataset=str(dataset),
+        epochs=1000,
+        num_generations=4,
+        max_completion_length=16,
+        save_every="1000m",
+    )
     return job_id
 
 
@@ -114,11 +101,8 @@ def watch(client: Client, job_id: str) -> None:
 
 def infer(client: Client) -> float:
     """Seconds that one inference took in its horse."""
-    job_id = client.submit(spec_class(KIND).parse({"model": "model", **REQUEST}))
-    times = {event["type"]: event["time"] for event in client.follow(job_id) if event is not None}
-    if "finished" not in times:
-        raise RuntimeError(f"the inference failed: {client.job(job_id)['error']}")
-    return float(times["finished"] - times["started"])
+    _, events = submit_until(client, "finished", "infer", model="model", **REQUEST)
+    return float(events["finished"]["time"] - events["started"]["time"])
 
 
 if __name__ == "__main__":
