@@ -16,6 +16,7 @@ import click
 
 from ..jobs import spec_class
 from ..jobs.errors import CheckpointDamaged, NotFound
+from ..jobs.spec import path_of
 from . import render
 from .app import App, common_options, note
 from .completion import complete_job, job_argument
@@ -207,6 +208,7 @@ def export(app: App, job: str, dest: Path, step: int | None, with_optimizer: boo
     from ..daemon import weights
     from ..daemon.checkpoints import size_bytes
 
+    target = path_of("dest", str(dest), Path.cwd())
     rundir = _rundir(app, job)
     chosen = None
     if step is None and not with_optimizer:
@@ -216,9 +218,9 @@ def export(app: App, job: str, dest: Path, step: int | None, with_optimizer: boo
         paths = _checkpoints(rundir).list()
         with _progress(size_bytes(paths[-1]) if paths else 0) as on_bytes:
             chosen = weights.checkpoint(rundir, step, on_bytes=on_bytes)
-    written = weights.export(chosen, dest.expanduser().absolute(), with_optimizer=with_optimizer)
+    written = weights.export(chosen, target, with_optimizer=with_optimizer)
     if app.as_json:
-        render.json_line({"from": chosen.name, "path": str(dest.absolute()), "bytes": written})
+        render.json_line({"from": chosen.name, "path": str(target), "bytes": written})
     else:
         click.echo(dest)
         note(f"{render.size(written)} of {chosen.name}")

@@ -15,6 +15,7 @@ import click
 from ..jobs import spec_class
 from ..jobs.adapters import base_of, is_adapter
 from ..jobs.errors import Conflict, SpecError, WarmdError
+from ..jobs.spec import path_of
 from . import render
 from .app import EXIT_INTERRUPTED, App, common_options, note
 from .completion import complete_job
@@ -36,9 +37,9 @@ _GAP = 3  # columns of the terminal between the two texts
 def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
     """Ask the model before and after a training the same PROMPTs.
 
-    JOB@STEP: of a checkpoint. Instead of a JOB the folder of a LoRA adapter. Both answer with the
-    same seed, and at the same time; the one that is warm is not loaded again. Exits with 1 when an
-    answer failed.
+    JOB@STEP: of a checkpoint. Instead of a JOB the folder of an adapter. Both answer with the same
+    seed and precision, and at the same time; the one that is warm is not loaded again. Exits with 1
+    when an answer failed.
     """
     app = click.get_current_context().ensure_object(App)
     values: dict[str, Any] = {
@@ -48,6 +49,7 @@ def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
     values.setdefault("seed", secrets.randbits(_SEED_BITS))
     client = app.client()
     models = _of_adapter(app, job) or (_base(client, job), _trained(client, job))
+    values.setdefault("precision", models[0].precision)
     jobs: list[str] = []
     try:
         for prompt in prompts:
@@ -86,12 +88,13 @@ def _of_adapter(app: App, text: str) -> tuple[ModelConfig, ModelConfig] | None:
     from ..daemon.home import Home
     from ..daemon.warmset import known_models
 
-    folder = Path(text).expanduser().resolve()
+    folder = path_of("job", text, Path.cwd())
     if not is_adapter(folder):
         return None
+    folder = folder.resolve()
     try:
         base = base_of(folder)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise SpecError("job", f"must be a job or an adapter's folder: {error}") from error
     for model in known_models(Home(app.config().home)).values():
         if Path(model.path) == Path(base):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from typing import Self
+
+
+def has_live_lines() -> bool:
+    """Whether stderr is a terminal, and one that a line can be drawn over on."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class LiveLine:

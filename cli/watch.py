@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import time
@@ -14,7 +13,7 @@ from . import render
 from .app import EXIT_INTERRUPTED, App, common_options, note
 from .completion import job_argument
 from .describe import describe
-from .live import LiveLine
+from .live import LiveLine, has_live_lines
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def follow(app: App, client: Client, job_id: str, stream: TextIO) -> int:
     With --json every event is a line on stdout. On a terminal a live line on stderr stands for
     the steps.
     """
-    live = LiveLine(enabled=not app.as_json and _is_terminal(stream))
+    live = LiveLine(enabled=not app.as_json and stream.isatty() and has_live_lines())
     try:
         with live:
             _show_events(app, client, job_id, stream, live)
@@ -59,7 +58,7 @@ def follow(app: App, client: Client, job_id: str, stream: TextIO) -> int:
 def wait(client: Client, job_id: str) -> str:
     """Wait until a job ends, with nothing but a live line on a terminal; return its status."""
     progress = Progress()
-    with LiveLine(enabled=_is_terminal(sys.stderr)) as live:
+    with LiveLine(enabled=has_live_lines()) as live:
         for event in client.follow(job_id):
             if event is not None:
                 progress.update(event)
@@ -104,7 +103,3 @@ def _waiting(job: dict[str, Any]) -> str:
 def _in_colour(event: dict[str, Any]) -> str:
     colour = "yellow" if event["type"] in _TROUBLE else render.STATUS_COLOURS.get(event["type"])
     return click.style(describe(event), fg=colour) if colour else describe(event)
-
-
-def _is_terminal(stream: TextIO) -> bool:
-    return stream.isatty() and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

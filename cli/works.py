@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -13,7 +12,7 @@ import click
 from ..jobs.bench.works import usual
 from . import render
 from .app import App
-from .live import LiveLine
+from .live import LiveLine, has_live_lines
 
 if TYPE_CHECKING:
     from ..jobs.bench.rows import Effort, Row, Told
@@ -64,7 +63,7 @@ def show(app: App, measure: Measure, works: Sequence[str], effort: Effort) -> No
 @contextmanager
 def _telling() -> Iterator[Told]:
     """Give a function that shows what is being done, in one line of a terminal."""
-    with LiveLine(enabled=sys.stderr.isatty()) as line:
+    with LiveLine(enabled=has_live_lines()) as line:
         yield line.draw
 
 

@@ -24,7 +24,7 @@ QUEUES = ("train", "infer")
 ISOLATIONS = ("fork", "resident")
 BUILTIN_MODELS = ("builtin:demo",)
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
 _MOST_THREADS = 1024
 _MOST_SLOTS = 1024
 TRAINING_NICE = 15
@@ -48,7 +48,7 @@ class WorkerConfig:
     name: str
     queue: str
     isolation: str = "fork"
-    slots: int = 1  # jobs at a time; only a resident worker has more than one
+    slots: int = 1  # jobs at a time; only a resident worker of queue infer has more than one
     threads: int | None = None  # None: chosen for each job by its model's size
     nice: int | None = None  # of its horses, as nice(1) has it; None: by the queue
 
@@ -143,6 +143,10 @@ def _read_worker(field: str, value: object, base: Path) -> WorkerConfig:
     if worker.slots > 1 and worker.isolation != "resident":
         problem = f"must be 1 with isolation {worker.isolation}, got {worker.slots}"
         raise ConfigError(f"{field}.slots", problem)
+    if worker.slots > 1 and worker.queue == "train":
+        # torch has one source of random numbers for a process.
+        problem = f"must be 1 with queue train, got {worker.slots}: none could resume exactly"
+        raise ConfigError(f"{field}.slots", problem)
     return worker
 
 
@@ -179,6 +183,6 @@ def _model_path(field: str, value: object, base: Path) -> str:
     if text.startswith("builtin:"):
         return choice(field, text, BUILTIN_MODELS)
     # A name of one of the user's folders wins over the same name on the hub.
-    if _HUB_ID.fullmatch(text) and not os.path.isdir(base / text):
+    if HUB_ID.fullmatch(text) and not os.path.isdir(base / text):
         return text
     return str(folder(field, text, base))

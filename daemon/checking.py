@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import orjson
 from ..configs.config import DaemonConfig, ModelConfig
 from ..jobs.adapters import model_folder
 from ..jobs.errors import SpecError
-from ..jobs.spec import Spec
+from ..jobs.spec import Spec, path_of
 from . import fetch
 from .home import Home
 from .rundir import is_job_id
@@ -53,8 +54,8 @@ def _resolve_model(spec: Spec, config: DaemonConfig) -> ModelConfig | None:
         return known[name]
     if is_job_id(name) and (home.runs / name / "model").is_dir():
         return ModelConfig(name=name, path=str(home.runs / name / "model"))
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    folder = path_of("model", name, Path.cwd())
+    if os.path.isdir(folder):  # is_dir raises for what is too long for a name
         return ModelConfig(name=folder.resolve().name, path=str(folder.resolve()))
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         return ModelConfig(name=name.replace("/", "--"), path=name)

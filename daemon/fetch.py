@@ -28,12 +28,11 @@ def local_folder(model: ModelConfig) -> Path:
     So is the base of an adapter. Progress of a download goes to stderr.
     """
     folder = _named_folder(model) or _from_hub(model.path)
-    base = _base_id(model, folder)
-    if base is not None:
-        _from_hub(base)
+    base_id = _base_id(model, folder)
+    base = None if base_id is None else _from_hub(base_id)
     with _blaming(model, folder):
-        config = model_folder(folder) / "config.json"
-    if not config.is_file():
+        has_config = ((base or model_folder(folder)) / "config.json").is_file()
+    if not has_config:
         raise NotFound(
             f"model: {model.name}: {folder} must be a model folder with a config.json, "
             f"{'none there' if folder.is_dir() else 'no such folder'}"

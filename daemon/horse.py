@@ -117,7 +117,7 @@ def run_jobs(channel: Channel, request: dict[str, Any], models: WarmModels) -> N
         _run_together(line, models, placement)
     while True:
         job, orders = line.next_request()
-        _run_one(line, job, orders, models, placement, own_output=True, copies=is_resident)
+        _run_one(line, job, orders, models, placement, is_resident=is_resident)
         if not is_resident:
             return
 
@@ -128,7 +128,7 @@ def _run_together(line: Line, models: WarmModels, placement: Placement) -> None:
     while True:
         job, orders = line.next_request()
         run = partial(
-            _run_one, line, job, orders, models, placement, own_output=False, copies=False
+            _run_one, line, job, orders, models, placement, is_resident=True, own_output=False
         )
         threading.Thread(target=run, name=job["job_id"], daemon=True).start()
 
@@ -140,12 +140,12 @@ def _run_one(
     models: WarmModels,
     placement: Placement,
     *,
-    own_output: bool,
-    copies: bool,
+    is_resident: bool,
+    own_output: bool = True,
 ) -> None:
     """Run a job to its end, and say how it ended.
 
-    `own_output`: what it prints goes to the job's log; `copies`: it is given a model to change.
+    `is_resident`: this horse runs others, too; `own_output`: what it prints goes to the job's log.
     """
     rundir = RunDir(Path(request["run_dir"]))
     job_id = request["job_id"]
@@ -160,7 +160,7 @@ def _run_one(
                 publish=lambda event: line.send({"job": job_id, "event": event}),
             ) as events:
                 outcome = _execute(
-                    request, orders, rundir, events, models, placement, copies=copies
+                    request, orders, rundir, events, models, placement, is_resident=is_resident
                 )
         finally:
             os.close(lock)
@@ -180,20 +180,22 @@ def _execute(
     warm: WarmModels,
     placement: Placement,
     *,
-    copies: bool,
+    is_resident: bool,
 ) -> dict[str, Any]:
     """Run the job; every way it can end becomes an event and an outcome."""
     try:
         document = rundir.read_spec()
+        kind = spec_class(document["kind"])
         names = {}
         if request["model"] is not None:
             names[document["spec"]["model"]] = request["model"]["config"]["name"]
+        copies = is_resident and kind.queue == "train"
         models = HorseModels(warm, names, copies=copies, placement=placement)
         threads = _choose_threads(request["threads"], models)
         for folder in document.get("python_path", ()):
             if folder not in sys.path:
                 sys.path.append(folder)
-        spec = spec_class(document["kind"]).parse(document["spec"])
+        spec = kind.parse(document["spec"])
         waited = time.time() - request["enqueued_at"] if request.get("enqueued_at") else None
         checkpoints = Checkpoints(
             rundir.checkpoints,
@@ -215,7 +217,7 @@ def _execute(
         )
         run = run_function(document["kind"])
         forked_at = request.get("forked_at")  # a resident horse was forked for another
-        fork_s = None if forked_at is None else time.time() - forked_at
+        fork_s = None if forked_at is None else time.monotonic() - forked_at
         events.emit("started", pid=os.getpid(), threads=threads, queued_s=waited, fork_s=fork_s)
         try:
             result = run(spec, context)

@@ -132,8 +132,9 @@ class WarmModels:
 class HorseModels:
     """The warm models as a job sees them (jobs.context.Models); lives in the horse.
 
-    `copies`: whether a job is given a copy of its own, in a horse that serves others later. One
-    that is a job's alone changes its own pages anyway, and jobs that run together only read.
+    `copies`: whether the job is given a copy of its own: a training, in a horse that serves others.
+    A horse that is a job's alone changes its own pages anyway, and all other kinds only read: they
+    share a model, and with it what was made of it once, as the engine that answers.
     `placement`: the horse's device, on which the models are handed out.
     """
 

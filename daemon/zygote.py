@@ -171,7 +171,7 @@ class Zygote:
         """Fork a horse for a job; the connection is its line to the worker."""
         model = self._ensure(request["model"]) if request.get("model") is not None else None
         pause_openmp()
-        request["forked_at"] = time.time()
+        request["forked_at"] = time.monotonic()
         pid = os.fork()
         if pid == 0:
             self._become_horse(channel, request)

@@ -7,12 +7,13 @@ to know of adapters then. Kinds that leave the weights alone (prompt tuning, …
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from pathlib import Path
 from typing import Any
 
 import orjson
+
+from ..configs.entries import HUB_ID
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -29,12 +30,11 @@ _SPLITS_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
 # from the file.
 _REFUSED = ("alora_invocation_tokens", "layer_replication", "megatron_config")
 _UNSET: tuple[Any, ...] = (None, False, "none", [], {})
-_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter."""
-    return (folder / CONFIG).is_file()
+    """Whether a folder holds an adapter; not when that cannot be seen."""
+    return os.path.isfile(folder / CONFIG)
 
 
 def base_of(folder: Path) -> str:
@@ -54,7 +54,7 @@ def base_of(folder: Path) -> str:
     base = folder / os.path.expanduser(named)  # where nobody has that name it stays as it is
     if (base / "config.json").is_file():
         return str(base.resolve())
-    if not _HUB_ID.fullmatch(named):
+    if not HUB_ID.fullmatch(named):
         raise ValueError(f"{CONFIG} says base_model_name_or_path {named!r}: no model folder there")
     revision = settings.get("revision") or ""
     if not isinstance(revision, str) or not revision.isprintable():

@@ -95,7 +95,7 @@ class Answer:
 def answer_one(spec: InferSpec, ctx: Context, warm: WarmModel, prompt: Prompt) -> dict[str, Any]:
     """Answer one prompt, telling its text as it comes. Raises Stopped and JobFailed."""
     seed = _seed(spec)
-    engine = engine_of(warm, spec.precision or warm.precision)
+    engine = _engine(spec, warm)
     answer = _prepare(spec, ctx, warm, prompt, seed, _grammar(spec, engine))
     images = [picture.num_tokens for picture in answer.generation.pictures]
     about: dict[str, Any] = {"image_tokens": images} if images else {}
@@ -111,6 +111,10 @@ def answer_one(spec: InferSpec, ctx: Context, warm: WarmModel, prompt: Prompt) -
         "model": spec.model,
         "precision": engine.precision,
     }
+
+
+def _engine(spec: InferSpec, warm: WarmModel) -> Engine:
+    return engine_of(warm, spec.precision or warm.precision)
 
 
 def _seed(spec: InferSpec) -> int:
@@ -226,7 +230,7 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
     seed = spec.seed if spec.seed is not None else _kept_seed(ctx)
     source = Path(spec.input)
     total = sum(1 for _ in rows.read(source))
-    engine = engine_of(warm, spec.precision or warm.precision)
+    engine = _engine(spec, warm)
     usage: dict[str, int] = {}
     begun = time.perf_counter()
     with rows.Answers(Path(spec.output), ctx.job_id) as answers:

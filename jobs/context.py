@@ -30,9 +30,9 @@ class Models(Protocol):
     """The warm models, as a job sees them."""
 
     def take(self, name: str) -> WarmModel:
-        """Return the warm model of that name, on the job's device, the caller's own to change.
+        """Return the warm model of that name, on the job's device. Raises NotFound.
 
-        Raises NotFound.
+        A training's own to change; one that other jobs have, too, for the kinds that only read.
         """
 
 

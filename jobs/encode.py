@@ -18,7 +18,7 @@ import orjson
 
 from .context import Context, WarmModel
 from .errors import SpecError, Stopped
-from .spec import Spec, option
+from .spec import Spec, option, path_of
 
 if TYPE_CHECKING:
     from .embedder import Embedder, Row
@@ -82,9 +82,12 @@ class EncodeSpec(Spec):
             raise SpecError("chains", "must go with an input of Python code, got text")
 
     def located(self, folder: Path) -> Self:
-        """Return the same spec with its paths seen from `folder` made absolute."""
+        """Return the same spec with its paths seen from `folder` made absolute.
+
+        Raises SpecError.
+        """
         names = [name for name in ("input", "output") if getattr(self, name) is not None]
-        paths = {name: str(folder / Path(getattr(self, name)).expanduser()) for name in names}
+        paths = {name: str(path_of(name, getattr(self, name), folder)) for name in names}
         return replace(self, **paths)  # type: ignore[arg-type]
 
     def check_inputs(self, model_settings: Mapping[str, Any] | None) -> None:

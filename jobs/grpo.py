@@ -15,7 +15,7 @@ from . import problems, rewards
 from .context import Context, WarmModel
 from .errors import JobFailed, SpecError
 from .prompts import Prompt, completion_room, encode
-from .spec import option
+from .spec import option, path_of
 from .training import TrainingSpec
 
 if TYPE_CHECKING:
@@ -215,10 +215,13 @@ class GrpoSpec(TrainingSpec):
             rewards.check_answers(found, self.dataset)
 
     def located(self, folder: Path) -> Self:
-        """Return the same spec with the dataset's path seen from `folder` made absolute."""
+        """Return the same spec with the dataset's path seen from `folder` made absolute.
+
+        Raises SpecError.
+        """
         if self.dataset == problems.ARITHMETIC:
             return self
-        return replace(self, dataset=str(folder / self.dataset))
+        return replace(self, dataset=str(path_of("dataset", self.dataset, folder)))
 
     def extended(self, steps: int) -> Self:
         """Return the same spec with another number of steps in all. Raises SpecError."""
@@ -370,7 +373,8 @@ def _trainer(
     from .packed_trainer import twin
 
     model, reference = warm.model, None
-    if not all(weight.dtype == torch.float32 for weight in (*model.parameters(), *model.buffers())):
+    weights = (*model.parameters(), *model.buffers())
+    if any(weight.is_floating_point() and weight.dtype != torch.float32 for weight in weights):
         model = model.float()  # goes over every module, also where there is nothing to do
     if spec.beta > 0:
         # The warm weights stay as they are; what is trained is copied from them when it changes.

@@ -16,7 +16,7 @@ from ..configs.entries import PRECISIONS
 from . import actions, chats, pictures, rows, schemas
 from .context import Context
 from .errors import SpecError
-from .spec import Spec, option
+from .spec import Spec, option, path_of
 
 MAX_TOKENS = 256  # of a completion, unless the options say otherwise or less fits
 SOURCES = ("prompt", "messages", "input")
@@ -111,15 +111,15 @@ class InferSpec(Spec):
     def located(self, folder: Path) -> Self:
         """Return the same spec with its paths seen from `folder` made absolute.
 
-        Of a schema's file the text takes its place. Raises SpecError when it cannot be read.
+        Of a schema's file the text takes its place. Raises SpecError, also when it cannot be read.
         """
         paths: dict[str, Any] = {
-            name: str(folder / Path(getattr(self, name)).expanduser())
+            name: str(path_of(name, getattr(self, name), folder))
             for name in ("input", "output")
             if getattr(self, name)
         }
         paths["json_schema"] = schemas.text_of(self.json_schema, folder)
-        paths["image"] = tuple(str(folder / Path(path).expanduser()) for path in self.image)
+        paths["image"] = tuple(str(path_of("image", path, folder)) for path in self.image)
         return replace(self, **paths)
 
     def check_inputs(self, model_settings: Mapping[str, Any] | None) -> None:

@@ -17,7 +17,7 @@ import orjson
 
 from .context import Context
 from .errors import JobFailed, SpecError, Stopped
-from .spec import option
+from .spec import option, path_of
 from .training import TrainingSpec
 
 if TYPE_CHECKING:
@@ -197,15 +197,18 @@ class MlmSpec(TrainingSpec):
                 )
 
     def located(self, folder: Path) -> Self:
-        """Return the same spec with its paths seen from `folder` made absolute."""
+        """Return the same spec with its paths seen from `folder` made absolute.
+
+        Raises SpecError.
+        """
         paths = {"data": STDLIB, "architecture": CODE_GRAPH}
         changes: dict[str, Any] = {
-            name: str(folder / Path(getattr(self, name)).expanduser())
+            name: str(path_of(name, getattr(self, name), folder))
             for name, word in paths.items()
             if getattr(self, name) != word
         }
         if self.tokenizer not in (None, "own", "train"):
-            changes["tokenizer"] = str(folder / Path(str(self.tokenizer)).expanduser())
+            changes["tokenizer"] = str(path_of("tokenizer", str(self.tokenizer), folder))
         return replace(self, **changes)
 
     def extended(self, steps: int) -> Self:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .errors import SpecError
+from .spec import path_of
 
 FIELD = "json_schema"
 
@@ -13,7 +14,7 @@ def text_of(given: str, folder: Path) -> str:
     """Return the text of a schema: `given` itself, or the file that it names. Raises SpecError."""
     if not given or is_schema(given):
         return given
-    path = folder / Path(given).expanduser()
+    path = path_of(FIELD, given, folder)
     try:
         return path.read_text()
     except (OSError, ValueError) as error:

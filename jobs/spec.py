@@ -101,6 +101,17 @@ class OptionInfo:
         return self.maximum is None or value <= self.maximum
 
 
+def path_of(name: str, text: str, folder: Path) -> Path:
+    """Return the path that option `name` gives, seen from `folder`; it may begin with ~.
+
+    Raises SpecError when nobody has the name after the ~.
+    """
+    try:
+        return folder / Path(text).expanduser()
+    except RuntimeError as error:
+        raise SpecError(name, f"must be a path, got {_shown(text)}: {error}") from error
+
+
 def shown(value: Any) -> str:
     """The value of an option in a few words; None stands for a default that is not a number."""
     return "its default" if value is None else _shown(value)
@@ -195,7 +206,10 @@ class Spec:
         config.json, None when it is not on this machine yet. Raises SpecError."""
 
     def located(self, folder: Path) -> Self:
-        """Return the spec with relative paths made absolute: the daemon lives elsewhere."""
+        """Return the spec with relative paths made absolute: the daemon lives elsewhere.
+
+        Raises SpecError for what can be no path.
+        """
         return self
 
     def extended(self, steps: int) -> Self:

@@ -359,6 +359,20 @@ def test_adapter_is_served_by_its_folder_and_compared_with_its_base(daemon, tiny
     assert warm(daemon) - before == {"adapter", "full"}
 
 
+def test_adapter_is_compared_in_the_precision_that_its_base_was_loaded_with(
+    daemon, tiny_model, tmp_path
+):
+    base = shutil.copytree(tiny_model, tmp_path / "rough")
+    folder = write_plain(tmp_path / "of-rough", base)
+    home = daemon.home.path
+    assert warmd("load", f"rough={base},precision=int8", home=home).code == 0
+    (row,) = warmd("compare", "--json", str(folder), "1+1=", *GREEDY, home=home).objects
+    for side in ("base", "trained"):
+        assert daemon.client.result(row[side]["job"])["precision"] == "int8"
+    for name in ("rough", "of-rough"):
+        assert warmd("unload", name, home=home).code == 0
+
+
 def test_training_may_start_from_an_adapter(daemon, tiny_model, tmp_path):
     folder = write_plain(tmp_path / "begun", tiny_model)
     job = daemon.wait(daemon.submit(model=str(folder)))

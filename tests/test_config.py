@@ -277,6 +277,10 @@ def test_variables_hold_several_lines_with_semicolons_between(home):
         ("workers: [{name: w, queue: train, threads: 1.5}]", "workers[0].threads: must be"),
         ("workers: [{name: w, queue: train, threads: true}]", "workers[0].threads: must be"),
         ("workers: ['w=infer,slots=2']", "workers[0].slots: must be 1 with isolation fork, got 2"),
+        (
+            "workers: ['w=train,isolation=resident,slots=2']",
+            "workers[0].slots: must be 1 with queue train, got 2: none could resume exactly",
+        ),
         ("workers: ['w=infer,slots=0']", "workers[0].slots: must be an integer from 1 to 1024"),
         ("workers: ['w=train,nice=-1']", "workers[0].nice: must be an integer from 0 to 19"),
         ("workers: [{name: w, queue: train, isolation: }]", "workers[0].isolation: must be one of"),

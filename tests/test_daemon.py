@@ -22,6 +22,7 @@ from warmd.daemon.jobstore import JobStore
 from warmd.daemon.roster import Roster
 from warmd.daemon.rundir import RunDir
 from warmd.jobs.errors import Conflict, Unavailable, WarmdError
+from warmd.jobs.infer import InferSpec
 
 MakeDaemon = Callable[..., Daemon]
 
@@ -294,3 +295,15 @@ def test_resident_horse_runs_one_job_after_another_on_fresh_weights(make_daemon:
     third = daemon.submit()
     assert daemon.wait(third)["status"] == "finished"
     assert weights(daemon, third) == weights(daemon, first)
+
+
+@pytest.mark.slow
+def test_resident_horse_answers_one_job_after_another_with_the_same_engine(make_daemon: MakeDaemon):
+    worker = WorkerConfig(name="infer-0", queue="infer", isolation="resident", threads=1)
+    daemon = make_daemon(workers=(worker,))
+    daemon.start()
+    spec = InferSpec.parse({"model": "tiny", "prompt": "a" * 40, "max_tokens": 2, "seed": 1})
+    first, second = (daemon.wait(daemon.client.submit(spec))["result"] for _ in range(2))
+    assert first["choices"] == second["choices"]
+    cached = [result["usage"]["cached_tokens"] for result in (first, second)]
+    assert cached == [0, 32]  # the whole chunks of the prompt
