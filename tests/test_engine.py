@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,45 @@ def test_trouble_in_the_engine_is_told_and_ends_it_not(qwen):
     fine = Generation(ids=prompt(5), sampling=GREEDY, max_tokens=5)
     assert generate(engine, fine)[0][2] == 5
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("way", "length"),
+    [("new", 9), ("fork", CHUNK), ("fork", 9)],
+    ids=["of its own", "to be kept", "of a second choice"],
+)
+def test_who_gets_no_memory_for_a_sequence_is_told_and_the_next_one_is_served(
+    engine, monkeypatch, way, length
+):
+    def refuse(*_: Any) -> None:
+        raise MemoryError("no memory")
+
+    def asked() -> Generation:
+        return Generation(ids=prompt(length), sampling=GREEDY, max_tokens=5, num_choices=2)
+
+    with monkeypatch.context() as full:
+        full.setattr(Decoder, way, refuse)
+        with pytest.raises(MemoryError):
+            generate(engine, asked())
+    assert [tokens for _, _, tokens in generate(engine, asked())] == [5, 5]
+
+
+def test_an_error_that_nobody_has_read_holds_no_sequence(qwen, monkeypatch):
+    made = []
+
+    def new(decoder: Decoder, capacity: int, new: Any = Decoder.new) -> Any:
+        kv = new(decoder, capacity)
+        made.append(weakref.ref(kv))
+        return kv
+
+    monkeypatch.setattr(Decoder, "new", new)
+    engine = start(qwen, made_by=BrokenEngine)
+    asked = Generation(ids=prompt(9), sampling=GREEDY, max_tokens=50)
+    engine.submit(asked)
+    engine.close()
+    assert [kv() for kv in made] == [None]
+    with pytest.raises(MemoryError):
+        collect(asked)
 
 
 def test_model_that_gives_no_numbers_is_an_error():

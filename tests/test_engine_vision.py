@@ -23,7 +23,8 @@ from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.generation import End, Generation, Sampling
 from warmd.jobs.engine.patches import place_pictures
-from warmd.jobs.engine.vision import Eyes, places_of
+from warmd.jobs.engine.turns import TURNS
+from warmd.jobs.engine.vision import Eyes, Sight, places_of
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.infer import InferSpec, run
 from warmd.jobs.pictures import Budget
@@ -109,6 +110,33 @@ def test_all_of_reading_a_prompt_is_in_its_timing(warm):
     waited = time.perf_counter() - begun
     measures = generation.measures
     assert measures.queued_s + measures.vision_s + measures.prefill_s > waited / 2
+    engine.close()
+
+
+class FastEngine(Engine):
+    """An engine that knows its machine to be fast: it reads all prompts in one turn."""
+
+    def _measure(self, *args: Any, **kwargs: Any) -> None:
+        self._rows_per_s = 1e9
+
+
+def test_prompts_with_pictures_share_the_time_of_a_turn(warm, monkeypatch):
+    engine = FastEngine(warm)
+    answer(engine, ask(warm, "a"))
+    ends: list[float] = []
+
+    def look(sight: Sight, *, until: float, look: Any = Sight.look) -> None:
+        ends.append(until)
+        look(sight, until=until)
+
+    monkeypatch.setattr(Sight, "look", look)
+    asked = [ask(warm, "what is ", png(60, 60, seed)) for seed in range(3)]
+    with TURNS.changed:  # so that all of them are there for the first turn
+        for generation in asked:
+            engine.submit(generation)
+    for generation in asked:
+        generation.pieces.get(timeout=60)
+    assert ends[:3] == [ends[0]] * 3
     engine.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from warmd.jobs.engine import engine as engines
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.generation import End, Generation, Sampling
-from warmd.jobs.engine.linears import Linears
 from warmd.jobs.engine.turns import Turns, compute_with, without_helpers
 from warmd.jobs.errors import JobFailed
 
@@ -56,14 +56,16 @@ def whole(generation: Generation) -> int:
 def test_engines_take_turns_in_one_thread_that_ends_with_the_last_of_them():
     before = set(threading.enumerate())
     first, second = start(), start()
-    long = ask(first, 100)
-    long.pieces.get(timeout=60)
-    short = ask(second, 5)
-    assert whole(short) == 5
+    enough = threading.Event()
+    endless = ask(first, 10_000, is_cancelled=enough.is_set)
+    endless.pieces.get(timeout=60)
+    assert whole(ask(second, 5)) == 5
+    assert not first.is_idle
     (serving,) = {thread for thread in threading.enumerate() if thread.name == "engines"} - before
+    enough.set()
     first.close()  # waits for what was asked for
-    assert long.pieces.qsize() > 1
-    assert whole(long) > 0
+    assert endless.pieces.qsize() > 1
+    assert whole(endless) > 0
     assert serving.is_alive()
     second.close()
     assert not serving.is_alive()
@@ -111,6 +113,16 @@ def test_an_engine_may_be_closed_by_many():
             closed.result(timeout=60)
     engine.close()
     assert whole(asked) == 50
+
+
+def test_a_closed_engine_gives_its_memory_back_at_once_while_another_one_stays():
+    first, second = start(), start()
+    assert whole(ask(second, 5)) == whole(ask(first, 5)) == 5
+    runner = weakref.ref(first._runner)
+    first.close()
+    del first
+    assert runner() is None
+    second.close()
 
 
 def test_a_panic_in_a_turn_ends_what_was_asked_of_that_engine_alone():
@@ -180,19 +192,3 @@ def test_what_prepares_requests_computes_in_its_own_thread_alone():
     with without_helpers():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == threads
-
-
-@pytest.mark.parametrize("inputs", [96, 4864])  # in one block of oneDNN's kernel, and in several
-@pytest.mark.parametrize("precision", ["own", "bf16", "int8"])
-def test_a_row_has_the_same_bits_alone_and_in_a_batch_in_every_form_of_a_layer(precision, inputs):
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        linears = Linears(precision)
-        parts = [torch.nn.Linear(inputs, 200), torch.nn.Linear(inputs, 40, bias=False)]
-        layer = linears.fused(parts, patience=9)
-        x = torch.randn(23, inputs)
-        forms = [torch.cat([layer(rows) for rows in x.split(size)]) for size in (23, 1, 3, 7)]
-    assert linears.is_exact
-    assert all(torch.equal(form, forms[0]) for form in forms)
-    wanted = torch.cat([part(x) for part in parts], dim=1)
-    torch.testing.assert_close(forms[0], wanted, rtol=0.05, atol=0.05)

@@ -1,7 +1,9 @@
-"""The inference engine: one thread per model that batches whatever its jobs ask for.
+"""The inference engine: one per model and precision, which batches whatever jobs ask of it.
 
-    answering.py -> Engine.submit(Generation) -> the engine's thread: plan, forward, sample, decode
+    answering.py -> Engine.submit(Generation) -> its turns: plan, forward, sample, decode
                  <- Generation.pieces (text as it comes, then the end)
+
+One thread computes for all engines of a process, turn by turn (`turns.py`).
 
 A sequence joins and leaves the running batch at any token, and gets the tokens that it would get
 alone, bit for bit: linear layers are padded to row counts whose rows do not depend on each other

@@ -15,7 +15,7 @@ from .vision import Sight
 
 
 class Choice:
-    """A sequence: the prompt and the completion that grows behind it. The engine's thread only."""
+    """A sequence: the prompt and the completion behind it, which grows in its engine's turns."""
 
     def __init__(self, generation: Generation, index: int, kv: Any, tokenizer: Any) -> None:
         self.generation = generation

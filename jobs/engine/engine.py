@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import traceback
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -50,8 +51,9 @@ class Engine:
         self._ends = _ends(warm)
         self._grammars = Grammars(warm, self._vocabulary, self._ends)
         self._runner: Any = None
-        self._is_preparing = False  # the runner, which takes a moment
         self._vision: Eyes | None = None  # of a model that takes pictures
+        self._is_preparing = False  # both, which takes a moment
+        self._preparer: threading.Thread | None = None  # that does it or did it last
         self._prefixes = Prefixes()
         self._arrivals: deque[tuple[Generation, float]] = deque()
         self._is_closed = False
@@ -74,8 +76,9 @@ class Engine:
             if self._is_closed:
                 raise JobFailed("engine: it is closed")
             if self._runner is None and not self._is_preparing:
-                threading.Thread(target=self._prepare, name="engine's begin", daemon=True).start()
-                self._is_preparing = True
+                thread = threading.Thread(target=self._prepare, name="engine's begin", daemon=True)
+                thread.start()
+                self._preparer, self._is_preparing = thread, True
             self._arrivals.append((generation, now()))
             TURNS.changed.notify_all()
 
@@ -94,6 +97,8 @@ class Engine:
         with TURNS.changed:
             self._is_closed = True
         TURNS.leave(self)
+        if self._preparer is not None:
+            self._preparer.join()  # as Turns.leave does: it has nothing left to do but to end
 
     @property
     def is_ready(self) -> bool:
@@ -111,11 +116,7 @@ class Engine:
         """Bring the model into the form that is computed with, while other engines go on."""
         compute_with(self.threads)
         try:
-            with torch.inference_mode():
-                runner, vision = _runner(self._warm.model, self._precision), None
-                if Eyes.are_in(self._warm.model):
-                    features_bytes = int(self._budget_bytes * _FEATURES_SHARE)
-                    vision = Eyes(self._warm.model, features_bytes, precision=runner.precision)
+            runner, vision = self._make()
         except BaseException as error:  # no memory, say: it is told, and the next one tries again
             log.exception("engine of %s", self._warm.name)
             with TURNS.changed:
@@ -128,6 +129,17 @@ class Engine:
         with TURNS.changed:
             self._runner, self._vision, self._is_preparing = runner, vision, False
             TURNS.changed.notify_all()
+
+    @torch.inference_mode()
+    def _make(self) -> tuple[Any, Eyes | None]:
+        """Return the runner, and the eyes of a model that has some."""
+        model = self._warm.model
+        takes = Decoder.takes(model)
+        runner: Any = Decoder(model, precision=self._precision) if takes else AsIs(model)
+        if not Eyes.are_in(model):
+            return runner, None
+        features_bytes = int(self._budget_bytes * _FEATURES_SHARE)
+        return runner, Eyes(model, features_bytes, precision=runner.precision)
 
     # --- a turn -------------------------------------------------------------------------------
 
@@ -159,10 +171,10 @@ class Engine:
         for choice in writing:
             self._take(choice, next(rows))
         for choice, part in reading:
-            self._reading.remove(choice)
             if part.wants_logits:
                 self._begin_writing(choice, next(rows))
             else:
+                self._reading.remove(choice)
                 self._reading.append(choice)  # its turn comes after those of the others
 
     def _drop_cancelled(self) -> None:
@@ -192,21 +204,23 @@ class Engine:
                 or places + generation.num_choices > MAX_SEQUENCES
             ):
                 return
-            self._waiting.popleft()
             self._prefixes.shrink_to(max(0, self._budget_bytes - held - needed))
-            generation.measures.queued_s = now() - since
             kv = self._runner.new(_capacity(generation))
-            self._reading.append(Choice(generation, 0, kv, self._warm.tokenizer))
+            choice = Choice(generation, 0, kv, self._warm.tokenizer)
+            generation.measures.queued_s = now() - since
+            self._waiting.popleft()  # not before: who is nowhere is told of no trouble
+            self._reading.append(choice)
 
     def _plan(self) -> list[tuple[Choice, Part]]:
         """Choose what to compute of prompts this turn, in whole chunks; they take turns."""
         seconds = _BESIDE_S if TURNS.is_anyone_writing() else _ALONE_S
         room = max(1, int(self._rows_per_s * seconds))
+        looking_until = now() + seconds
         planned = []
         for choice in self._reading:
             if room <= 0:
                 break
-            if not self._is_ready(choice, seconds):
+            if not self._is_ready(choice, looking_until):
                 continue
             part = self._part(choice, room)
             planned.append((choice, part))
@@ -231,7 +245,7 @@ class Engine:
             seen=choice.sight.rows(begin, end),
         )
 
-    def _is_ready(self, choice: Choice, seconds: float) -> bool:
+    def _is_ready(self, choice: Choice, looking_until: float) -> bool:
         """Prepare a choice whose prompt is next; False while it looks at its pictures."""
         if choice.begun_at is None:
             choice.begun_at = now()
@@ -242,7 +256,7 @@ class Engine:
         if choice.sight is None or choice.sight.is_whole:
             return True
         begun = now()
-        choice.sight.look(until=begun + seconds)
+        choice.sight.look(until=looking_until)
         choice.begun_at = now()
         choice.generation.measures.vision_s += choice.begun_at - begun
         return choice.sight.is_whole
@@ -256,7 +270,7 @@ class Engine:
             self._rows_per_s = speed if not self._rows_per_s else (self._rows_per_s + speed) / 2
 
     def _begin_writing(self, choice: Choice, logits: torch.Tensor) -> None:
-        """The prompt is computed: all choices of the generation go on from it."""
+        """All choices of a generation go on from its prompt, which is computed."""
         generation = choice.generation
         self._remember(choice)
         assert choice.begun_at is not None
@@ -269,6 +283,7 @@ class Engine:
             sibling.sight = choice.sight
             choices.append(sibling)
         self._writing.extend(choices)
+        self._reading.remove(choice)  # not before: who is nowhere is told of no trouble
         for sibling in choices:
             sibling.begun_at = done
             self._take(sibling, logits)
@@ -302,6 +317,9 @@ class Engine:
         generation.pieces.put(End(error))
 
     def _fail_all(self, error: BaseException) -> None:
+        """Tell an error to all but those that have just arrived."""
+        # Else it would hold what was computed with: memory, of which perhaps there is too little.
+        traceback.clear_frames(error.__traceback__)
         running = {id(c.generation): c.generation for c in [*self._reading, *self._writing]}
         for generation in [*running.values(), *(item[0] for item in self._waiting)]:
             self._fail(generation, error)
@@ -337,12 +355,6 @@ def _offset(choice: Choice) -> int:
 
 def _capacity(generation: Generation) -> int:
     return len(generation.ids) + generation.max_tokens
-
-
-def _runner(model: Any, precision: str) -> Any:
-    if Decoder.takes(model):
-        return Decoder(model, precision=precision)
-    return AsIs(model)
 
 
 def _ends(warm: WarmModel) -> frozenset[int]:

@@ -48,7 +48,7 @@ class Piece:
 
 @dataclass
 class Measures:
-    """Where the time of a generation went. Written by the engine's thread."""
+    """Where the time of a generation went. Written in its engine's turns."""
 
     cached_tokens: int = 0
     queued_s: float = 0.0

@@ -10,13 +10,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from ..accelerators import has_bfloat16
-from ..products import Bfloat16Linear, CastLinear, Int8Linear, is_bfloat16_faster
+from ..products import (
+    Bfloat16Linear,
+    Int8Linear,
+    Make,
+    Product,
+    bfloat16_linear,
+    is_bfloat16_faster,
+)
 
 log = logging.getLogger(__name__)
 
@@ -26,13 +33,7 @@ _TRIED_ROWS = 4  # of them, in the smaller batches
 _PROBED_OUTPUTS = 16_384  # of a vocabulary: all of it would take a second
 
 
-class Linear(Protocol):
-    """y = x W^T + b. x: (rows, in); y: (rows, out)."""
-
-    def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
-
-
-Make = Callable[[Sequence[torch.Tensor], torch.Tensor | None], Linear]  # from weights and bias
+Linear = Product  # x: (rows, in); y: (rows, out)
 
 
 class PlainLinear:
@@ -44,6 +45,18 @@ class PlainLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, self._weight, self._bias)
+
+
+class InPlaceLinear:
+    """PyTorch's own, on the weights where they are: no copy is made to fuse them."""
+
+    def __init__(self, weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> None:
+        self._weights = list(weights)
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.cat([functional.linear(x, weight) for weight in self._weights], dim=1)
+        return y if self._bias is None else y.add_(self._bias)
 
 
 class UnpackedLinear:
@@ -76,22 +89,22 @@ class PatientLinear:
     """float32 on a CPU: unpacked at first, packed later on; the bits are the same.
 
     To pack a 0.5B model takes seconds, which a first token should not wait for: so each layer is
-    packed after some calls of its own, one after the other. Per CPU second on an AMD EPYC with
-    AVX-512, against PyTorch's own (MKL): 1.2 times as fast for one row, 1.8 for 16 and 2.1 for 64;
-    packed 1.5, 2.3 and 2.3.
+    packed after some calls of its own, one after the other. Without memory for that it stays as it
+    is. Per CPU second on an AMD EPYC with AVX-512, against PyTorch's own (MKL): 1.2 times as fast
+    for one row, 1.8 for 16 and 2.1 for 64; packed 1.5, 2.3 and 2.3.
     """
 
     def __init__(
-        self, unpacked: Callable[[], Linear], packed: Callable[[], Linear], *, patience: int
+        self, unpacked: Linear, pack: Callable[[], Linear | None], *, patience: int
     ) -> None:
-        """`patience`: calls before it is packed."""
-        self._form = unpacked()
-        self._packed = packed
+        """`patience`: calls before it is packed. `pack` returns None where memory lacks for it."""
+        self._form = unpacked
+        self._pack = pack
         self._patience = patience
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._patience == 0:
-            self._form = self._packed()
+            self._form = self._pack() or self._form
         self._patience -= 1
         return self._form(x)
 
@@ -110,14 +123,15 @@ def served_precision(asked: str, weight: torch.Tensor) -> str:
     """
     if asked in ("int8", "bf16") and has_bfloat16(weight.device):
         return "bf16"
-    if asked == "int8" and _has_onednn(weight):
+    if asked == "int8" and has_onednn(weight):
         return "int8"
-    if asked == "bf16" and _has_onednn(weight) and is_bfloat16_faster():
+    if asked == "bf16" and has_onednn(weight) and is_bfloat16_faster():
         return "bf16"
     return "own"
 
 
-def _has_onednn(weight: torch.Tensor) -> bool:
+def has_onednn(weight: torch.Tensor) -> bool:
+    """Whether oneDNN's products are there for a layer of these weights."""
     return weight.device.type == "cpu" and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -128,6 +142,7 @@ class Linears:
         """`precision`: what `served_precision` returned."""
         self.is_exact = True  # whether no row depends on the others, for layers that were made
         self._precision = precision
+        self._lacks_memory = False  # to pack more layers
         self._quanta: dict[tuple[Any, ...], list[int]] = {}  # by forms and shape
 
     def fused(
@@ -146,7 +161,20 @@ class Linears:
         ]
         if len(forms) == 1:
             return forms[0]()
-        return PatientLinear(*forms, patience=patience)
+        unpacked, packed = forms
+        return PatientLinear(unpacked(), partial(self._pack, packed), patience=patience)
+
+    def _pack(self, packed: Callable[[], Linear]) -> Linear | None:
+        """Return a layer packed; None from the first one on that memory lacks for."""
+        if self._lacks_memory:
+            return None
+        try:
+            return packed()
+        except (MemoryError, RuntimeError) as error:  # the latter from torch and oneDNN
+            self._lacks_memory = True
+            reason = str(error).partition("\n")[0]
+            log.warning("layers stay unpacked, which is slower, but needs less memory: %s", reason)
+            return None
 
     def _quanta_of(self, makes: Sequence[Make], weights: Sequence[torch.Tensor]) -> list[int]:
         """Return the quantum of each form, measured once for layers of one shape."""
@@ -170,13 +198,29 @@ class Linears:
         return self._quanta[kind]
 
 
+class Uniform:
+    """Makes all layers of a model in one form, whatever that means for batches."""
+
+    is_exact = False
+
+    def __init__(self, make: Make) -> None:
+        self._make = make
+
+    def fused(
+        self, layers: Sequence[torch.nn.Linear | torch.nn.Embedding], *, patience: int
+    ) -> Linear:
+        """Return layers of one input as one layer; see `Linears.fused`."""
+        weights = [layer.weight.detach() for layer in layers]
+        return self._make(weights, _bias(layers, weights))
+
+
 def _forms(precision: str, weight: torch.Tensor) -> tuple[Make, ...]:
     """The form of a layer, or two: the one that it begins in and the one that it gets later."""
     if precision == "int8":
         return (Int8Linear,)
     if precision == "bf16":
-        return (Bfloat16Linear if weight.device.type == "cpu" else CastLinear,)
-    if _has_onednn(weight) and weight.dtype == torch.float32:
+        return (bfloat16_linear,)
+    if has_onednn(weight) and weight.dtype == torch.float32:
         return (UnpackedLinear, PackedLinear)
     return (PlainLinear,)
 

@@ -3,7 +3,8 @@
 OpenMP gives every thread that computes helpers of its own, and as soon as there are more of them
 than processors they all sleep between two operations instead of being ready for the next: with two
 such threads a 0.5B model in int8 wrote 30 tokens per second, with one 54. So there is one, and
-what prepares requests beside it computes without helpers (`without_helpers`). Imports torch.
+what prepares requests beside it computes without helpers (`without_helpers`); only who prepares an
+engine has some, for that while. Imports torch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 
 
 class Turned(Protocol):
-    """An engine. All but `turn` is asked under the lock of `Turns.changed`."""
+    """An engine. Its properties are asked under the lock of `Turns.changed`."""
 
     threads: int  # that it computes with
 
@@ -57,15 +58,16 @@ class Turns:
 
     def leave(self, engine: Turned) -> None:
         """Let an engine go as soon as it is idle; with the last one the thread ends."""
-        thread = None
         with self.changed:
+            thread = self._thread
             self.changed.wait_for(lambda: engine is not self._current and engine.is_idle)
             if engine in self._engines:  # somebody else may have let it go
                 self._engines.remove(engine)
-            if not self._engines:
-                thread, self._thread = self._thread, None
+            is_last = not self._engines
+            if is_last:
+                self._thread = None
             self.changed.notify_all()
-        if thread is not None:
+        if is_last and thread is not None:
             thread.join()  # a process that ends while it still ends would be aborted
 
     def is_anyone_writing(self) -> bool:
@@ -84,6 +86,7 @@ class Turns:
                     threads = engine.threads
                     compute_with(threads)
                 engine.turn()
+                del engine  # or it would be kept, closed as it may be, until the next turn
 
     def _next(self) -> Turned | None:
         """Wait for an engine that has something to do; None when this thread is to end."""
@@ -92,12 +95,12 @@ class Turns:
                 self._current = None
                 self.changed.notify_all()  # who had its turn may be idle now
             while self._thread is threading.current_thread():
-                for engine in self._engines:
-                    if engine.is_ready:
-                        self._engines.remove(engine)
-                        self._engines.append(engine)  # behind the others
-                        self._current = engine
-                        return engine
+                engine = next((engine for engine in self._engines if engine.is_ready), None)
+                if engine is not None:
+                    self._engines.remove(engine)
+                    self._engines.append(engine)  # behind the others
+                    self._current = engine
+                    return engine
                 self.changed.wait()
             return None
 

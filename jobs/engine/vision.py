@@ -43,7 +43,7 @@ class Eyes:
 
     @contextmanager
     def fast(self) -> Iterator[None]:
-        """Compute by the fastest products while this lasts, in this thread."""
+        """Compute by the fastest products while this lasts: those in bfloat16 in this thread."""
         with fast_kernels(), self._replaced.in_place() if self._replaced else nullcontext():
             yield
 
@@ -92,21 +92,13 @@ class Sight:
         self.is_whole = False
         self._eyes = eyes
         self._features: list[tuple[int, torch.Tensor]] = []
-        self._work = self._look_at(
-            eyes, [p for p in generation.pictures if p.start + p.num_tokens > computed]
-        )
+        pictures = [p for p in generation.pictures if p.start + p.num_tokens > computed]
+        self._work = _look_at(eyes, pictures, self._features)
 
     def look(self, *, until: float) -> None:
         """Go on for a while; sets `is_whole` once all is seen."""
         with self._eyes.fast():
             self.is_whole = not any(time.perf_counter() >= until for _ in self._work)
-
-    def _look_at(self, eyes: Eyes, pictures: Sequence[Picture]) -> Iterator[None]:
-        for picture in pictures:
-            for features in eyes.features(picture):
-                if features is not None:
-                    self._features.append((picture.start, features))
-                yield
 
     def rows(self, begin: int, end: int) -> list[tuple[int, torch.Tensor]]:
         """What stands at the positions from `begin` to `end`, each with its first place there."""
@@ -116,6 +108,17 @@ class Sight:
             if first < last:
                 found.append((first - begin, features[first - start : last - start]))
         return found
+
+
+def _look_at(
+    eyes: Eyes, pictures: Sequence[Picture], found: list[tuple[int, torch.Tensor]]
+) -> Iterator[None]:
+    """Yield after each step of the work; puts features and their first place into `found`."""
+    for picture in pictures:
+        for features in eyes.features(picture):
+            if features is not None:
+                found.append((picture.start, features))
+            yield
 
 
 def places_of(length: int, pictures: Sequence[Picture], merge: int) -> torch.Tensor:

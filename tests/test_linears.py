@@ -1,0 +1,40 @@
+"""Linear layers of the engine: the forms of each, and the bits of their rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from needs import needs
+
+from warmd.jobs.engine.linears import Linears, PackedLinear
+
+
+@pytest.mark.parametrize("inputs", [96, 4864])  # in one block of oneDNN's kernel, and in several
+@pytest.mark.parametrize("precision", ["own", "bf16", "int8"])
+def test_a_row_has_the_same_bits_alone_and_in_a_batch_in_every_form_of_a_layer(precision, inputs):
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        linears = Linears(precision)
+        parts = [torch.nn.Linear(inputs, 200), torch.nn.Linear(inputs, 40, bias=False)]
+        layer = linears.fused(parts, patience=9)
+        x = torch.randn(23, inputs)
+        found = [torch.cat([layer(rows) for rows in x.split(size)]) for size in (23, 1, 3, 7)]
+    assert linears.is_exact
+    assert all(torch.equal(y, found[0]) for y in found)
+    wanted = torch.cat([part(x) for part in parts], dim=1)
+    torch.testing.assert_close(found[0], wanted, rtol=0.05, atol=0.05)
+
+
+@torch.inference_mode()
+def test_layers_that_memory_lacks_to_pack_go_on_unpacked_and_one_line_says_it(monkeypatch, caplog):
+    needs(hasattr(torch.ops.mkldnn, "_linear_pointwise"), "oneDNN in torch")
+    linears = Linears("own")
+    layers = [linears.fused([torch.nn.Linear(48, 20)], patience=2) for _ in range(3)]
+    x = torch.randn(5, 48)
+    before = [layer(x) for layer in layers]
+    monkeypatch.setattr(PackedLinear, "__init__", lambda *_: torch.empty(2**50))
+    for _ in range(4):
+        assert all(torch.equal(layer(x), y) for layer, y in zip(layers, before, strict=True))
+    (said,) = caplog.messages
+    assert "stay unpacked" in said
+    assert "allocate memory" in said
