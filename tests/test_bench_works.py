@@ -11,7 +11,7 @@ import torch
 from shell import warmd
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from warmd.jobs.bench import works
+from warmd.jobs.bench import model as bench_model, works
 from warmd.jobs.products import is_bfloat16_faster
 
 
@@ -33,6 +33,14 @@ def test_the_shape_of_the_0_5b_work_has_as_many_weights_as_the_model_of_that_nam
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config)
     assert model.num_parameters() == 494_032_768
+
+
+def test_prompts_have_the_length_that_the_table_says():
+    work = works.GRPO["0.5b"]
+    tokenizer = bench_model.tokenizer(work.shape)
+    ids = tokenizer(bench_model.prompts(work.shape, work.prompt, 20))["input_ids"]
+    assert [len(prompt) for prompt in ids] == [work.prompt] * 20
+    assert not set(tokenizer.all_special_ids) & {token for prompt in ids for token in prompt}
 
 
 def rows(home: Path, *arguments: str) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ its own, so that neither has the other's memory. Prints one JSON object. Imports
 
 from __future__ import annotations
 
-import random
 import sys
 import tempfile
 import time
@@ -79,11 +78,6 @@ class _Clock(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
 
 def _trainer(side: str, work: GrpoWork, folder: Path, steps: int, output: str) -> Any:
-    words = random.Random(0)
-    prompts = [
-        " ".join(str(words.randrange(10, work.shape.vocab_size)) for _ in range(work.prompt))
-        for _ in range(steps)
-    ]
     config = GRPOConfig(
         output_dir=output,
         max_steps=steps,
@@ -113,7 +107,9 @@ def _trainer(side: str, work: GrpoWork, folder: Path, steps: int, output: str) -
         model=policy.requires_grad_(True),
         args=config,
         processing_class=model.tokenizer(work.shape),
-        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
+        train_dataset=Dataset.from_list(
+            [{"prompt": prompt} for prompt in model.prompts(work.shape, work.prompt, steps)]
+        ),
         reward_funcs=_by_place,
     )
     trainer.remove_callback(PrinterCallback)

@@ -8,6 +8,7 @@ nothing is read from anywhere else. Imports torch and transformers when it makes
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,15 +39,26 @@ def read(folder: Path) -> Any:
 
 
 def tokenizer(shape: Shape) -> Any:
-    """Return a tokenizer whose words are numbers, each of them its own token."""
+    """Return a tokenizer whose words are numbers from 2 on, each of them its own token."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    numbers = {str(number): number for number in range(shape.vocab_size)}
-    core = Tokenizer(models.WordLevel(numbers, unk_token="0"))
+    # Special tokens are looked for within words, too: they may be no part of a number.
+    words = ["<pad>", "<eos>", *map(str, range(2, shape.vocab_size))]
+    ids = {word: number for number, word in enumerate(words)}
+    core = Tokenizer(models.WordLevel(ids, unk_token="<pad>"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast: Any = PreTrainedTokenizerFast
-    return fast(tokenizer_object=core, pad_token="0", eos_token="1", padding_side="left")
+    return fast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", padding_side="left")
+
+
+def prompts(shape: Shape, length: int, count: int) -> list[str]:
+    """Return texts of random words, each of `length` tokens."""
+    draw = random.Random(0)
+    return [
+        " ".join(str(draw.randrange(2, shape.vocab_size)) for _ in range(length))
+        for _ in range(count)
+    ]
 
 
 if __name__ == "__main__":
