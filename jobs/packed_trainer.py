@@ -19,7 +19,6 @@ import copy
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -28,17 +27,19 @@ from transformers import TrainerCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
+from .engine.decoder import Decoder
+from .engine.linears import InPlaceLinear, PackedLinear, has_onednn
 from .packed_scores import Embedded, rows_of, score_pack, split, tokens_that_fit
 from .packing import Pack, Row, can_pack, packed_attention
-from .products import CastLinear, Int8Linear, Make
-from .reordered import Reordered, replaced_layers
+from .products import CastLinear, Int8Linear, Make, WeightOnlyInt8Linear
 from .rollout import Completion, generate, ways
 from .sampling import Sampler
 
 Batch = dict[str, Any]
 
 DRIFT = "sampling/sampling_logp_difference/mean"  # TRL's name: nats by which 8 bits are off
-REORDERING_PAYS = 16  # tokens to write, from which on a copy of the weights in a better order pays
+PACKING_PAYS = 16  # tokens to write, from which on a copy of the weights in a better order pays
+FEW_ROWS = 4  # that unpacked 8-bit weights are as fast for as packed ones
 
 
 class PackedTrainer(GRPOTrainer):
@@ -111,29 +112,30 @@ class PackedTrainer(GRPOTrainer):
         )
         sampler = Sampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
         processors, sampler = ways(listed, sampler)
-        make = self._faster_layers()
-        with nullcontext() if make is None else replaced_layers(self.model, make):
-            return generate(
-                self.model,
-                prompts,
-                sampler=sampler,
-                temperature=self.temperature,
-                max_new_tokens=self.max_completion_length,
-                end_ids=self.eos_token_ids,
-                processors=processors,
-                pad_id=self._tokenizer.pad_token_id,
-                wants_logps=self._is_rough,
-            )
+        # Made anew: every step has other weights.
+        decoder = Decoder(self.model, make=self._form(len(prompts)), is_fixed=False)
+        return generate(
+            decoder,
+            prompts,
+            sampler=sampler,
+            temperature=self.temperature,
+            max_new_tokens=self.max_completion_length,
+            end_ids=self.eos_token_ids,
+            processors=processors,
+            pad_id=self._tokenizer.pad_token_id,
+            wants_logps=self._is_rough,
+        )
 
-    def _faster_layers(self) -> Make | None:
-        """Return what completions are written by in the place of the model's linear layers."""
+    def _form(self, rows: int) -> Make:
+        """Return the form of the linear layers in which so many completions are written."""
         if self._is_rough:
-            return Int8Linear
+            return WeightOnlyInt8Linear if rows <= FEW_ROWS else Int8Linear
         if self.args.bf16:
             return CastLinear
-        is_on_cpu = self.model.device.type == "cpu"
-        pays = is_on_cpu and self.max_completion_length >= REORDERING_PAYS
-        return Reordered if pays else None
+        weight = self.model.get_input_embeddings().weight
+        is_packable = has_onednn(weight) and weight.dtype == torch.float32
+        pays = self.max_completion_length >= PACKING_PAYS
+        return PackedLinear if is_packable and pays else InPlaceLinear
 
     @property
     def _is_rough(self) -> bool:

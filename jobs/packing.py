@@ -20,26 +20,23 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
-ATTENTION = "warmd_packed"  # by this name transformers finds `_attention`
+from .engine.decoder import Decoder
 
-# Decoders whose layers know of other tokens through attention alone, all of it causal and full, and
-# of positions through position_ids alone; each is held against TRL's own way in the tests.
-ARCHITECTURES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-ROTARY = frozenset({"default", "linear", "llama3", "yarn"})  # others depend on the longest position
+ATTENTION = "warmd_packed"  # by this name transformers finds `_attention`
 
 
 def can_pack(model: Any) -> bool:
-    """Whether a model can be given packs: an architecture that is known to take them rightly."""
+    """Whether a model can be given packs.
+
+    Those can that the engine's decoder takes: their layers know of other tokens through attention
+    alone, all of it causal and full, and of positions through position_ids alone. Each kind is held
+    against TRL's own way in the tests.
+    """
     config = model.config
-    if config.model_type not in ARCHITECTURES or not getattr(model, "_supports_sdpa", False):
-        return False
-    layers = getattr(config, "layer_types", None) or ["full_attention"]
-    window = getattr(config, "sliding_window", None) if config.model_type == "mistral" else None
-    rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     return (
-        set(layers) == {"full_attention"}
-        and window is None
-        and rotary in ROTARY
+        Decoder.takes(model)
+        and config is config.get_text_config()  # one that takes pictures has positions of 3 axes
+        and getattr(model, "_supports_sdpa", False)
         and not config.attention_dropout
         and model.get_output_embeddings().bias is None
     )

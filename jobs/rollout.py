@@ -1,6 +1,6 @@
 """Write a group of completions per prompt: every prompt is read once, and rows leave when done.
 
-The loop of `transformers.generate`, for models that take packs: the prompts are read in one pass
+The loop of `transformers.generate`, by the engine's decoder: the prompts are read in one pass
 without padding, the keys and values of a prompt are copied to the rows of its group, and a row that
 has ended is computed no further. Imports torch and transformers.
 """
@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.generation import logits_process
 
-from .packing import Pack, Row, hidden_states, packed_attention
+from .engine.decoder import Decoder
+from .packing import Pack, Row
 from .sampling import Sampler, entropy, logp
 
 # (ids (B, T) padded on the left, logits (B, V)) to logits, as those of transformers.
@@ -34,7 +35,7 @@ class Completion:
 
 @torch.no_grad()
 def generate(
-    model: Any,
+    decoder: Decoder,
     prompts: Sequence[Sequence[int]],
     *,
     sampler: Sampler,
@@ -53,44 +54,43 @@ def generate(
     what the sampler would; both are of all tokens, before top-k and top-p.
     Raises NotFiniteError.
     """
-    device = model.device
+    device = decoder.embedding.device
     completions = [Completion() for _ in prompts]
     rows = torch.arange(len(prompts), device=device)  # which completions are still being written
     ends = torch.tensor(list(end_ids), device=device)
     history = _padded(prompts, pad_id, device) if processors else None
-    embed, head = model.get_input_embeddings(), model.get_output_embeddings()
-    with packed_attention(model):
-        states, cache = _read(model, prompts, room=max_new_tokens)
-        positions = torch.tensor([[len(prompt)] for prompt in prompts], device=device)
-        for step in range(max_new_tokens):
-            logits = scored = head(states).float()
-            uniform = torch.rand(len(prompts), dtype=torch.float64, device=device)[rows]
-            if history is not None:
-                nats = entropy(logits, temperature)
-                for process in processors:
-                    logits = process(history, logits)
-                tokens, _ = sampler.draw(logits, uniform)
-            else:
-                tokens, nats = sampler.draw(logits, uniform)
-            for row, *written in zip(rows.tolist(), tokens.tolist(), nats.tolist(), strict=True):
-                completions[row].ids.append(written[0])
-                completions[row].entropies.append(written[1])
-            if wants_logps:
-                found = logp(scored, temperature, tokens).tolist()
-                for row, value in zip(rows.tolist(), found, strict=True):
-                    completions[row].logps.append(value)
-            going = ~torch.isin(tokens, ends)
-            if step == max_new_tokens - 1 or not bool(going.any()):
-                break
-            if not bool(going.all()):
-                rows, tokens, positions = rows[going], tokens[going], positions[going]
-                history = None if history is None else history[going]
-                cache.keep(going)
-            if history is not None:
-                history = torch.cat([history, tokens[:, None]], dim=1)
-            states = hidden_states(model, embed(tokens[:, None]), positions, cache)[:, 0]
-            cache.used += 1
-            positions = positions + 1
+    states, cache = _read(decoder, prompts, room=max_new_tokens)
+    positions = torch.tensor([len(prompt) for prompt in prompts])
+    for step in range(max_new_tokens):
+        logits = scored = decoder.logits(states).float()
+        uniform = torch.rand(len(prompts), dtype=torch.float64, device=device)[rows]
+        if history is not None:
+            nats = entropy(logits, temperature)
+            for process in processors:
+                logits = process(history, logits)
+            tokens, _ = sampler.draw(logits, uniform)
+        else:
+            tokens, nats = sampler.draw(logits, uniform)
+        for row, *written in zip(rows.tolist(), tokens.tolist(), nats.tolist(), strict=True):
+            completions[row].ids.append(written[0])
+            completions[row].entropies.append(written[1])
+        if wants_logps:
+            found = logp(scored, temperature, tokens).tolist()
+            for row, value in zip(rows.tolist(), found, strict=True):
+                completions[row].logps.append(value)
+        going = ~torch.isin(tokens, ends)
+        if step == max_new_tokens - 1 or not bool(going.any()):
+            break
+        if not bool(going.all()):
+            rows, tokens, positions = rows[going], tokens[going], positions[going.cpu()]
+            history = None if history is None else history[going]
+            cache.keep(going)
+        if history is not None:
+            history = torch.cat([history, tokens[:, None]], dim=1)
+        turns = decoder.rope.at(positions)
+        states = decoder.hidden(decoder.embedding[tokens], *turns, cache.attend)
+        cache.used += 1
+        positions = positions + 1
     return completions
 
 
@@ -113,12 +113,12 @@ def ways(processors: Sequence[Any], sampler: Sampler) -> tuple[list[Any], Sample
 class _Cache:
     """The keys and values of every row, right-aligned at the ends of the prompts."""
 
-    def __init__(self, lengths: Sequence[int], room: int, device: torch.device) -> None:
-        self.lengths = lengths
+    def __init__(self, decoder: Decoder, lengths: Sequence[int], room: int) -> None:
+        device = decoder.embedding.device
+        self._decoder = decoder
         self.longest = max(lengths)
         self.used = self.longest
         self.size = self.longest + room
-        self.device = device
         self.keys: list[Tensor] = []  # of each layer: (B, key heads, size, D)
         self.values: list[Tensor] = []
         self._padding: Tensor | None = None  # (B, 1, 1, size), -inf where a row has nothing
@@ -144,45 +144,44 @@ class _Cache:
         if self._padding is not None:
             self._padding = self._padding[going]
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Store one more token of each row and return what it sees."""
-        at = slice(self.used, self.used + 1)
-        self.keys[layer][:, :, at] = key
-        self.values[layer][:, :, at] = value
-        batch, heads, _, size = query.shape
-        seen = F.scaled_dot_product_attention(
-            query.reshape(batch, key.shape[1], -1, size),  # heads of one key head: queries on it
-            self.keys[layer][:, :, : at.stop],
-            self.values[layer][:, :, : at.stop],
-            attn_mask=None if self._padding is None else self._padding[..., : at.stop],
-            scale=scale,
+    def attend(self, qkv: Tensor, layer: int) -> Tensor:
+        """Store one more token of each row and return what it sees; see `decoder.Attend`."""
+        heads, key_heads, size = self._decoder.heads, self._decoder.kv_heads, self._decoder.size
+        query, key, value = torch.split(qkv, [heads, key_heads, key_heads], dim=1)
+        self.keys[layer][:, :, self.used] = key
+        self.values[layer][:, :, self.used] = value
+        seen = slice(self.used + 1)
+        attended = F.scaled_dot_product_attention(
+            query.reshape(len(qkv), key_heads, -1, size),  # heads of one key head: queries on it
+            self.keys[layer][:, :, seen],
+            self.values[layer][:, :, seen],
+            attn_mask=None if self._padding is None else self._padding[..., seen],
+            scale=self._decoder.scale,
         )
-        return seen.reshape(batch, 1, heads, size)
+        return attended.reshape(len(qkv), heads, size)
 
 
-class _Reading:
-    """The pass over the prompts, which fills the cache on its way."""
-
-    def __init__(self, pack: Pack, cache: _Cache, places: Sequence[slice]) -> None:
-        self.pack, self.cache, self.places = pack, cache, places
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        self.cache.fill(key, value, self.places)
-        return self.pack.attend(layer, query, key, value, scale)
-
-
-def _read(model: Any, prompts: Sequence[Sequence[int]], *, room: int) -> tuple[Tensor, _Cache]:
+def _read(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], *, room: int
+) -> tuple[Tensor, _Cache]:
     """Return the hidden state after each prompt, (B, H), and their keys and values."""
     places: dict[tuple[int, ...], slice] = {}
     for prompt in map(tuple, prompts):
         start = sum(map(len, places))
         places.setdefault(prompt, slice(start, start + len(prompt)))
     of_rows = [places[tuple(prompt)] for prompt in prompts]
-    pack = Pack([Row(0, prompt, ()) for prompt in places], model.device)
-    cache = _Cache([len(prompt) for prompt in prompts], room, model.device)
-    embedded = model.get_input_embeddings()(pack.ids)
-    states = hidden_states(model, embedded, pack.positions, _Reading(pack, cache, of_rows))
-    return states[0, [place.stop - 1 for place in of_rows]], cache
+    pack = Pack([Row(0, prompt, ()) for prompt in places], decoder.embedding.device)
+    cache = _Cache(decoder, [len(prompt) for prompt in prompts], room)
+
+    def attend(qkv: Tensor, layer: int) -> Tensor:
+        states = qkv.transpose(0, 1)[None]  # (1, heads, N, D)
+        query, key, value = torch.split(states, [decoder.heads, *2 * [decoder.kv_heads]], dim=1)
+        cache.fill(key, value, of_rows)
+        return pack.attend(layer, query, key, value, decoder.scale)[0]
+
+    turns = decoder.rope.at(pack.positions[0].cpu())
+    states = decoder.hidden(decoder.embedding[pack.ids[0]], *turns, attend)
+    return states[[place.stop - 1 for place in of_rows]], cache
 
 
 def _padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> Tensor:

@@ -18,13 +18,14 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from warmd.jobs import packed_trainer
+from warmd.jobs.engine.decoder import Decoder
+from warmd.jobs.engine.linears import InPlaceLinear, PackedLinear
 from warmd.jobs.kernels import fast_kernels
 from warmd.jobs.logps import score
 from warmd.jobs.packed_scores import split, tokens_that_fit
 from warmd.jobs.packed_trainer import PackedTrainer, twin
 from warmd.jobs.packing import Row, can_pack
-from warmd.jobs.products import Int8Linear
-from warmd.jobs.reordered import Reordered, replaced_layers
+from warmd.jobs.products import Int8Linear, WeightOnlyInt8Linear
 from warmd.jobs.rollout import generate
 from warmd.jobs.sampling import NotFiniteError, Sampler
 
@@ -328,20 +329,20 @@ def test_scores_and_their_gradients_are_those_of_log_softmax(monkeypatch, kept_b
     torch.testing.assert_close(ours, [hidden.grad, weight.grad], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("make", "rtol"), [(Reordered, 1e-5), (Int8Linear, 2e-2)])
-def test_replaced_layers_compute_the_same_and_are_gone_afterwards(make, rtol):
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 9])
+@pytest.mark.parametrize(
+    ("make", "rtol"),
+    [(InPlaceLinear, 1e-6), (PackedLinear, 1e-6), (Int8Linear, 2e-2), (WeightOnlyInt8Linear, 2e-2)],
+)
+def test_what_completions_are_written_by_computes_layers_side_by_side(make, rtol, rows):
     torch.manual_seed(0)
-    first, second = torch.nn.Linear(48, 32), torch.nn.Linear(32, 8, bias=False)
-    model = torch.nn.Sequential(first, second)
-    x = torch.randn(2, 5, 48)
+    layers = [torch.nn.Linear(48, 32), torch.nn.Linear(48, 5)]
+    x = torch.randn(rows, 48)
     with torch.no_grad():
-        expected = model(x)
-        with replaced_layers(model, make):
-            first.weight.mul_(2)  # too late to be seen
-            error = (model(x) - expected).norm() / expected.norm()
-            assert error < rtol
-        assert not torch.allclose(model(x), expected, atol=0.1)
-    assert not any("forward" in vars(layer) for layer in model)
+        expected = torch.cat([layer(x) for layer in layers], dim=1)
+        bias = torch.cat([layer.bias for layer in layers])
+        form = make([layer.weight for layer in layers], bias)
+        assert (form(x) - expected).norm() / expected.norm() < rtol
 
 
 # Completions of int8.
@@ -458,13 +459,13 @@ def test_logits_that_leave_no_distribution_are_refused(number):
 
 
 def test_a_row_is_written_the_same_whatever_becomes_of_the_others():
-    model = small("qwen2")
+    decoder = Decoder(small("qwen2"), make=InPlaceLinear)
     prompts = [[5, 6, 7], [5, 6, 7], [8, 9, 10, 11, 12], [13]]
 
     def written(ends: list[int]) -> list[list[int]]:
         torch.manual_seed(0)
         completions = generate(
-            model,
+            decoder,
             prompts,
             sampler=Sampler(),
             temperature=1.0,

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ..products import Make
 from .cache import CHUNK, KeyValues
 from .fixed import FixedSteps
-from .linears import Linear, Linears, served_precision
+from .linears import Linear, Linears, Uniform, served_precision
 
 # Model types with this structure: RMSNorm, rotary positions, grouped heads, SwiGLU.
 _MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen2_vl_text", "qwen3")
@@ -73,8 +74,19 @@ class Decoder:
 
     chunk: int | None = CHUNK  # a part must not begin or end within one, but for a prompt's end
 
-    def __init__(self, model: Any, *, precision: str = "own", is_fixed: bool | None = None) -> None:
-        """`is_fixed`: whether to write in steps of fixed shapes; by default on a GPU."""
+    def __init__(
+        self,
+        model: Any,
+        *,
+        precision: str = "own",
+        make: Make | None = None,
+        is_fixed: bool | None = None,
+    ) -> None:
+        """`make`: the form of all linear layers, in the place of those that suit `precision`.
+
+        Rows may depend on each other then. `is_fixed`: whether to write in steps of fixed shapes;
+        by default on a GPU.
+        """
         config = model.config.get_text_config()
         text = _text_model(model)
         self.heads: int = config.num_attention_heads
@@ -87,7 +99,7 @@ class Decoder:
         self.embedding: torch.Tensor = text.embed_tokens.weight.detach()
         self._hidden: int = self.embedding.shape[1]
         self.precision = served_precision(precision, self.embedding)
-        self._linears = Linears(self.precision)
+        self._linears = Linears(self.precision) if make is None else Uniform(make)
         self._layers = [
             _layer(layer, self._linears, patience=_PATIENCE + number)
             for number, layer in enumerate(text.layers)
@@ -339,7 +351,7 @@ class Rope:
         self._sin = torch.cat([-sin, sin], dim=1).to(self._like.dtype)
 
 
-def _layer(layer: Any, linears: Linears, *, patience: int) -> _Layer:
+def _layer(layer: Any, linears: Linears | Uniform, *, patience: int) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
 
     def fused(*layers: torch.nn.Linear) -> Linear:
