@@ -6,7 +6,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 IN_VENV := $(VENV)/bin/python -m
 
-.PHONY: help venv demo test test-slow test-all lint check clean
+.PHONY: help venv demo test test-slow test-all lint bench check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1 \t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -37,6 +37,11 @@ lint: venv ## format, lint and types
 	@$(IN_VENV) ruff format --check
 	@$(IN_VENV) ruff check
 	@$(IN_VENV) mypy
+
+bench: venv ## training and answering beside the stock libraries and the floor: half an hour, alone
+	@$(VENV)/bin/warmd bench grpo
+	@$(VENV)/bin/warmd bench mlm
+	@$(VENV)/bin/warmd bench infer
 
 check: lint test ## what must pass before a commit
 

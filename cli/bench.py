@@ -67,7 +67,7 @@ def _grpo(work: tuple[str, ...], pairs: int, threads: int | None) -> None:
 @bench.command("infer", params=work_options(works.INFER, pairs=MANY_PAIRS))
 @common_options
 def _infer(work: tuple[str, ...], pairs: int, threads: int | None) -> None:
-    """Measure decoding at batch 1, in float32 and int8, beside transformers' generate."""
+    """Measure decoding at batch 1 in each precision, beside transformers' generate."""
     from ..jobs.bench import rows
 
     _show_works(rows.infer, work or works.usual(works.INFER), pairs, threads)
