@@ -5,10 +5,13 @@ Named as `behaviours:NAME`. Every row's answer names the test's own folder; file
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
 from pathlib import Path
+
+from warmd.daemon.horse import Orders
 
 
 def steps_seen(folder: Path) -> int:
@@ -31,11 +34,22 @@ def length(prompts: list[str], completions: list[str], answers: list[str | None]
 
 
 def gated(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
-    """The same, but from the third call on it waits while the file `gate` exists."""
+    """The same, but from the third call on it waits while the file `gate` exists.
+
+    While it waits it makes a file `told` as soon as its process was told to pause or to stop.
+    """
     folder = _note(answers)
     while steps_seen(folder) >= 3 and (folder / "gate").exists():
+        if _is_told():
+            (folder / "told").touch()
         time.sleep(0.01)
     return [len(text) / 10 for text in completions]
+
+
+def _is_told() -> bool:
+    # The orders of the one job of this process, wherever the horse keeps them.
+    orders = [found for found in gc.get_objects() if type(found) is Orders]
+    return any(order.pause.is_set() or order.stop.is_set() for order in orders)
 
 
 def dies(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:

@@ -23,18 +23,25 @@ def daemon(sturdy: Daemon) -> Daemon:
 
 def hold_at_gate(daemon: Daemon, **options: Any) -> str:
     """Have a job run and wait in the middle of its third step until `gate` is removed."""
-    (daemon.folder / "calls").unlink(missing_ok=True)
+    for name in ("calls", "told"):
+        (daemon.folder / name).unlink(missing_ok=True)
     (daemon.folder / "gate").touch()
     job_id = daemon.submit("behaviours:gated", **options)
     wait_until(lambda: behaviours.steps_seen(daemon.folder) == 3)
     return job_id
 
 
+def open_gate(daemon: Daemon) -> None:
+    """Let that step end, once its process knows what was asked of it."""
+    wait_until((daemon.folder / "told").exists)
+    (daemon.folder / "gate").unlink()
+
+
 def pause(daemon: Daemon, **options: Any) -> str:
     """Have a job run, and hold it after its third step."""
     job_id = hold_at_gate(daemon, **options)
     assert daemon.client.pause(job_id) == "pausing"
-    (daemon.folder / "gate").unlink()
+    open_gate(daemon)
     wait_until(lambda: daemon.events(job_id, "paused"))
     return job_id
 
@@ -68,7 +75,7 @@ def test_time_limit_does_not_run_while_a_job_is_held(daemon: Daemon):
 def test_released_job_saves_ends_and_comes_back_by_unpause_alone(daemon: Daemon):
     job_id = hold_at_gate(daemon)
     assert daemon.client.pause(job_id, release=True) == "pausing"
-    (daemon.folder / "gate").unlink()
+    open_gate(daemon)
     job = daemon.wait(job_id, "scheduled")
     assert (job["paused"], job["scheduled_at"], job["step"]) == (True, None, 3)
     assert daemon.status()["workers"][0]["state"] == "idle"
