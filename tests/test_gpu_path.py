@@ -7,6 +7,7 @@ operation between it and the CPU fails, and so does whatever asks the device for
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -174,6 +175,16 @@ def test_rows_are_let_go_with_their_sequences(model):
     del kept[1]
     assert rows.seat(kept) == [0, 2, 1]  # the last one has moved
     assert rows.data.shape[2] == 4
+
+
+@torch.inference_mode()
+def test_a_decoder_is_gone_with_its_last_reference(model):
+    decoder = Decoder(model, is_fixed=True)
+    kv = decoder.new(8)
+    decoder.forward([Part(kv, [1], True)])
+    gone = weakref.ref(decoder)
+    del decoder
+    assert gone() is None  # and with it its memory, before the collector comes
 
 
 class Repeated(Graphs):

@@ -44,7 +44,7 @@ class Rows:
     """Keys and values of sequences that write, side by side: rows 0, 1, … without a gap."""
 
     def __init__(self, decoder: Decoder, most_bytes: int) -> None:
-        self.num_bytes_of = decoder.num_bytes  # by positions
+        self._decoder = decoder
         self.most_bytes = most_bytes
         # (layers, keys and values, rows, heads, positions, size)
         like = decoder.new(0).data
@@ -108,7 +108,7 @@ class Rows:
         if rows <= has_rows and length <= has_length:
             return True
         rows, length = max(rounded(rows), has_rows), max(rounded(length, SHORTEST), has_length)
-        if rows * self.num_bytes_of(length) > self.most_bytes:
+        if rows * self._decoder.num_bytes(length) > self.most_bytes:
             return False
         layers, two, _, heads, _, size = self.data.shape
         grown = self.data.new_zeros(layers, two, rows, heads, length, size)
@@ -125,8 +125,9 @@ class FixedSteps:
         device = decoder.embedding.device
         if most_bytes is None:
             most_bytes = int(free_bytes(device) * _MEMORY_SHARE)
-        self._decoder = decoder
-        self._rows = Rows(decoder, most_bytes)
+        # The decoder has these steps: a circle would keep a closed engine's memory.
+        self._decoder: Decoder = weakref.proxy(decoder)
+        self._rows = Rows(self._decoder, most_bytes)
         self._graphs = Graphs() if device.type == "cuda" else None
         # The tokens, where their keys and values come to, and their rotary positions.
         self._inputs = torch.zeros(3, 0, dtype=torch.int64, device=device)
