@@ -82,6 +82,7 @@ def test_dead_daemon_does_not_hold_its_home(daemon: Daemon):
     assert daemon.status()["zygote"]["state"] == "ready"
 
 
+@pytest.mark.slow
 def test_queue_outlives_the_daemon(daemon: Daemon):
     (daemon.folder / "gate").touch()
     running = daemon.submit("behaviours:gated")
@@ -136,8 +137,8 @@ def untroubled(shared_daemon: Daemon) -> bytes:
 @pytest.mark.parametrize(
     "victim",
     [
-        *("horse", "worker", "server", "supervisor"),
-        *(pytest.param(victim, marks=pytest.mark.slow) for victim in ("zygote", "everything")),
+        *("horse", "worker", "server"),
+        *(pytest.param(v, marks=pytest.mark.slow) for v in ("supervisor", "zygote", "everything")),
     ],
 )
 def test_whatever_is_killed_the_job_goes_on_and_ends_the_same(

@@ -135,6 +135,7 @@ def test_jobs_run_through_an_external_redis_with_a_password(
         assert "correct" not in daemon.home.log.read_text()
 
 
+@pytest.mark.slow
 def test_homes_on_one_server_share_their_run_directories_or_are_refused(
     make_daemon: MakeDaemon, tmp_path: Path
 ):
