@@ -39,11 +39,12 @@ class Int8Linear:
     def __init__(self, weights: Sequence[Tensor], bias: Tensor | None) -> None:
         """`weights`: (out, in) each, of one input; their outputs stand side by side."""
         integers, scale = _integers_of(weights, torch.float32)
-        self._scale = scale / _LARGEST  # that of a row of x is its largest then
-        self._packed = torch.ops.onednn.qlinear_prepack(integers, None)
+        self.shape: tuple[int, int] = (len(integers), integers.shape[1])
+        self.scale = scale / _LARGEST  # that of a row of x is its largest then
+        self.packed = torch.ops.onednn.qlinear_prepack(integers, None)
         self._multiply: Any = torch.ops.onednn.qlinear_pointwise.default
         self._zeros = torch.zeros(len(scale), dtype=torch.int64)
-        self._bias = None if bias is None else bias.float()
+        self.bias = None if bias is None else bias.float()
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.ndim == 2 and x.dtype == torch.float32:
@@ -56,10 +57,10 @@ class Int8Linear:
         largest = _largest_of(rows)
         integers = torch.addcmul(_ROUNDED_OFFSET, rows, _LARGEST / largest).to(torch.uint8)
         y: Tensor = self._multiply(
-            integers, 1.0, _OFFSET, self._packed, self._scale, self._zeros,
+            integers, 1.0, _OFFSET, self.packed, self.scale, self._zeros,
             None, 1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
-        return y.mul_(largest) if self._bias is None else torch.addcmul(self._bias, y, largest)
+        return y.mul_(largest) if self.bias is None else torch.addcmul(self.bias, y, largest)
 
 
 class WeightOnlyInt8Linear:

@@ -55,9 +55,25 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return torch.randint(3, 80, (length,), generator=generator).tolist()
 
 
-@pytest.fixture(scope="module")
-def qwen() -> Any:
-    return make("Qwen2", vocab_size=len(tiny.SPECIAL) + len(tiny.CHARACTERS))
+# Of models that our own code computes: heads, and all that products give, in multiples of 64.
+NATIVE_SIZES = {
+    "vocab_size": 128,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+
+
+@pytest.fixture(scope="module", params=["pytorch", "native"])
+def qwen(request: pytest.FixtureRequest) -> Any:
+    known = len(tiny.SPECIAL) + len(tiny.CHARACTERS)
+    if request.param == "pytorch":
+        return make("Qwen2", vocab_size=known)
+    model = make("Qwen2", **NATIVE_SIZES)
+    for without_text in (slice(len(tiny.SPECIAL)), slice(known, None)):
+        model.lm_head.weight[without_text] = 0  # such tokens would be rarely written
+    return model
 
 
 @pytest.fixture
@@ -284,8 +300,9 @@ def test_long_prompt_does_not_keep_a_writer_waiting(qwen):
     engine.close()
 
 
-def test_token_that_the_model_does_not_have_is_refused(engine):
-    with pytest.raises(JobFailed, match="token 1000000 is not among the 81"):
+def test_token_that_the_model_does_not_have_is_refused(engine, qwen):
+    known = qwen.config.vocab_size
+    with pytest.raises(JobFailed, match=f"token 1000000 is not among the {known}"):
         engine.submit(Generation(ids=[10**6], sampling=GREEDY, max_tokens=5))
 
 

@@ -20,7 +20,7 @@ def files_below(folder):
     return {
         str(path.relative_to(ROOT))
         for path in (ROOT / folder).rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
+        if path.is_file() and "__pycache__" not in path.parts
     }
 
 

@@ -10,6 +10,7 @@ to rounding there, not to the bit.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,11 @@ from ..products import Make
 from .cache import CHUNK, KeyValues
 from .fixed import FixedSteps
 from .linears import Linear, Linears, Uniform, served_precision
+from .native.steps import MOST_ROWS, NotPackedAlike, Steps
+from .native.team import team
+from .rowwise import Native, Norms, Rowwise, Single, Torch
+
+log = logging.getLogger(__name__)
 
 # Model types with this structure: RMSNorm, rotary positions, grouped heads, SwiGLU.
 _MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen2_vl_text", "qwen3")
@@ -49,20 +55,20 @@ Attend = Callable[[torch.Tensor, int], torch.Tensor]
 
 @dataclass(frozen=True)
 class _Span:
-    """Rows of one sequence within one chunk of the grid."""
+    """Rows of one sequence within one chunk of the grid, more than one."""
 
     kv: KeyValues
     row: int
     begin: int  # position of the first row
     end: int
-    mask: torch.Tensor | None  # (groups * rows, end), None for one row
+    mask: torch.Tensor  # (groups * rows, end)
 
 
 @dataclass(frozen=True)
-class _Layer:
+class Layer:
     attention_norm: torch.Tensor
     qkv: Linear
-    head_norms: tuple[torch.Tensor, torch.Tensor] | None
+    head_norms: Norms | None
     out: Linear
     mlp_norm: torch.Tensor
     gate_up: Linear
@@ -95,23 +101,25 @@ class Decoder:
         attention = text.layers[0].self_attn
         self.size: int = attention.head_dim
         self.scale: float = attention.scaling
-        self._eps: float = config.rms_norm_eps
+        self.eps: float = config.rms_norm_eps
         self.embedding: torch.Tensor = text.embed_tokens.weight.detach()
-        self._hidden: int = self.embedding.shape[1]
         self.precision = served_precision(precision, self.embedding)
         self._linears = Linears(self.precision) if make is None else Uniform(make)
-        self._layers = [
+        self.layers = [
             _layer(layer, self._linears, patience=_PATIENCE + number)
             for number, layer in enumerate(text.layers)
         ]
-        self._norm = text.norm.weight.detach()
-        self._head = self._linears.fused(
-            [model.get_output_embeddings()], patience=_PATIENCE + len(self._layers)
+        self.norm = text.norm.weight.detach()
+        self.head = self._linears.fused(
+            [model.get_output_embeddings()], patience=_PATIENCE + len(self.layers)
         )
         self.rope = Rope(text.rotary_emb, self.embedding)
         if is_fixed is None:
             is_fixed = self.embedding.device.type == "cuda"
         self._fixed = FixedSteps(self) if is_fixed else None
+        threads = team() if Native.takes(self) else None
+        self._rowwise: Rowwise = Torch(self) if threads is None else Native(self, threads)
+        self._steps = None if threads is None else Steps(self, threads)
 
     @property
     def is_exact(self) -> bool:
@@ -140,12 +148,12 @@ class Decoder:
     def num_bytes(self, capacity: int) -> int:
         """The memory of a sequence of that many positions."""
         size: int = self.embedding.element_size() * self.size
-        return 2 * len(self._layers) * self.kv_heads * capacity * size
+        return 2 * len(self.layers) * self.kv_heads * capacity * size
 
     def new(self, capacity: int) -> KeyValues:
         """Return room for a sequence of at most so many positions."""
         return KeyValues(
-            layers=len(self._layers),
+            layers=len(self.layers),
             heads=self.kv_heads,
             size=self.size,
             capacity=capacity,
@@ -175,45 +183,63 @@ class Decoder:
             for first, rows in part.seen:
                 x[row + first : row + first + len(rows)] = rows
             row += len(part.ids)
-        spans = self._spans(parts)
+        wanted = _wanted(parts)
+        steps = self._ready_steps() if len(wanted) == len(ids) <= MOST_ROWS else None
+        if steps is not None:
+            logits = steps.logits(x, cos, sin, [part.kv for part in parts])
+        else:
+            x = self.hidden(x, cos, sin, self._attention(parts))
+            logits = self.logits(x[torch.tensor(wanted, device=x.device)]) if wanted else x[:0, :0]
+        for part in parts:
+            part.kv.length += len(part.ids)
+        return logits
+
+    def _ready_steps(self) -> Steps | None:
+        try:
+            return self._steps if self._steps is not None and self._steps.is_ready else None
+        except NotPackedAlike as error:
+            log.info("tokens take PyTorch's operations: %s", error)
+            self._steps = None
+            return None
+
+    def _attention(self, parts: Sequence[Part]) -> Attend:
+        singles, spans = self._spans(parts)
 
         def attend(qkv: torch.Tensor, number: int) -> torch.Tensor:
             attended = torch.empty_like(qkv[:, : self.heads])
             for span in spans:
                 self._attend(qkv, attended, span, number)
+            if singles:
+                self._rowwise.attend(qkv, attended, singles, number)
             return attended
 
-        x = self.hidden(x, cos, sin, attend)
-        for part in parts:
-            part.kv.length += len(part.ids)
-        wanted = _wanted(parts)
-        if not wanted:
-            return x.new_empty(0, 0)
-        return self.logits(x[torch.tensor(wanted, device=x.device)])
+        return attend
 
     def hidden(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
         """All layers. x: (rows, hidden); cos, sin: (rows, 1, size)."""
-        for number, layer in enumerate(self._layers):
+        for number, layer in enumerate(self.layers):
             x = self._compute(layer, number, x, cos, sin, attend)
         return x
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """The logits of rows (rows, hidden) behind the last layer: (rows, V)."""
-        return self._head(torch.rms_norm(x, (self._hidden,), self._norm, self._eps))
+        return self.head(self._rowwise.normalise(x, self.norm))
 
-    def _spans(self, parts: Sequence[Part]) -> list[_Span]:
-        spans, row = [], 0
+    def _spans(self, parts: Sequence[Part]) -> tuple[list[Single], list[_Span]]:
+        singles, spans, row = [], [], 0
         for part in parts:
             begin, last = part.kv.length, part.kv.length + len(part.ids)
             while begin < last:
                 end = min(begin // CHUNK * CHUNK + CHUNK, last)
-                mask = self._mask(begin, end) if end - begin > 1 else None
-                spans.append(_Span(part.kv, row, begin, end, mask))
+                if end - begin == 1:
+                    singles.append(Single(row, part.kv, begin))
+                else:
+                    spans.append(_Span(part.kv, row, begin, end, self._mask(begin, end)))
                 row += end - begin
                 begin = end
-        return spans
+        return singles, spans
 
     def _mask(self, begin: int, end: int) -> torch.Tensor:
         like = self.embedding
@@ -225,43 +251,27 @@ class Decoder:
 
     def _compute(
         self,
-        layer: _Layer,
+        layer: Layer,
         number: int,
         x: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
         attend: Attend,
     ) -> torch.Tensor:
-        h = torch.rms_norm(x, (self._hidden,), layer.attention_norm, self._eps)
-        num_q = self.heads
-        num_qk = num_q + self.kv_heads
-        qkv = layer.qkv(h).view(len(x), num_qk + self.kv_heads, self.size)
-        qk = qkv[:, :num_qk]
-        if layer.head_norms is not None:
-            for heads, norm in zip((qkv[:, :num_q], qkv[:, num_q:num_qk]), layer.head_norms,
-                                   strict=True):  # fmt: skip
-                heads.copy_(torch.rms_norm(heads, (self.size,), norm, self._eps))
-        turned = qk.roll(self.size // 2, -1)
-        qk.mul_(cos).addcmul_(turned, sin)
+        rowwise = self._rowwise
+        h = rowwise.normalise(x, layer.attention_norm)
+        qkv = layer.qkv(h).view(len(x), self.heads + 2 * self.kv_heads, self.size)
+        rowwise.turn(qkv, layer.head_norms, cos, sin)
         attended = attend(qkv, number)
-        x = x + layer.out(attended.view(len(x), num_q * self.size))
-        h = torch.rms_norm(x, (self._hidden,), layer.mlp_norm, self._eps)
-        gate, up = layer.gate_up(h).chunk(2, dim=-1)
-        return x + layer.down(functional.silu(gate).mul_(up))
+        x = x + layer.out(attended.view(len(x), self.heads * self.size))
+        h = rowwise.normalise(x, layer.mlp_norm)
+        return x + layer.down(rowwise.gate(layer.gate_up(h)))
 
     def _attend(self, qkv: torch.Tensor, attended: torch.Tensor, span: _Span, number: int) -> None:
         """Attention of one span, its groups of heads folded into the rows of a query."""
         written, keys, values = span.kv.layers[number]
         begin, end = span.begin, span.end
         heads, groups, size = self.kv_heads, self._groups, self.size
-        if span.mask is None:
-            row = qkv[span.row]
-            written[:, :, begin] = row[self.heads :].view(2, heads, size)
-            query = row[: self.heads].view(1, heads, groups, size)
-            attended[span.row] = functional.scaled_dot_product_attention(
-                query, keys[:, :, :end], values[:, :, :end], scale=self.scale
-            ).reshape(self.heads, size)  # not contiguous on a GPU
-            return
         count = end - begin
         rows = qkv[span.row : span.row + count]
         new = rows[:, self.heads :].view(count, 2, heads, size)
@@ -351,14 +361,14 @@ class Rope:
         self._sin = torch.cat([-sin, sin], dim=1).to(self._like.dtype)
 
 
-def _layer(layer: Any, linears: Linears | Uniform, *, patience: int) -> _Layer:
+def _layer(layer: Any, linears: Linears | Uniform, *, patience: int) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
 
     def fused(*layers: torch.nn.Linear) -> Linear:
         return linears.fused(layers, patience=patience)
 
     has_head_norms = hasattr(attention, "q_norm")
-    return _Layer(
+    return Layer(
         attention_norm=layer.input_layernorm.weight.detach(),
         qkv=fused(attention.q_proj, attention.k_proj, attention.v_proj),
         head_norms=(attention.q_norm.weight.detach(), attention.k_norm.weight.detach())

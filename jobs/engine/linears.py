@@ -50,17 +50,7 @@ class PlainLinear:
 class InPlaceLinear:
     """PyTorch's own, on the weights where they are: no copy is made to fuse them."""
 
-    def __init__(self, weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> None:
-        self._weights = list(weights)
-        self._bias = bias
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.cat([functional.linear(x, weight) for weight in self._weights], dim=1)
-        return y if self._bias is None else y.add_(self._bias)
-
-
-class UnpackedLinear:
-    """float32 on a CPU by oneDNN, on the weights where they are."""
+    _multiply: Callable[..., torch.Tensor] = staticmethod(functional.linear)
 
     def __init__(self, weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> None:
         self._weights = list(weights)
@@ -68,9 +58,20 @@ class UnpackedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if len(self._weights) == 1:
-            return _product(x, self._weights[0], self._bias)
-        y = torch.cat([_product(x, weight, None) for weight in self._weights], dim=1)
+            return self._multiply(x, self._weights[0], self._bias)
+        y = torch.cat([self._multiply(x, weight, None) for weight in self._weights], dim=1)
         return y if self._bias is None else y.add_(self._bias)
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return y
+
+
+class UnpackedLinear(InPlaceLinear):
+    """float32 on a CPU by oneDNN, on the weights where they are."""
+
+    _multiply = staticmethod(_product)
 
 
 class PackedLinear:
@@ -78,11 +79,12 @@ class PackedLinear:
 
     def __init__(self, weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> None:
         weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-        self._bias = bias
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        self.bias = bias
+        self.shape: tuple[int, int] = (len(weight), weight.shape[1])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return _product(x, self._packed, self._bias)
+        return _product(x, self.packed, self.bias)
 
 
 class PatientLinear:
@@ -98,20 +100,15 @@ class PatientLinear:
         self, unpacked: Linear, pack: Callable[[], Linear | None], *, patience: int
     ) -> None:
         """`patience`: calls before it is packed. `pack` returns None where memory lacks for it."""
-        self._form = unpacked
+        self.form = unpacked
         self._pack = pack
         self._patience = patience
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._patience == 0:
-            self._form = self._pack() or self._form
+            self.form = self._pack() or self.form
         self._patience -= 1
-        return self._form(x)
-
-
-def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
-    return y
+        return self.form(x)
 
 
 def served_precision(asked: str, weight: torch.Tensor) -> str:
@@ -155,21 +152,25 @@ class Linears:
         weights = [layer.weight.detach() for layer in layers]
         makes = _forms(self._precision, weights[0])
         bias = _bias(layers, weights)
-        forms = [
-            partial(_exact, make, quantum, weights, bias)
-            for make, quantum in zip(makes, self._quanta_of(makes, weights), strict=True)
-        ]
-        if len(forms) == 1:
-            return forms[0]()
-        unpacked, packed = forms
-        return PatientLinear(unpacked(), partial(self._pack, packed), patience=patience)
+        quanta = self._quanta_of(makes, weights)
+        first = ExactLinear(makes[0](weights, bias), quanta[0])
+        if len(makes) == 1:
+            return first
+        pack = partial(self._pack, makes[1], quanta[1], weights, bias)
+        return PatientLinear(first, pack, patience=patience)
 
-    def _pack(self, packed: Callable[[], Linear]) -> Linear | None:
+    def _pack(
+        self,
+        make: Make,
+        quantum: int,
+        weights: Sequence[torch.Tensor],
+        bias: torch.Tensor | None,
+    ) -> Linear | None:
         """Return a layer packed; None from the first one on that memory lacks for."""
         if self._lacks_memory:
             return None
         try:
-            return packed()
+            return ExactLinear(make(weights, bias), quantum)
         except (MemoryError, RuntimeError) as error:  # the latter from torch and oneDNN
             self._lacks_memory = True
             reason = str(error).partition("\n")[0]
@@ -225,18 +226,25 @@ def _forms(precision: str, weight: torch.Tensor) -> tuple[Make, ...]:
     return (PlainLinear,)
 
 
-def _exact(
-    make: Make, quantum: int, weights: Sequence[torch.Tensor], bias: torch.Tensor | None
-) -> Linear:
-    """Make a layer that is given rows in multiples of its quantum."""
-    return partial(_in_multiples, make(weights, bias), quantum)
+class ExactLinear:
+    """A layer that is given rows in multiples of its quantum."""
+
+    def __init__(self, form: Linear, quantum: int) -> None:
+        self.form = form
+        self._quantum = quantum
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        missing = -len(x) % max(self._quantum, _step(len(x)))
+        if not missing:
+            return self.form(x)
+        return self.form(functional.pad(x, (0, 0, 0, missing)))[: len(x)]
 
 
-def _in_multiples(layer: Linear, quantum: int, x: torch.Tensor) -> torch.Tensor:
-    missing = -len(x) % max(quantum, _step(len(x)))
-    if not missing:
-        return layer(x)
-    return layer(functional.pad(x, (0, 0, 0, missing)))[: len(x)]
+def innermost(linear: Linear) -> Linear:
+    """The form in which a layer is computed now."""
+    while isinstance(linear, PatientLinear | ExactLinear):
+        linear = linear.form
+    return linear
 
 
 def _step(rows: int) -> int:

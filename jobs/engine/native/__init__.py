@@ -1,0 +1,13 @@
+"""The decoder's work on rows as machine code of our own, for a CPU.
+
+What writes alone waits for memory: a token takes as long as all weights take to be read. PyTorch
+adds a hundred operations a layer to that, each of which costs microseconds, and products that read
+slower than the memory gives. Here a token is one call: every thread reads its share of the weights
+in one stream, and nothing is between two products but the arithmetic.
+
+- `vectors`: what numba lacks; the inner loops of the products.
+- `rows`: the operations on a row, between the products. The decoder's own pass uses them, too, so
+  that both compute the same bits.
+- `step`: one token of a few sequences.
+- `team`: runs it on PyTorch's own threads.
+"""

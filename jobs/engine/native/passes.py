@@ -1,0 +1,92 @@
+"""The operations of `rows` on many rows, for the decoder's own pass: one call each.
+
+Every thread takes its share of the rows. The words of a call are named as they are read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import rows as r
+from .compiling import entry
+from .rows import FLOAT, WORD
+from .vectors import address_of, call, floats, words
+
+SPAN = 4  # words of a row that is attended for
+
+
+@entry
+def normalise(data: Any) -> None:
+    """x, y: (rows, length); weight: (length,); eps."""
+    c = words(address_of(data))
+    thread, threads = np.int64(call(c[0])), np.int64(call(c[1]))
+    rows, length, x, weight, y, eps = c[2], c[3], c[4], c[5], c[6], floats(c[7])[0]
+    for row in range(rows * thread // threads, rows * (thread + 1) // threads):
+        place = row * length * FLOAT
+        r.normalise(x + place, weight, y + place, length, eps)
+
+
+@entry
+def turn(data: Any) -> None:
+    """qkv: (rows, heads + 2 kv_heads, size); cos, sin: (rows, size); norms' weights, or 0; eps."""
+    c = words(address_of(data))
+    thread, threads = np.int64(call(c[0])), np.int64(call(c[1]))
+    rows, heads, kv_heads, size = c[2], c[3], c[4], c[5]
+    qkv, cos, sin, query_norm, key_norm, eps = c[6], c[7], c[8], c[9], c[10], floats(c[11])[0]
+    head_bytes = size * FLOAT
+    for row in range(rows * thread // threads, rows * (thread + 1) // threads):
+        first = qkv + row * (heads + 2 * kv_heads) * head_bytes
+        place = row * head_bytes
+        for head in range(heads + kv_heads):
+            norm = query_norm if head < heads else key_norm
+            r.turn(first + head * head_bytes, norm, eps, cos + place, sin + place, size)
+
+
+@entry
+def gate(data: Any) -> None:
+    """gates_and_ups: (rows, 2 length); y: (rows, length)."""
+    c = words(address_of(data))
+    thread, threads = np.int64(call(c[0])), np.int64(call(c[1]))
+    rows, length, gates_and_ups, y = c[2], c[3], c[4], c[5]
+    for row in range(rows * thread // threads, rows * (thread + 1) // threads):
+        gates = gates_and_ups + 2 * row * length * FLOAT
+        r.gate(gates, gates + length * FLOAT, y + row * length * FLOAT, length)
+
+
+@entry
+def attend(data: Any) -> None:
+    """qkv: (rows, heads + 2 kv_heads, size); y: (rows, heads, size); a layer; spans; scratch.
+
+    Of a span: its row, the sequence's keys and values of all layers, their capacity, its length.
+    """
+    c = words(address_of(data))
+    thread, threads = np.int64(call(c[0])), np.int64(call(c[1]))
+    spans, heads, kv_heads, size, layer = c[2], c[3], c[4], c[5], c[6]
+    qkv, y, of_spans, scratch, scratch_bytes, scale = (
+        c[7],
+        c[8],
+        c[9],
+        c[10],
+        c[11],
+        floats(c[12])[0],
+    )
+    head_bytes = size * FLOAT
+    tasks = spans * kv_heads
+    for task in range(tasks * thread // threads, tasks * (thread + 1) // threads):
+        span = words(of_spans + task // kv_heads * SPAN * WORD)
+        row, keys, capacity, length = span[0], span[1], span[2], span[3]
+        r.attend_group(
+            qkv + row * (heads + 2 * kv_heads) * head_bytes,
+            keys + layer * 2 * kv_heads * capacity * head_bytes,
+            y + row * heads * head_bytes,
+            task % kv_heads,
+            heads,
+            kv_heads,
+            size,
+            capacity,
+            length,
+            scale,
+            scratch + thread * scratch_bytes,
+        )

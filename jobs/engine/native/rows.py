@@ -1,0 +1,144 @@
+"""What a decoder does to one row between its products, in float32.
+
+Each function takes addresses. The same row gives the same bits wherever these are used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .compiling import compiled
+from .vectors import LANES, WIDTH, columns, dot, floats, fma, largest, power_of_two, total
+
+FLOAT, WORD = 4, 8  # bytes
+
+_sum_up = columns(1)
+
+_ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
+# Cephes' expf: e^x = 2^n e^r, where |r| <= ln(2) / 2; its error is below 2 units in the last place.
+_SMALLEST, _LARGEST = np.float32(-87), np.float32(89)  # whose power of two is infinite
+_LOG2_E = np.float32(1.44269504)
+_LN2_HIGH, _LN2_LOW = np.float32(-0.693359375), np.float32(2.12194440e-4)
+_P0, _P1, _P2, _P3, _P4, _P5 = map(
+    np.float32,
+    (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 0.166666655, 0.5),
+)
+
+
+@compiled
+def exp(x: Any) -> Any:
+    """e^x, but no less than e^-87. NaN for NaN."""
+    y = x
+    if y < _SMALLEST:
+        y = _SMALLEST
+    if y > _LARGEST:
+        y = _LARGEST
+    n = np.floor(fma(y, _LOG2_E, _HALF))
+    r = fma(n, _LN2_LOW, fma(n, _LN2_HIGH, y))
+    p = fma(_P0, r, _P1)
+    p = fma(p, r, _P2)
+    p = fma(p, r, _P3)
+    p = fma(p, r, _P4)
+    p = fma(p, r, _P5)
+    return fma(p, r * r, r + _ONE) * power_of_two(np.int32(n))
+
+
+@compiled
+def normalise(x: Any, weight: Any, y: Any, length: Any, eps: Any) -> None:
+    """y = x / sqrt(mean(x²) + eps) * weight."""
+    factor = _ONE / np.sqrt(dot(x, x, length) / np.float32(length) + eps)
+    source, scale, target = floats(x), floats(weight), floats(y)
+    for i in range(length):
+        target[i] = source[i] * factor * scale[i]
+
+
+@compiled
+def rotate(x: Any, cos: Any, sin: Any, size: Any) -> None:
+    """Turn a head in place: x cos + roll(x, size / 2) sin; see decoder.Rope."""
+    half = size // 2
+    head, c, s = floats(x), floats(cos), floats(sin)
+    for i in range(half):
+        lower, upper = head[i], head[i + half]
+        head[i] = fma(upper, s[i], lower * c[i])
+        head[i + half] = fma(lower, s[i + half], upper * c[i + half])
+
+
+@compiled
+def turn(head: Any, norm: Any, eps: Any, cos: Any, sin: Any, size: Any) -> None:
+    """What a query or key goes through before attention. `norm`: weights, or 0 for none."""
+    if norm != 0:
+        normalise(head, norm, head, size, eps)
+    rotate(head, cos, sin, size)
+
+
+@compiled
+def gate(gates: Any, ups: Any, y: Any, length: Any) -> None:
+    """y = silu(gates) * ups."""
+    g, u, target = floats(gates), floats(ups), floats(y)
+    for i in range(length):
+        target[i] = g[i] / (_ONE + exp(-g[i])) * u[i]
+
+
+@compiled
+def store(x: Any, y: Any, length: Any) -> None:
+    """y = x."""
+    source, target = floats(x), floats(y)
+    for i in range(length):
+        target[i] = source[i]
+
+
+@compiled
+def attend(
+    query: Any, keys: Any, values: Any, y: Any, length: Any, size: Any, scale: Any, scores: Any
+) -> None:
+    """What one head sees of `length` positions. `scores`: room for them and LANES more."""
+    likelihoods = floats(scores)
+    for position in range(length):
+        key = keys + position * size * FLOAT
+        likelihoods[position] = dot(query, key, size) * scale
+    whole = (length + LANES - 1) // LANES * LANES
+    for position in range(length, whole):
+        likelihoods[position] = -np.float32(np.inf)
+    most = largest(scores, whole)
+    for position in range(length):
+        likelihoods[position] = exp(likelihoods[position] - most)
+    for position in range(length, whole):
+        likelihoods[position] = _ZERO
+    factor = _ONE / total(scores, whole)
+    target = floats(y)
+    for first in range(0, size, WIDTH):
+        _sum_up(y + first * FLOAT, 0, scores, 0, values + first * FLOAT, size, 0, length)
+    for i in range(size):
+        target[i] = target[i] * factor
+
+
+@compiled
+def attend_group(
+    row: Any,
+    keys: Any,
+    y: Any,
+    head: Any,
+    heads: Any,
+    kv_heads: Any,
+    size: Any,
+    capacity: Any,
+    length: Any,
+    scale: Any,
+    scores: Any,
+) -> None:
+    """Put a row's key and value of a head behind `length` others, and have its queries see them.
+
+    row: (heads + 2 kv_heads, size), turned. keys: those of a sequence in a layer, (keys and values,
+    kv_heads, capacity, size). y: (heads, size).
+    """
+    head_bytes = size * FLOAT
+    mine = keys + head * capacity * head_bytes
+    values = mine + kv_heads * capacity * head_bytes
+    store(row + (heads + head) * head_bytes, mine + length * head_bytes, size)
+    store(row + (heads + kv_heads + head) * head_bytes, values + length * head_bytes, size)
+    groups = heads // kv_heads
+    for query in range(head * groups, (head + 1) * groups):
+        place = query * head_bytes
+        attend(row + place, mine, values, y + place, length + 1, size, scale, scores)

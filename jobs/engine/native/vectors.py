@@ -1,0 +1,336 @@
+"""What numba lacks: addresses, calls by address, and sums in an order that never changes.
+
+numba makes scalar loops fast where no order of a sum is in the way. Where one is, the loop is
+written here in LLVM's language, for lanes that are always the same: the bits of a sum depend on
+neither the compiler nor the place where it is used. Addresses are int64; lengths count numbers and
+are multiples of LANES."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic as _intrinsic
+
+WIDTH = 64  # outputs that oneDNN puts side by side
+LANES = 16  # of a sum over a row
+# What numba makes of a function has other arguments than the function.
+intrinsic: Callable[[Callable[..., Any]], Callable[..., Any]] = _intrinsic
+
+HAS_QUADS = bool(get_host_cpu_features().get("avx512vnni"))  # whether `quads` can be compiled
+
+_FLOAT, _INT, _WORD, _BYTE = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8)
+_ROW = ir.VectorType(_FLOAT, LANES)
+
+_Typed = tuple[Any, Callable[..., Any]]
+
+
+def _typed(emit: Callable[..., Any], returns: Any, *takes: Any) -> _Typed:
+    """What numba asks an intrinsic for: its types, and what emits its code."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        value = emit(builder, *values)
+        return context.get_dummy_value() if value is None else value
+
+    return returns(*takes), generate
+
+
+def _pointer(of: Any) -> Callable[..., Any]:
+    return lambda builder, address: builder.inttoptr(address, of.as_pointer())
+
+
+@intrinsic
+def floats(typing: Any, address: Any) -> _Typed:
+    """What is at an address, as float32."""
+    return _typed(_pointer(_FLOAT), types.CPointer(types.float32), types.int64)
+
+
+@intrinsic
+def ints(typing: Any, address: Any) -> _Typed:
+    """What is at an address, as int32."""
+    return _typed(_pointer(_INT), types.CPointer(types.int32), types.int64)
+
+
+@intrinsic
+def unsigned(typing: Any, address: Any) -> _Typed:
+    """What is at an address, as uint8."""
+    return _typed(_pointer(_BYTE), types.CPointer(types.uint8), types.int64)
+
+
+@intrinsic
+def words(typing: Any, address: Any) -> _Typed:
+    """What is at an address, as int64."""
+    return _typed(_pointer(_WORD), types.CPointer(types.int64), types.int64)
+
+
+@intrinsic
+def address_of(typing: Any, data: Any) -> _Typed:
+    """The address that a C pointer holds."""
+
+    def emit(builder: Any, data: Any) -> Any:
+        return builder.ptrtoint(data, _WORD)
+
+    return _typed(emit, types.int64, types.voidptr)
+
+
+@intrinsic
+def call(typing: Any, address: Any) -> _Typed:
+    """Call a C function that takes nothing and returns an int."""
+
+    def emit(builder: Any, address: Any) -> Any:
+        function = ir.FunctionType(_INT, []).as_pointer()
+        return builder.call(builder.inttoptr(address, function), [])
+
+    return _typed(emit, types.int32, types.int64)
+
+
+@intrinsic
+def fma(typing: Any, a: Any, b: Any, c: Any) -> _Typed:
+    """a * b + c, rounded once."""
+
+    def emit(builder: Any, *factors: Any) -> Any:
+        return builder.call(_function(builder, "fma", _FLOAT, 3), factors)
+
+    return _typed(emit, types.float32, types.float32, types.float32, types.float32)
+
+
+@intrinsic
+def power_of_two(typing: Any, exponent: Any) -> _Typed:
+    """2 to an int32 between -126 and 127; infinity for 128."""
+
+    def emit(builder: Any, exponent: Any) -> Any:
+        biased = builder.add(exponent, ir.Constant(_INT, 127))
+        return builder.bitcast(builder.shl(biased, ir.Constant(_INT, 23)), _FLOAT)
+
+    return _typed(emit, types.float32, types.int32)
+
+
+@intrinsic
+def dot(typing: Any, a: Any, b: Any, length: Any) -> _Typed:
+    """The sum of a[i] b[i], of float32 at two addresses."""
+
+    def emit(builder: Any, a: Any, b: Any, length: Any) -> Any:
+        def step(index: Any, sums: Sequence[Any]) -> list[Any]:
+            factors = _lanes_at(builder, a, index), _lanes_at(builder, b, index)
+            return [builder.call(_function(builder, "fma", _ROW, 3), [*factors, *sums])]
+
+        (sums,) = _over(builder, length, LANES, [ir.Constant(_ROW, [0.0] * LANES)], step)
+        return _folded(builder, sums, builder.fadd)
+
+    return _typed(emit, types.float32, types.int64, types.int64, types.int64)
+
+
+@intrinsic
+def total(typing: Any, a: Any, length: Any) -> _Typed:
+    """The sum of float32 at an address."""
+
+    def emit(builder: Any, a: Any, length: Any) -> Any:
+        def step(index: Any, sums: Sequence[Any]) -> list[Any]:
+            return [builder.fadd(*sums, _lanes_at(builder, a, index))]
+
+        (sums,) = _over(builder, length, LANES, [ir.Constant(_ROW, [0.0] * LANES)], step)
+        return _folded(builder, sums, builder.fadd)
+
+    return _typed(emit, types.float32, types.int64, types.int64)
+
+
+@intrinsic
+def largest(typing: Any, a: Any, length: Any) -> _Typed:
+    """The largest float32 at an address; NaN if one is."""
+    return _typed(_largest(lambda builder, lanes: lanes), types.float32, types.int64, types.int64)
+
+
+@intrinsic
+def widest(typing: Any, a: Any, length: Any) -> _Typed:
+    """The largest absolute float32 at an address; NaN if one is."""
+
+    def absolute(builder: Any, lanes: Any) -> Any:
+        return builder.call(_function(builder, "fabs", _ROW, 1), [lanes])
+
+    return _typed(_largest(absolute), types.float32, types.int64, types.int64)
+
+
+def _largest(of: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def emit(builder: Any, a: Any, length: Any) -> Any:
+        def larger(one: Any, other: Any) -> Any:
+            return builder.call(_function(builder, "maximum", one.type, 2), [one, other])
+
+        def step(index: Any, found: Sequence[Any]) -> list[Any]:
+            return [larger(of(builder, _lanes_at(builder, a, index)), *found)]
+
+        least = ir.Constant(_ROW, [float("-inf")] * LANES)
+        (found,) = _over(builder, length, LANES, [least], step)
+        return _folded(builder, found, larger)
+
+    return emit
+
+
+def columns(count: int) -> Any:
+    """Return a function of (y, y_stride, x, x_stride, w, stride, begin, end), for `count` rows:
+
+    y[row, n] = the sum of x[row, k] w[k stride + n] for k from begin to end; n < WIDTH. Strides are
+    those of rows, in bytes but for that of w. There is at least one k. Each output is a lane of its
+    own, so the order of its sum is that of k.
+    """
+    vector = ir.VectorType(_FLOAT, WIDTH)
+    zeros = [ir.Constant(vector, [0.0] * WIDTH)] * count
+
+    def emit(
+        builder: Any, y: Any, y_stride: Any, x: Any, x_stride: Any,
+        w: Any, stride: Any, begin: Any, end: Any,
+    ) -> None:  # fmt: skip
+        rows = _rows(builder, x, x_stride, count)
+
+        def step(k: Any, sums: Sequence[Any]) -> list[Any]:
+            place = _at(builder, w, _FLOAT, builder.mul(k, stride))
+            weights = builder.load(builder.bitcast(place, vector.as_pointer()), align=4)
+            fma_of_all = _function(builder, "fma", vector, 3)
+            factors = [builder.load(_at(builder, row, _FLOAT, k)) for row in rows]
+            return [
+                builder.call(fma_of_all, [_splat(builder, factor, WIDTH), weights, sum_of_row])
+                for factor, sum_of_row in zip(factors, sums, strict=True)
+            ]
+
+        sums = _over(builder, end, 1, zeros, step, begin)
+        for row, sum_of_row in zip(_rows(builder, y, y_stride, count), sums, strict=True):
+            builder.store(sum_of_row, builder.inttoptr(row, vector.as_pointer()), align=4)
+
+    @intrinsic
+    def columns_of_rows(
+        typing: Any, y: Any, y_stride: Any, x: Any, x_stride: Any,
+        w: Any, stride: Any, begin: Any, end: Any,
+    ) -> _Typed:  # fmt: skip
+        return _typed(emit, types.void, *(types.int64,) * 8)
+
+    return columns_of_rows
+
+
+def quads(count: int, width: int) -> Any:
+    """Return a function of (y, y_stride, x, x_stride, w, length), for `count` rows:
+
+    y[row, n] = the sum of x[row, k] w[k / 4, n, k % 4]; n < width. x: uint8, w: int8, y: int32;
+    strides in bytes. Four products and three sums are one instruction of AVX-512 VNNI.
+    """
+    part = ir.VectorType(_INT, LANES)
+    quarter = ir.VectorType(_BYTE, 4 * LANES)
+    parts = [number * 4 * LANES for number in range(width // LANES)]  # where each begins, in bytes
+    zeros = [ir.Constant(part, [0] * LANES)] * (count * len(parts))
+
+    def emit(
+        builder: Any, y: Any, y_stride: Any, x: Any, x_stride: Any, w: Any, length: Any
+    ) -> None:
+        signature = ir.FunctionType(part, [part, quarter, quarter])
+        name = "llvm.x86.avx512.vpdpbusd.512"
+        product = cgutils.get_or_insert_function(builder.module, signature, name)
+        rows = _rows(builder, x, x_stride, count)
+
+        def step(k: Any, sums: Sequence[Any]) -> list[Any]:
+            place = builder.add(w, builder.mul(k, ir.Constant(_WORD, width)))
+            weights = [
+                builder.load(_pointer(quarter)(builder, _after(builder, place, begin)), align=4)
+                for begin in parts
+            ]
+            fours = [
+                builder.load(builder.bitcast(_at(builder, row, _BYTE, k), _INT.as_pointer()))
+                for row in rows
+            ]
+            factors = [builder.bitcast(_splat(builder, four, LANES), quarter) for four in fours]
+            pairs = [(factor, weight) for factor in factors for weight in weights]
+            return [
+                builder.call(product, [sum_of_part, *pair])
+                for sum_of_part, pair in zip(sums, pairs, strict=True)
+            ]
+
+        sums = iter(_over(builder, length, 4, zeros, step))
+        for row in _rows(builder, y, y_stride, count):
+            for begin in parts:
+                target = _pointer(part)(builder, _after(builder, row, begin))
+                builder.store(next(sums), target, align=4)
+
+    @intrinsic
+    def quads_of_rows(
+        typing: Any, y: Any, y_stride: Any, x: Any, x_stride: Any, w: Any, length: Any
+    ) -> _Typed:
+        return _typed(emit, types.void, *(types.int64,) * 6)
+
+    return quads_of_rows
+
+
+def _over(
+    builder: Any,
+    end: Any,
+    stride: int,
+    first: Sequence[Any],
+    step: Callable[[Any, Sequence[Any]], list[Any]],
+    begin: Any = None,
+) -> list[Any]:
+    """A loop over begin, begin + stride, … until end, at least once; return the last `step`'s."""
+    before = builder.block
+    loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    index, values = builder.phi(_WORD), [builder.phi(value.type) for value in first]
+    index.add_incoming(ir.Constant(_WORD, 0) if begin is None else begin, before)
+    found = step(index, values)
+    following = builder.add(index, ir.Constant(_WORD, stride))
+    index.add_incoming(following, loop)
+    for value, at_first, then in zip(values, first, found, strict=True):
+        value.add_incoming(at_first, before)
+        value.add_incoming(then, loop)
+    builder.cbranch(builder.icmp_signed("<", following, end), loop, done)
+    builder.position_at_end(done)
+    return found
+
+
+def _rows(builder: Any, first: Any, stride: Any, count: int) -> list[Any]:
+    rows = [first]
+    while len(rows) < count:
+        rows.append(builder.add(rows[-1], stride))
+    return rows
+
+
+def _after(builder: Any, address: Any, num_bytes: int) -> Any:
+    return builder.add(address, ir.Constant(_WORD, num_bytes))
+
+
+def _folded(builder: Any, lanes: Any, join: Callable[[Any, Any], Any]) -> Any:
+    """Join the upper half of lanes to the lower until there is one."""
+    width = LANES
+    while width > 1:
+        width //= 2
+        none = ir.Constant(lanes.type, ir.Undefined)
+        lower, upper = (
+            ir.Constant(ir.VectorType(_INT, width), list(range(first, first + width)))
+            for first in (0, width)
+        )
+        lanes = join(
+            builder.shuffle_vector(lanes, none, lower), builder.shuffle_vector(lanes, none, upper)
+        )
+    return builder.extract_element(lanes, ir.Constant(_INT, 0))
+
+
+def _lanes_at(builder: Any, address: Any, index: Any) -> Any:
+    place = builder.bitcast(_at(builder, address, _FLOAT, index), _ROW.as_pointer())
+    return builder.load(place, align=4)
+
+
+def _at(builder: Any, address: Any, of: Any, index: Any) -> Any:
+    return builder.gep(builder.inttoptr(address, of.as_pointer()), [index])
+
+
+def _splat(builder: Any, value: Any, width: int) -> Any:
+    none = ir.Constant(ir.VectorType(value.type, width), ir.Undefined)
+    first = builder.insert_element(none, value, ir.Constant(_INT, 0))
+    every = ir.Constant(ir.VectorType(_INT, width), [0] * width)
+    return builder.shuffle_vector(first, none, every)
+
+
+def _function(builder: Any, name: str, of: Any, count: int) -> Any:
+    """LLVM's own function of that many values of a type."""
+    suffix = f"v{of.count}f32" if isinstance(of, ir.VectorType) else "f32"
+    signature = ir.FunctionType(of, [of] * count)
+    return cgutils.get_or_insert_function(builder.module, signature, f"llvm.{name}.{suffix}")

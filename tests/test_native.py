@@ -1,0 +1,166 @@
+"""Our own code for what few rows ask for: the bits of the decoder's own pass."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from needs import needs
+from test_engine import NATIVE_SIZES, make, prompt
+
+from warmd.jobs.engine.decoder import Decoder, Part
+from warmd.jobs.engine.native.team import team
+from warmd.jobs.engine.native.vectors import HAS_QUADS
+from warmd.jobs.engine.rowwise import Native, Single, Torch
+
+MOST_ROWS = 11  # four, four, two and one
+PACKED = 8  # turns after which every layer of these models is packed
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    needs(HAS_QUADS, "a processor with AVX-512 VNNI")
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def small(name: str = "Qwen2", **sizes: Any) -> Any:
+    return make(name, **{**NATIVE_SIZES, **sizes})
+
+
+def packed(model: Any, precision: str = "own") -> Decoder:
+    decoder = Decoder(model, precision=precision)
+    for _ in range(PACKED):
+        decoder.forward([Part(decoder.new(1), [3], True)])
+    assert decoder._steps is not None
+    assert decoder._steps.is_ready
+    return decoder
+
+
+def without_steps(decoder: Decoder, parts: list[Part]) -> torch.Tensor:
+    steps, decoder._steps = decoder._steps, None
+    logits = decoder.forward(parts)
+    decoder._steps = steps
+    return logits
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
+@pytest.mark.parametrize("precision", ["own", "int8"])
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("Qwen2", {}),  # with biases
+        ("Qwen3", {"head_dim": 64}),  # with norms of queries and keys
+        ("Llama", {"head_dim": 128, "num_attention_heads": 4, "num_key_value_heads": 2}),
+        ("Llama", {"hidden_size": 576, "intermediate_size": 1536, "head_dim": 64}),
+    ],
+)
+def test_a_step_has_the_bits_of_the_own_pass(name, sizes, precision, threads):
+    decoder = packed(small(name, **sizes), precision)
+    kvs = [decoder.new(200) for _ in range(2 * MOST_ROWS)]
+    prompts = [prompt(1 + 37 * number % 100, number) for number in range(MOST_ROWS)]
+    for kv, ids in zip(kvs, prompts * 2, strict=True):
+        decoder.forward([Part(kv, ids, True)])
+    twins = list(zip(kvs[:MOST_ROWS], kvs[MOST_ROWS:], strict=True))
+    for turn in range(40):
+        rows = 1 + turn * 7 % MOST_ROWS
+        one = decoder.forward([Part(kv, [turn], True) for kv, _ in twins[:rows]])
+        other = without_steps(decoder, [Part(kv, [turn], True) for _, kv in twins[:rows]])
+        assert torch.equal(one, other)
+    for kv, twin in twins:
+        assert torch.equal(kv.data[..., : kv.length, :], twin.data[..., : kv.length, :])
+
+
+def test_operations_on_rows_are_those_of_pytorch():
+    decoder = Decoder(small("Qwen3", head_dim=64, num_attention_heads=6, num_key_value_heads=3))
+    threads = team()
+    assert threads is not None
+    ours, theirs = Native(decoder, threads), Torch(decoder)
+    heads, kv_heads, size = decoder.heads, decoder.kv_heads, decoder.size
+    for rows in (1, 5, 300):
+        x, weight = torch.randn(rows, 128) * 5, torch.randn(128)
+        torch.testing.assert_close(ours.normalise(x, weight), theirs.normalise(x, weight))
+        gate_up = torch.randn(rows, 2 * 192) * 20
+        torch.testing.assert_close(ours.gate(gate_up), theirs.gate(gate_up))
+        qkv = torch.randn(rows, heads + 2 * kv_heads, size)
+        turned, expected = qkv.clone(), qkv.clone()
+        cos, sin = decoder.rope.at(torch.arange(rows))
+        norms = (torch.randn(size), torch.randn(size))
+        for given in (norms, None):
+            ours.turn(turned, given, cos, sin)
+            theirs.turn(expected, given, cos, sin)
+            torch.testing.assert_close(turned, expected)
+        kvs = [decoder.new(100) for _ in range(rows)]
+        for kv in kvs:
+            kv.data.normal_()
+        own = [decoder.fork(kv, 100, 100) for kv in kvs]
+        found, wanted = torch.zeros(2, rows, heads, size)
+        for operations, sequences, attended in ((ours, own, found), (theirs, kvs, wanted)):
+            singles = [Single(row, kv, row % 99) for row, kv in enumerate(sequences)]
+            operations.attend(qkv, attended, singles, 1)
+        torch.testing.assert_close(found, wanted)
+        assert all(torch.equal(kv.data, other.data) for kv, other in zip(kvs, own, strict=True))
+
+
+@pytest.mark.parametrize("gate", [0.0, 1e-30, -1e-30, 87.5, 100.0, 3e38, -87.5, -100.0, -3e38])
+def test_gates_of_any_size_are_those_of_pytorch(gate):
+    decoder, threads = Decoder(small()), team()
+    assert threads is not None
+    gate_up = torch.full((1, 384), gate)
+    gate_up[:, 192:] = 1
+    wanted = torch.nn.functional.silu(torch.tensor(gate))
+    torch.testing.assert_close(
+        Native(decoder, threads).gate(gate_up)[0, 5], wanted, atol=1e-35, rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("precision", ["own", "int8"])
+@pytest.mark.parametrize("part", ["model.embed_tokens", "model.layers.1.mlp.down_proj"])
+def test_numbers_that_are_none_are_not_hidden(precision, part):
+    model = small(tie_word_embeddings=False)
+    weight = model.get_submodule(part).weight
+    weight[3] = math.nan
+    decoder = packed(model, precision)
+    logits = decoder.forward([Part(decoder.new(5), [3], True)])
+    assert logits.isnan().all()
+
+
+@pytest.mark.parametrize("sizes", [{"intermediate_size": 160}, {"vocab_size": 100}])
+def test_sizes_that_are_no_multiples_take_pytorchs_operations(sizes):
+    decoder = Decoder(small(**sizes))
+    for _ in range(PACKED + 1):
+        logits = decoder.forward([Part(decoder.new(1), [3], True)])
+    assert decoder._steps is None
+    assert logits.isfinite().all()
+
+
+def test_where_weights_are_packed_in_another_order_pytorch_computes():
+    """As on an older processor: oneDNN is told to do as if this were one."""
+    script = """
+import torch
+from test_engine import NATIVE_SIZES, make
+from warmd.jobs.engine.decoder import Decoder, Part
+torch.inference_mode().__enter__()
+for precision in ("own", "int8"):
+    decoder = Decoder(make("Qwen2", **NATIVE_SIZES), precision=precision)
+    ones = [decoder.forward([Part(decoder.new(1), [3], True)]) for _ in range(9)]
+    assert decoder._steps is None
+    assert all(torch.equal(one, ones[0]) for one in ones)
+"""
+    paths = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "SSE41", "PYTHONPATH": paths}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)
