@@ -87,9 +87,9 @@ class JobTrainer(CheckpointingTrainer):
             with self._watch:
                 self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except Exception:
-            # Any error at all, for it is raised again: whatever ends a training, a save is in
-            # flight, and the events are to say how that ended. On a disk so full that they cannot,
-            # the job has still failed of what it failed of.
+            # Any error at all, for it is raised again: whatever ends a training, a save may be in
+            # flight, and then the events are to say how that ended. On a disk so full that they
+            # cannot, the job has still failed of what it failed of.
             with suppress(OSError):
                 self.tell_of_save(patience_s=None)
             raise
