@@ -367,6 +367,23 @@ def test_training_on_int8_completions_stays_near_that_on_float32_ones(tmp_path, 
     )
 
 
+@pytest.mark.parametrize(
+    ("rows", "tokens", "form"),
+    [
+        (2, 64, WeightOnlyInt8Linear),
+        (4, 319, WeightOnlyInt8Linear),
+        (5, 64, Int8Linear),
+        (2, 320, Int8Linear),
+    ],
+)
+def test_weights_of_int8_are_packed_where_many_rows_or_tokens_pay_for_it(
+    tmp_path, rows, tokens, form
+):
+    made = rough(tmp_path, tiny.model(), max_completion_length=tokens)
+    made.model.train()
+    assert made._form(rows) is form
+
+
 @pytest.mark.parametrize("loss", ["dapo", "bnpo", "grpo", "dr_grpo", "cispo", "sapo", "luspo"])
 def test_the_loss_is_corrected_as_trl_corrects_for_completions_of_vllm(tmp_path, loss):
     made = rough(tmp_path, tiny.model(), loss_type=loss, beta=0.1)
