@@ -36,6 +36,15 @@ def start(config: DaemonConfig) -> Iterator[dict[str, Any]]:
             start_new_session=True,
             cwd="/",
         )
+    yield from boot(process, config)
+    process.returncode = 0  # it lives on without us; nobody waits for it
+
+
+def boot(process: subprocess.Popen[bytes], config: DaemonConfig) -> Iterator[dict[str, Any]]:
+    """Give a fresh `python -m warmd.daemon` its config; yield its progress as `start` does.
+
+    Both pipes are closed afterwards. What cannot boot has ended when it raises.
+    """
     assert process.stdin is not None
     assert process.stdout is not None
     with process.stdout:
@@ -50,10 +59,9 @@ def start(config: DaemonConfig) -> Iterator[dict[str, Any]]:
                 raise failure
             yield message
             if message["stage"] == "ready":
-                process.returncode = 0  # it lives on without us; nobody waits for it
                 return
     process.wait()
-    raise Unavailable(f"the daemon ended while it was starting: see {home.log}")
+    raise Unavailable(f"the daemon ended while it was starting: see {Home(config.home).log}")
 
 
 def run_foreground(config: DaemonConfig) -> int:

@@ -12,14 +12,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from warmd.configs.config import DaemonConfig, parse_model
 from warmd.daemon import control
 from warmd.daemon.client import Client
 from warmd.daemon.leash import leashed
 from warmd.jobs import spec_class
-from warmd.jobs.errors import JobFailed, Unavailable, WarmdError
+from warmd.jobs.errors import JobFailed, Unavailable
 
 
 @contextmanager
@@ -47,25 +45,12 @@ def own_daemon(*models: str, **settings: Any) -> Iterator[Client]:
             start_new_session=True,
         ) as process:
             try:
-                _await_workers(process, config)
+                for _ in control.boot(process, config):
+                    pass  # until its workers are warm
                 with closing(Client(config)) as client:
                     yield client
             finally:
                 process.terminate()
-
-
-def _await_workers(process: subprocess.Popen[bytes], config: DaemonConfig) -> None:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(orjson.dumps(config.to_json()))
-    process.stdin.close()
-    for line in process.stdout:
-        message = orjson.loads(line)
-        if "error" in message:
-            raise WarmdError(message["error"])
-        if message["stage"] == "ready":
-            return
-    raise Unavailable("the daemon ended while it was starting")
 
 
 def api_of(client: Client) -> str:
