@@ -366,7 +366,7 @@ def _trainer(
         model=model,
         tokenizer=tokenizer,
         corpus=corpus,
-        held_out=_measured(corpus, spec.validation_examples),
+        held_out=measured(corpus, spec.validation_examples),
         objective=objective,
         weights=Weights(
             mlm=spec.mlm_weight,
@@ -378,7 +378,7 @@ def _trainer(
     )
 
 
-def _measured(corpus: Corpus, most: int) -> Any:
+def measured(corpus: Corpus, most: int) -> Any:
     """Return the examples to measure on: all that are held out, or so many, evenly spread."""
     held_out = corpus.validation
     if most == 0 or most >= len(held_out):

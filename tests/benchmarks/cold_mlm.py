@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import sys
-import sysconfig
 import time
 from pathlib import Path
 
@@ -28,18 +27,25 @@ def main() -> None:
     from warmd.jobs.corpus import Recipe, graph_corpus
     from warmd.jobs.encoder import CodeGraphConfig, CodeGraphEncoder
     from warmd.jobs.masks import Masker
+    from warmd.jobs.mlm import MlmSpec, measured
     from warmd.jobs.mlm_objectives import GraphObjective
     from warmd.jobs.mlm_trainer import StepOrder
 
     imported = time.perf_counter()
     cache, output = map(Path, sys.argv[1:3])
     micro_steps, accumulation, eval_every, eval_examples = map(int, sys.argv[3:])
+    spec = MlmSpec(
+        batch_size=1,
+        gradient_accumulation=accumulation,
+        steps=micro_steps // accumulation,
+        validation_examples=eval_examples,
+    )
     recipe = Recipe(
-        data=Path(sysconfig.get_path("stdlib")),
+        data=spec.data_path,
         tokenizer=None,
-        vocab_size=8000,
-        seq_len=128,
-        share=0.05,
+        vocab_size=spec.vocab_size,
+        seq_len=spec.seq_len,
+        share=spec.validation,
         heed=lambda: None,
     )
     corpus = graph_corpus(cache, recipe)
@@ -47,18 +53,17 @@ def main() -> None:
         raise SystemExit(f"{cache}: the corpus was not there")
     order = StepOrder(
         corpus.lengths[corpus.train],
-        micro_batch=1,
-        accumulation=accumulation,
-        steps=micro_steps // accumulation,
-        seed=42,
+        micro_batch=spec.batch_size,
+        accumulation=spec.gradient_accumulation,
+        steps=spec.steps,
+        seed=spec.seed,
     )
     train = corpus.train[[index for ((_, index),) in order]]
-    held_out = corpus.validation
-    held_out = held_out[[i * len(held_out) // eval_examples for i in range(eval_examples)]]
+    held_out = measured(corpus, spec.validation_examples)
     data_done = time.perf_counter()
-    torch.manual_seed(42)
+    torch.manual_seed(spec.seed)
     model = CodeGraphEncoder(CodeGraphConfig())
-    objective = GraphObjective(Masker(seed=42, mask_id=MASK_ID), has_constraint=True)
+    objective = GraphObjective(Masker(seed=spec.seed, mask_id=MASK_ID), has_constraint=True)
 
     def examples(numbers: np.ndarray) -> list[dict[str, np.ndarray]]:
         return [objective.mask(corpus.example(int(i)), 0, int(i)) for i in numbers]
@@ -67,15 +72,15 @@ def main() -> None:
         model=model,
         args=TrainingArguments(
             output_dir=str(output),
-            max_steps=micro_steps // accumulation,
-            per_device_train_batch_size=1,
-            gradient_accumulation_steps=accumulation,
-            learning_rate=2.5e-4,
-            weight_decay=0.01,
+            max_steps=spec.steps,
+            per_device_train_batch_size=spec.batch_size,
+            gradient_accumulation_steps=spec.gradient_accumulation,
+            learning_rate=spec.learning_rate,
+            weight_decay=spec.weight_decay,
             eval_strategy="steps",
             eval_steps=eval_every,
             prediction_loss_only=True,
-            save_steps=micro_steps // accumulation,
+            save_steps=spec.steps,
             report_to=[],
             use_cpu=True,
             logging_steps=1,
