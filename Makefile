@@ -38,7 +38,7 @@ lint: venv ## format, lint and types
 	@$(IN_VENV) ruff check
 	@$(IN_VENV) mypy
 
-bench: venv ## training and answering beside the stock libraries and the floor: half an hour, alone
+bench: venv ## training and answering beside the stock libraries and the floor: 43 minutes on two cores, alone
 	@$(VENV)/bin/warmd bench grpo
 	@$(VENV)/bin/warmd bench mlm
 	@$(VENV)/bin/warmd bench infer
