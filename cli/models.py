@@ -69,6 +69,7 @@ def print_models(found: list[dict[str, Any]]) -> None:
         [
             model["name"],
             model["dtype"],
+            model["precision"],
             _count(model["parameters"]),
             render.size(model["bytes"]),
             render.duration(model["seconds"]),
@@ -77,7 +78,7 @@ def print_models(found: list[dict[str, Any]]) -> None:
         ]
         for model in found
     ]
-    headers = ["MODEL", "DTYPE", ">PARAMS", ">SIZE", ">LOAD", "SINCE", "PATH"]
+    headers = ["MODEL", "DTYPE", "PRECISION", ">PARAMS", ">SIZE", ">LOAD", "SINCE", "PATH"]
     render.print_table(headers, rows)
 
 

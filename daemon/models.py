@@ -46,6 +46,7 @@ class Loaded:
             "path": self.config.path,
             "dtype": self.dtype,
             "task": self.config.task,
+            "precision": self.config.precision,
             "parameters": self.num_parameters,
             "bytes": self.size_bytes,
             "seconds": round(self.seconds, 3),

@@ -15,6 +15,7 @@ import psutil
 import pytest
 import tiny
 from daemons import Daemon, gone
+from shell import warmd
 from waiting import wait_until
 
 from warmd.configs.config import ModelConfig, WorkerConfig
@@ -210,4 +211,20 @@ def test_answers_are_computed_in_the_precision_that_the_model_was_loaded_with(da
     for job_id, precision in zip(jobs, ("int8", "own"), strict=True):
         daemon.wait(job_id, "finished")
         assert daemon.client.result(job_id)["precision"] == precision
+    control.unload_model(daemon.config, "small")
+
+
+def test_models_are_shown_with_the_precision_of_their_answers(daemon, tmp_path):
+    tiny.model().save_pretrained(tmp_path / "small")
+    tiny.tokenizer().save_pretrained(tmp_path / "small")
+    home = daemon.home.path
+    loaded = warmd("load", "--json", f"small={tmp_path / 'small'},precision=int8", home=home)
+    assert loaded.objects[0]["precision"] == "int8"
+    found = {model["name"]: model for model in warmd("models", "--json", home=home).objects}
+    assert [found[name]["precision"] for name in ("tiny", "small")] == ["own", "int8"]
+    head, *rows = (line.split() for line in warmd("models", home=home).out.splitlines())
+    assert {row[0]: row[head.index("PRECISION")] for row in rows} == {
+        "tiny": "own",
+        "small": "int8",
+    }
     control.unload_model(daemon.config, "small")
