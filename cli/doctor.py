@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..configs.values import ConfigError, memory_bytes, num_cores
+from ..configs.memory import available_bytes, memory_bytes
+from ..configs.values import ConfigError, num_cores
 from ..jobs.errors import NotFound, WarmdError
 from . import render
 from .app import App, common_options
@@ -137,8 +138,6 @@ def check_fork(platform: str) -> Check:
 
 def check_memory() -> Check:
     """Whether there is memory for a model."""
-    from ..daemon.memory import available_bytes
-
     available, total = available_bytes(), memory_bytes()
     found = f"{render.size(available)} of {render.size(total)} available"
     if available < _LITTLE_MEMORY_BYTES:

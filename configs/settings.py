@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .entries import read_models, read_workers
+from .memory import memory_bytes
 from .values import (
     ConfigError,
     duration_s,
     folder,
     host,
     integer,
-    memory_bytes,
     plain_text,
     redis_url,
     size_bytes,

@@ -19,7 +19,6 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LONGEST_S = 10 * 365 * 86400
 _LARGEST = 2**62  # JSON and Redis hold 64 bits
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 class ConfigError(ValueError):
@@ -178,16 +177,6 @@ def redacted_url(url: str) -> str:
     tail = re.sub(user, "***@", tail, flags=re.DOTALL)
     tail = re.sub(r"((?:password|username)=)[^&]*", r"\1***", tail, flags=re.IGNORECASE)
     return head + separator + tail
-
-
-def memory_bytes() -> int:
-    """Return the memory that this machine or container may use."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        limit = _CGROUP_LIMIT.read_text().strip()
-    except OSError:
-        return machine
-    return min(machine, int(limit)) if limit.isdigit() else machine
 
 
 def num_cores() -> int:

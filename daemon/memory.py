@@ -1,13 +1,8 @@
-"""How much memory there is and who uses it."""
+"""How much memory a process uses, and sizes for people."""
 
 from __future__ import annotations
 
 import psutil
-
-
-def available_bytes() -> int:
-    """Memory that can still be had without swapping."""
-    return int(psutil.virtual_memory().available)
 
 
 def resident_bytes(pid: int) -> int | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..configs.config import WorkerConfig
-from ..configs.values import memory_bytes
+from ..configs.memory import memory_bytes
 from . import memory
 from .channel import Channel
 

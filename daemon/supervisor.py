@@ -20,7 +20,7 @@ import redis
 
 from .. import __version__
 from ..configs.config import DaemonConfig, ModelConfig, redacted_url
-from ..configs.values import memory_bytes
+from ..configs.memory import memory_bytes
 from ..jobs.errors import Unavailable, WarmdError
 from . import fetch, keys, tenancy
 from .children import MOST_QUICK_KILLS, Child, GatewayChild, WorkerChild

@@ -5,8 +5,9 @@ It is asked in the process that computes there, never in the zygote. Imports tor
 
 from __future__ import annotations
 
-import psutil
 import torch
+
+from ..configs.memory import available_bytes
 
 
 def free_bytes(device: torch.device) -> int:
@@ -15,7 +16,7 @@ def free_bytes(device: torch.device) -> int:
         # What torch holds back is free for tensors, too.
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + held
-    return psutil.virtual_memory().available
+    return available_bytes()
 
 
 def has_bfloat16(device: torch.device) -> bool:

@@ -22,7 +22,8 @@ from warmd.configs.config import (
     read_mapping,
     redacted_url,
 )
-from warmd.configs.values import duration_s, memory_bytes, size_bytes
+from warmd.configs.memory import available_bytes, memory_bytes
+from warmd.configs.values import duration_s, size_bytes
 
 SHIPPED = Path(config_module.__file__).parent / "default.yaml"
 
@@ -411,6 +412,20 @@ def test_size_is_read_in_powers_of_1000_or_with_an_i_of_1024(text, expected):
 
 def test_share_of_the_memory_is_of_what_this_machine_may_use(home):
     assert loaded(home, "memory_budget: 50%").memory_budget_bytes == int(memory_bytes() * 0.5)
+
+
+def test_memory_is_that_of_the_container_where_it_has_a_limit(tmp_path, monkeypatch):
+    machine = memory_bytes()
+    monkeypatch.setattr("warmd.configs.memory._CGROUP", tmp_path)
+    assert memory_bytes() == machine  # without the files, as outside of a container
+    (tmp_path / "memory.current").write_text("700000\n")
+    (tmp_path / "memory.stat").write_text("anon 600000\nactive_file 40000\ninactive_file 60000\n")
+    for limit, whole, available in (("1000000", 10**6, 400_000), ("500000", 500_000, 0)):
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        assert (memory_bytes(), available_bytes()) == (whole, available)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory_bytes() == machine
+    assert 10**6 < available_bytes() <= machine
 
 
 @pytest.mark.parametrize(
