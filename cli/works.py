@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ import click
 
 from ..jobs.bench.works import usual
 from . import render
-from .app import App
+from .app import App, note
 from .live import LiveLine, has_live_lines
 
 if TYPE_CHECKING:
@@ -49,22 +48,24 @@ def work_options(works: Mapping[str, object], *, pairs: int) -> list[click.Param
 
 
 def show(app: App, measure: Measure, works: Sequence[str], effort: Effort) -> None:
-    """Measure and print a row for each work. Raises JobFailed."""
-    with _telling() as told:
-        rows = []
-        for row in measure(list(works), effort, told):
+    """Measure and print a row for each work, each told as soon as it is known. Raises JobFailed."""
+    rows = []
+    with LiveLine(enabled=has_live_lines()) as line:
+        for row in measure(list(works), effort, line.draw):
+            line.clear()
             if app.as_json:
                 render.json_line(asdict(row))
+            else:
+                note(_sentence(row))
             rows.append(row)
     if not app.as_json:
         render.print_table(HEADERS, [_cells(row) for row in rows])
 
 
-@contextmanager
-def _telling() -> Iterator[Told]:
-    """Give a function that shows what is being done, in one line of a terminal."""
-    with LiveLine(enabled=has_live_lines()) as line:
-        yield line.draw
+def _sentence(row: Row) -> str:
+    """A row while the others are still measured: it may be long until the table."""
+    _, stock, warmd, faster, *_ = _cells(row)
+    return f"{row.work}: {warmd} beside {stock}, {faster}"
 
 
 def _cells(row: Row) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,8 @@ def test_a_table_is_printed_for_people(tmp_path):
     assert line.startswith("BERT tiny-bert: 2 x 40, forward + backward ")
     assert "x  " in line
     assert "%" in line
+    work, seconds = "BERT tiny-bert: 2 x 40, forward + backward", r"[\d.e-]+ s"
+    assert re.fullmatch(rf"{re.escape(work)}: {seconds} beside {seconds}, [\d.]+x\n", done.err)
 
 
 def test_a_work_and_the_options_of_a_job_do_not_go_together(tmp_path):
