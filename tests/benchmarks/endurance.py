@@ -4,8 +4,10 @@
     python tests/benchmarks/endurance.py --kills 10 --load tiny=FOLDER -- grpo --model tiny ...
 
 What stands after `--` are the words of `warmd submit`. Starts a daemon of its own. Exits with 1
-unless both end with the same bits, each step is told once, and no kill costs more than the steps
-since the last checkpoint that was under way.
+unless both end with the same bits, each step is told once, and no kill costs a checkpoint that was
+told, or more than the steps since the last one that was under way. Where `--save-every` says
+minutes, both save at steps of their own: compared are the checkpoints that both have, the last one
+among them.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from own_daemon import own_daemon
 from safetensors import safe_open
 
 from warmd.daemon import events
+from warmd.jobs.training import SaveInterval
 
 
 def main() -> int:
@@ -65,6 +68,10 @@ class Warmd:
             sys.exit(f"{job} {found[-1]['type']}: {found[-1].get('error')}")
         seconds: float = found[-1]["time"] - self.events(job)[0]["time"]
         return seconds
+
+    def save_every(self, job: str) -> SaveInterval:
+        document = orjson.loads((self.home / "runs" / job / "spec.json").read_bytes())
+        return SaveInterval.parse(document["spec"]["save_every"])
 
 
 def compare(warmd: Warmd, words: list[str], kills: int, generator: random.Random) -> int:
@@ -111,6 +118,15 @@ def differences(warmd: Warmd, one: str, other: str) -> list[str]:
     found = []
     for part in ("model", "checkpoints"):
         files = {job: bits_of(warmd.home / "runs" / job / part) for job in (one, other)}
+        if part == "checkpoints" and warmd.save_every(one).steps is None:
+            folders = [{Path(name).parts[0] for name in bits} for bits in files.values()]
+            both = set.intersection(*folders)
+            files = {
+                job: {name: digest for name, digest in bits.items() if Path(name).parts[0] in both}
+                for job, bits in files.items()
+            }
+            last = f"checkpoint-{max(e['step'] for e in warmd.events(one) if e['type'] == 'step')}"
+            found += [] if last in both else [f"{last} is not in both"]
         if files[one].keys() != files[other].keys():
             found.append(f"{part}: other files: {files[one].keys() ^ files[other].keys()}")
         for name, digest in files[one].items():
@@ -153,25 +169,29 @@ def repeats(warmd: Warmd, job: str) -> list[str]:
     """Steps that were told twice, and kills that cost more than they may.
 
     A kill costs the steps since the last checkpoint; one that was still being written when it came
-    does not count, as it would not count when the power failed.
+    does not count, as it would not count when the power failed. One that was told does.
     """
     told = warmd.events(job)
     steps = [event["step"] for event in told if event["type"] == "step"]
     found = [] if steps == list(range(1, len(steps) + 1)) else ["a step is not told exactly once"]
-    document = orjson.loads((warmd.home / "runs" / job / "spec.json").read_bytes())
-    every = int(document["spec"]["save_every"])
-    lost, in_flight, last = [], 0, 0
+    interval = warmd.save_every(job)
+    every = interval.steps  # None: it is up to the clock, at which steps
+    lost, in_flight, last, durable = [], 0, 0, 0
     for event in told:
         if event["type"] == "step":
             last = event["step"]
+        elif event["type"] == "checkpoint":
+            durable = event["step"]
         elif event["type"] == "begin" and event["execution"] > 1:
             resumed = event["resumed_from"] or 0
             lost.append(last - resumed)
-            if lost[-1] > every:
+            if every is not None and lost[-1] > every:
                 in_flight += 1
-            if resumed < (last // every - 1) * every:
+            least = durable if every is None else max(durable, (last // every - 1) * every)
+            if resumed < least:
                 found.append(f"killed after step {last}, resumed from {resumed}")
-    click.echo(f"  steps computed again: {lost}; saved every {every}; {in_flight} saves in flight")
+    saved = f"{interval.seconds} s" if every is None else f"{every}; {in_flight} saves in flight"
+    click.echo(f"  steps computed again: {lost}; saved every {saved}")
     return found
 
 
