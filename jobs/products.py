@@ -125,12 +125,13 @@ class Bfloat16Linear:
     def __init__(self, weights: Sequence[Tensor], bias: Tensor | None) -> None:
         """`weights`: (out, in) each, of one input; their outputs stand side by side."""
         halves = torch.cat([weight.to(torch.bfloat16) for weight in weights])
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(halves, None)
-        self._bias = None if bias is None else bias.to(torch.bfloat16)
+        self.shape: tuple[int, int] = (len(halves), halves.shape[1])
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(halves, None)
+        self.bias = None if bias is None else bias.to(torch.bfloat16)
 
     def __call__(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise.default(
-            x.to(torch.bfloat16), self._packed, self._bias, "none", [], ""
+            x.to(torch.bfloat16), self.packed, self.bias, "none", [], ""
         )
         return y.to(x.dtype)
 

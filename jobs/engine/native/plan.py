@@ -7,7 +7,7 @@ layers.
 
 from __future__ import annotations
 
-FLOATS, QUADS, HALF_QUADS = 0, 1, 2  # the forms of a linear layer
+FLOATS, PAIRS, QUADS, HALF_QUADS = 0, 1, 2, 3  # the forms of a linear layer
 
 # Of a linear layer.
 FORM = 0

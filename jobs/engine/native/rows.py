@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .compiling import compiled
-from .vectors import LANES, WIDTH, columns, dot, floats, fma, largest, power_of_two, total
+from .vectors import LANES, WIDTH, columns, dot, float_of, floats, fma, largest, total
 
 FLOAT, WORD = 4, 8  # bytes
 
@@ -42,7 +42,7 @@ def exp(x: Any) -> Any:
     p = fma(p, r, _P3)
     p = fma(p, r, _P4)
     p = fma(p, r, _P5)
-    return fma(p, r * r, r + _ONE) * power_of_two(np.int32(n))
+    return fma(p, r * r, r + _ONE) * float_of((np.int32(n) + np.int32(127)) << np.int32(23))
 
 
 @compiled

@@ -12,132 +12,9 @@ import numpy as np
 
 from . import plan as p
 from .compiling import compiled, entry
+from .linear import add_product, block, prepare
 from .rows import FLOAT, WORD, attend_group, gate, normalise, turn
-from .vectors import (
-    HAS_QUADS,
-    WIDTH,
-    address_of,
-    call as invoke,
-    columns,
-    floats,
-    fma,
-    ints,
-    quads,
-    unsigned,
-    widest,
-    words,
-)
-
-_UNITS = np.float32(127)  # of the largest of a row: products.Int8Linear, the same to the bit
-_OFFSET = np.float32(128.5)
-_ONE, _TINY = np.float32(1), np.float32(1e-10)
-_ZERO_POINT = 128
-
-_columns_1, _columns_2, _columns_4 = columns(1), columns(2), columns(4)
-_quads_1, _quads_2, _quads_4 = quads(1, WIDTH), quads(2, WIDTH), quads(4, WIDTH)
-_half_quads = quads(1, WIDTH // 2)
-
-
-@compiled
-def integers(x: Any, y: Any, length: Any) -> Any:
-    """A row in 8 bits, as Int8Linear's; return its largest absolute value."""
-    source, target = floats(x), unsigned(y)
-    most = widest(x, length)
-    if most < _TINY:
-        most = _TINY
-    unit = _ONE / most * _UNITS
-    for i in range(length):
-        target[i] = np.uint8(np.int32(fma(source[i], unit, _OFFSET)))
-    return most
-
-
-@compiled
-def prepare(linear: Any, x: Any, rows: Any, scratch: Any) -> None:
-    """Make of rows (rows, inputs) what `block` reads: `scratch`, where the form asks for it."""
-    fields = words(linear)
-    if fields[p.FORM] != p.FLOATS:
-        length = fields[p.INPUTS]
-        units = floats(scratch)
-        for row in range(rows):
-            place = scratch + rows * WIDTH + row * length
-            units[row] = integers(x + row * length * FLOAT, place, length)
-
-
-@compiled
-def block(linear: Any, number: Any, x: Any, rows: Any, scratch: Any, y: Any, y_stride: Any) -> None:
-    """Compute WIDTH outputs of all rows, from WIDTH * number on. `scratch`: as prepared.
-
-    y: room for the outputs of the first row; of the next ones, y_stride bytes behind each other.
-    """
-    row = 0
-    while row < rows:
-        left = rows - row
-        count = 4 if left >= 4 else 2 if left >= 2 else 1
-        block_of(linear, number, x, row, count, rows, scratch, y + row * y_stride, y_stride)
-        row += count
-
-
-@compiled
-def block_of(
-    linear: Any, number: Any, x: Any, row: Any, count: Any, rows: Any, scratch: Any,
-    y: Any, y_stride: Any,
-) -> None:  # fmt: skip
-    """The same of 1, 2 or 4 rows, whose weights are read once."""
-    fields = words(linear)
-    length = fields[p.INPUTS]
-    first = number * WIDTH
-    bias = floats(fields[p.BIAS] + first * FLOAT)
-    if HAS_QUADS and fields[p.FORM] != p.FLOATS:
-        integer, w = scratch + rows * WIDTH + row * length, fields[p.WEIGHT] + first * length
-        if fields[p.FORM] == p.HALF_QUADS:
-            half = WIDTH // 2
-            for place, more in ((y, w), (y + half * FLOAT, w + half * length)):
-                for r in range(count):
-                    _half_quads(place + r * y_stride, 0, integer + r * length, 0, more, length)
-        elif count == 4:
-            _quads_4(y, y_stride, integer, length, w, length)
-        elif count == 2:
-            _quads_2(y, y_stride, integer, length, w, length)
-        else:
-            _quads_1(y, y_stride, integer, length, w, length)
-        offsets = ints(fields[p.SUMS] + first * FLOAT)
-        scale = floats(fields[p.SCALE] + first * FLOAT)
-        for r in range(count):
-            products, target = ints(y + r * y_stride), floats(y + r * y_stride)
-            unit = floats(scratch)[row + r]
-            if fields[p.BIAS] == 0:
-                for i in range(WIDTH):
-                    whole = products[i] + np.int32(_ZERO_POINT) * offsets[i]
-                    target[i] = np.float32(whole) * scale[i] * unit
-            else:
-                for i in range(WIDTH):
-                    whole = products[i] + np.int32(_ZERO_POINT) * offsets[i]
-                    target[i] = fma(np.float32(whole) * scale[i], unit, bias[i])
-        return
-    x_stride = length * FLOAT
-    x += row * x_stride
-    w = fields[p.WEIGHT] + first * x_stride
-    run = fields[p.RUN]
-    more, more_stride = scratch + rows * WIDTH, WIDTH * FLOAT
-    for begin in range(0, length, run):
-        end = min(begin + run, length)
-        place, stride = (y, y_stride) if begin == 0 else (more, more_stride)
-        if count == 4:
-            _columns_4(place, stride, x, x_stride, w, WIDTH, begin, end)
-        elif count == 2:
-            _columns_2(place, stride, x, x_stride, w, WIDTH, begin, end)
-        else:
-            _columns_1(place, stride, x, x_stride, w, WIDTH, begin, end)
-        if begin > 0:
-            for r in range(count):
-                target, added = floats(y + r * y_stride), floats(more + r * more_stride)
-                for i in range(WIDTH):
-                    target[i] += added[i]
-    if fields[p.BIAS] != 0:
-        for r in range(count):
-            target = floats(y + r * y_stride)
-            for i in range(WIDTH):
-                target[i] += bias[i]
+from .vectors import WIDTH, address_of, call as invoke, floats, words
 
 
 @compiled
@@ -171,34 +48,6 @@ def turn_and_attend(call: Any, number: Any, row: Any, head: Any, scratch: Any) -
         constants[p.SCALING],
         scratch,
     )
-
-
-@compiled
-def add_product(
-    linear: Any, source: Any, x: Any, rows: Any, thread: Any, threads: Any, scratch: Any, y: Any
-) -> None:
-    """x += this thread's outputs of a linear layer. y: room for (rows, WIDTH)."""
-    prepare(linear, source, rows, scratch)
-    outputs = words(linear)[p.OUTPUTS]
-    count = outputs // WIDTH
-    for b in range(count * thread // threads, count * (thread + 1) // threads):
-        block(linear, b, source, rows, scratch, y, WIDTH * FLOAT)
-        for row in range(rows):
-            target = floats(x + (row * outputs + b * WIDTH) * FLOAT)
-            added = floats(y + row * WIDTH * FLOAT)
-            for i in range(WIDTH):
-                target[i] = target[i] + added[i]
-
-
-@entry
-def product(data: Any) -> None:
-    """A linear layer's outputs (rows, outputs) of x (rows, inputs), on one thread."""
-    c = words(address_of(data))
-    linear, x, rows, y, scratch = c[2], c[3], c[4], c[5], c[6]
-    prepare(linear, x, rows, scratch)
-    outputs = words(linear)[p.OUTPUTS]
-    for b in range(outputs // WIDTH):
-        block(linear, b, x, rows, scratch, y + b * WIDTH * FLOAT, outputs * FLOAT)
 
 
 @entry

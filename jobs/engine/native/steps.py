@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -9,13 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ...products import Int8Linear
+from ...products import Bfloat16Linear, Int8Linear
 from ..linears import Linear, PackedLinear, innermost
 from . import plan as p
+from .linear import product
 from .rows import FLOAT
-from .step import product, step
+from .step import step
 from .team import Team
-from .vectors import HAS_QUADS, LANES, WIDTH
+from .vectors import HAS_PAIRS, HAS_QUADS, LANES, WIDTH
 
 if TYPE_CHECKING:
     from ..cache import KeyValues
@@ -27,8 +29,10 @@ MOST_ROWS = (
     32  # that are computed in this way: in float32, the products of 48 take oneDNN less time
 )
 
-_RUNS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-_TRIED_ROWS = 3
+_PACKED = PackedLinear | Bfloat16Linear | Int8Linear
+_RUNS = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 128, 64)
+_TRIED_ROWS = 4
+_LARGE = 4096.0  # so that a bias is small beside it
 
 
 class Steps:
@@ -44,6 +48,7 @@ class Steps:
         self._inner = 0
         self._vocabulary = 0
         self._widest = 0  # inputs of a layer
+        self._biases: list[torch.Tensor] = []  # as float32
         self._plan: np.ndarray | None = None
         self._ways: dict[tuple[object, ...], int] = {}
 
@@ -77,7 +82,7 @@ class Steps:
         )
         longest = max(kv.length for kv in sequences) + 1
         private = _room(rows * self._hidden * FLOAT, rows * 2 * WIDTH * FLOAT) + _room(
-            rows * WIDTH, max(rows * self._widest, rows * WIDTH * FLOAT, (longest + LANES) * FLOAT)
+            rows * WIDTH, max(rows * (2 * self._widest + WIDTH * FLOAT), (longest + LANES) * FLOAT)
         )
         shared = [
             rows * width * FLOAT
@@ -132,28 +137,34 @@ class Steps:
     def _words_of(self, linear: Linear) -> list[int]:
         """The words of a linear layer that gives the same bits. Raises NotPackedAlike."""
         form = innermost(linear)
-        assert isinstance(form, PackedLinear | Int8Linear)
+        assert isinstance(form, _PACKED)
         outputs, inputs = form.shape
         weight = torch.ops.mkldnn.data_ptr(form.packed)
-        bias = 0 if form.bias is None else form.bias.data_ptr()
+        bias = 0
+        if form.bias is not None:
+            self._biases.append(form.bias.float())
+            bias = self._biases[-1].data_ptr()
         sizes = (outputs, inputs, bias)
         whole = outputs * inputs
-        if isinstance(form, PackedLinear):
-            num_bytes, runs = whole * FLOAT, [run for run in _RUNS if run < inputs] + [inputs]
-            tried = [[p.FLOATS, weight, *sizes, run, 0, 0] for run in runs]
-        else:
+        if isinstance(form, Int8Linear):
             num_bytes = whole + outputs * FLOAT
             scale = form.scale.data_ptr()
             forms = (p.QUADS, p.HALF_QUADS) if HAS_QUADS else ()
             tried = [[form, weight, *sizes, inputs, scale, weight + whole] for form in forms]
+        else:
+            runs = [inputs, *(run for run in _RUNS if run < inputs)]
+            is_half = isinstance(form, Bfloat16Linear)
+            num_bytes = whole * (2 if is_half else FLOAT)
+            named = p.PAIRS if is_half else p.FLOATS
+            can = HAS_PAIRS or not is_half
+            tried = [[named, weight, *sizes, run, 0, 0] for run in runs] if can else []
         if outputs % WIDTH or inputs % WIDTH or torch.ops.mkldnn._nbytes(form.packed) != num_bytes:
             raise NotPackedAlike(f"{outputs} x {inputs}")
         kind = (type(form), form.shape, bias == 0)
         if kind in self._ways:
             return tried[self._ways[kind]]
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(_TRIED_ROWS, inputs, generator=generator)
-        expected = torch.cat([linear(row) for row in torch.split(x, 1)])
+        x = _of_block(weight, inputs) if isinstance(form, Bfloat16Linear) else _any_rows(inputs)
+        expected = linear(x)
         for number, words in enumerate(tried):
             if torch.equal(self._product(words, x), expected):
                 self._ways[kind] = number
@@ -165,7 +176,7 @@ class Steps:
         rows, inputs = x.shape
         y = x.new_empty(rows, words[p.OUTPUTS])
         scratch = torch.empty(
-            _room(rows * WIDTH, max(rows * inputs, rows * WIDTH * FLOAT)), dtype=torch.uint8
+            _room(rows * WIDTH, rows * (2 * inputs + WIDTH * FLOAT)), dtype=torch.uint8
         )
         addresses = [linear.ctypes.data, x.data_ptr(), rows, y.data_ptr(), scratch.data_ptr()]
         self._team.run(product.address, addresses, threads=1)
@@ -176,13 +187,33 @@ class NotPackedAlike(Exception):
     """oneDNN packs weights in another order on this machine, or adds up in another."""
 
 
+def _any_rows(inputs: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(_TRIED_ROWS, inputs, generator=generator)
+
+
+def _of_block(weight: int, inputs: int) -> torch.Tensor:
+    """Rows (WIDTH * some, inputs) for a layer in bfloat16 at an address, of which each says much.
+
+    Rounded to bfloat16, sums in different orders are mostly the same. So these are rows whose sum
+    for one of the first outputs is far smaller than what is added up.
+    """
+    generator = torch.Generator().manual_seed(0)
+    data = (ctypes.c_int16 * (WIDTH * inputs)).from_address(weight)
+    packed = torch.frombuffer(data, dtype=torch.bfloat16).view(inputs // 2, WIDTH, 2)
+    of_outputs = packed.transpose(0, 1).reshape(WIDTH, inputs).float().repeat(_TRIED_ROWS, 1)
+    x = _LARGE * torch.randn(of_outputs.shape, generator=generator)
+    share = (x * of_outputs).sum(1, keepdim=True) / of_outputs.square().sum(1, keepdim=True)
+    return x - share.nan_to_num() * of_outputs
+
+
 def _is_packed(linear: Linear) -> bool:
-    return isinstance(innermost(linear), PackedLinear | Int8Linear)
+    return isinstance(innermost(linear), _PACKED)
 
 
 def _shape(linear: Linear) -> tuple[int, int]:
     form = innermost(linear)
-    assert isinstance(form, PackedLinear | Int8Linear)
+    assert isinstance(form, _PACKED)
     return form.shape
 
 

@@ -21,10 +21,22 @@ LANES = 16  # of a sum over a row
 # What numba makes of a function has other arguments than the function.
 intrinsic: Callable[[Callable[..., Any]], Callable[..., Any]] = _intrinsic
 
-HAS_QUADS = bool(get_host_cpu_features().get("avx512vnni"))  # whether `quads` can be compiled
+# Whether these can be compiled.
+HAS_QUADS, HAS_PAIRS = (
+    bool(get_host_cpu_features().get(name)) for name in ("avx512vnni", "avx512bf16")
+)
+
+
+class _BFloat16Type(ir.types.Type):  # type: ignore[misc, unused-ignore]
+    """bfloat16, which llvmlite has no name for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
 
 _FLOAT, _INT, _WORD, _BYTE = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8)
 _ROW = ir.VectorType(_FLOAT, LANES)
+_BFLOAT = _BFloat16Type()
 
 _Typed = tuple[Any, Callable[..., Any]]
 
@@ -59,6 +71,12 @@ def ints(typing: Any, address: Any) -> _Typed:
 def unsigned(typing: Any, address: Any) -> _Typed:
     """What is at an address, as uint8."""
     return _typed(_pointer(_BYTE), types.CPointer(types.uint8), types.int64)
+
+
+@intrinsic
+def shorts(typing: Any, address: Any) -> _Typed:
+    """What is at an address, as uint16."""
+    return _typed(_pointer(ir.IntType(16)), types.CPointer(types.uint16), types.int64)
 
 
 @intrinsic
@@ -99,14 +117,23 @@ def fma(typing: Any, a: Any, b: Any, c: Any) -> _Typed:
 
 
 @intrinsic
-def power_of_two(typing: Any, exponent: Any) -> _Typed:
-    """2 to an int32 between -126 and 127; infinity for 128."""
+def float_of(typing: Any, bits: Any) -> _Typed:
+    """The float32 of these bits, an int32."""
 
-    def emit(builder: Any, exponent: Any) -> Any:
-        biased = builder.add(exponent, ir.Constant(_INT, 127))
-        return builder.bitcast(builder.shl(biased, ir.Constant(_INT, 23)), _FLOAT)
+    def emit(builder: Any, bits: Any) -> Any:
+        return builder.bitcast(bits, _FLOAT)
 
     return _typed(emit, types.float32, types.int32)
+
+
+@intrinsic
+def bits_of(typing: Any, value: Any) -> _Typed:
+    """The bits of a float32, an int32."""
+
+    def emit(builder: Any, value: Any) -> Any:
+        return builder.bitcast(value, _INT)
+
+    return _typed(emit, types.int32, types.float32)
 
 
 @intrinsic
@@ -210,54 +237,66 @@ def columns(count: int) -> Any:
 
 
 def quads(count: int, width: int) -> Any:
-    """Return a function of (y, y_stride, x, x_stride, w, length), for `count` rows:
+    """Return a function of (y, y_stride, x, x_stride, w, begin, end), for `count` rows:
 
-    y[row, n] = the sum of x[row, k] w[k / 4, n, k % 4]; n < width. x: uint8, w: int8, y: int32;
-    strides in bytes. Four products and three sums are one instruction of AVX-512 VNNI.
+    y[row, n] = the sum of x[row, k] w[k / 4, n, k % 4] for k from begin to end; n < width.
+    x: uint8, w: int8, y: int32; strides in bytes. Four products and their sum are one instruction
+    of AVX-512 VNNI.
     """
-    part = ir.VectorType(_INT, LANES)
-    quarter = ir.VectorType(_BYTE, 4 * LANES)
+    return _groups("llvm.x86.avx512.vpdpbusd.512", count, width, 4, _INT, _BYTE)
+
+
+def pairs(count: int) -> Any:
+    """The same of bfloat16, two at a time, for WIDTH outputs. y: float32."""
+    name = "llvm.x86.avx512bf16.dpbf16ps.512"
+    return _groups(name, count, WIDTH, 2, _FLOAT, _BFLOAT)
+
+
+def _groups(name: str, count: int, width: int, size: int, to: Any, of: Any) -> Any:
+    part = ir.VectorType(to, LANES)
+    quarter = ir.VectorType(of, size * LANES)
+    loaded = ir.VectorType(_INT, LANES)
     parts = [number * 4 * LANES for number in range(width // LANES)]  # where each begins, in bytes
     zeros = [ir.Constant(part, [0] * LANES)] * (count * len(parts))
+    bytes_of_one = 4 // size
 
     def emit(
-        builder: Any, y: Any, y_stride: Any, x: Any, x_stride: Any, w: Any, length: Any
+        builder: Any, y: Any, y_stride: Any, x: Any, x_stride: Any, w: Any, begin: Any, end: Any
     ) -> None:
         signature = ir.FunctionType(part, [part, quarter, quarter])
-        name = "llvm.x86.avx512.vpdpbusd.512"
         product = cgutils.get_or_insert_function(builder.module, signature, name)
         rows = _rows(builder, x, x_stride, count)
 
         def step(k: Any, sums: Sequence[Any]) -> list[Any]:
-            place = builder.add(w, builder.mul(k, ir.Constant(_WORD, width)))
+            of_k = builder.mul(k, ir.Constant(_WORD, bytes_of_one))
+            place = builder.add(w, builder.mul(of_k, ir.Constant(_WORD, width)))
             weights = [
-                builder.load(_pointer(quarter)(builder, _after(builder, place, begin)), align=4)
+                builder.load(_pointer(loaded)(builder, _after(builder, place, begin)), align=4)
                 for begin in parts
             ]
-            fours = [
-                builder.load(builder.bitcast(_at(builder, row, _BYTE, k), _INT.as_pointer()))
-                for row in rows
-            ]
-            factors = [builder.bitcast(_splat(builder, four, LANES), quarter) for four in fours]
-            pairs = [(factor, weight) for factor in factors for weight in weights]
+            groups = [builder.load(_pointer(_INT)(builder, builder.add(row, of_k))) for row in rows]
+            factors = [_splat(builder, group, LANES) for group in groups]
+            pairs_of_them = [(factor, weight) for factor in factors for weight in weights]
             return [
-                builder.call(product, [sum_of_part, *pair])
-                for sum_of_part, pair in zip(sums, pairs, strict=True)
+                builder.call(
+                    product, [sum_of_part, *(builder.bitcast(value, quarter) for value in pair)]
+                )
+                for sum_of_part, pair in zip(sums, pairs_of_them, strict=True)
             ]
 
-        sums = iter(_over(builder, length, 4, zeros, step))
+        sums = iter(_over(builder, end, size, zeros, step, begin))
         for row in _rows(builder, y, y_stride, count):
-            for begin in parts:
-                target = _pointer(part)(builder, _after(builder, row, begin))
+            for begin_of_part in parts:
+                target = _pointer(part)(builder, _after(builder, row, begin_of_part))
                 builder.store(next(sums), target, align=4)
 
     @intrinsic
-    def quads_of_rows(
-        typing: Any, y: Any, y_stride: Any, x: Any, x_stride: Any, w: Any, length: Any
+    def groups_of_rows(
+        typing: Any, y: Any, y_stride: Any, x: Any, x_stride: Any, w: Any, begin: Any, end: Any
     ) -> _Typed:
-        return _typed(emit, types.void, *(types.int64,) * 6)
+        return _typed(emit, types.void, *(types.int64,) * 7)
 
-    return quads_of_rows
+    return groups_of_rows
 
 
 def _over(
