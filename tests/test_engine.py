@@ -21,6 +21,7 @@ from warmd.jobs.engine.cache import CHUNK, MOST_PREFIXES, Prefixes
 from warmd.jobs.engine.decoder import Decoder, Part
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.generation import End, Generation, Piece, Sampling
+from warmd.jobs.engine.linears import PackedLinear, innermost
 from warmd.jobs.errors import JobFailed
 
 SIZES = {
@@ -203,6 +204,16 @@ def test_bits_do_not_change_while_layers_are_packed(qwen):
         decoder = Decoder(qwen)
         logits = [decoder.forward([Part(decoder.new(9), prompt(9), True)]) for _ in range(20)]
     assert all(torch.equal(found, logits[0]) for found in logits)
+
+
+def test_layers_are_packed_while_nobody_asks(engine):
+    asked = Generation(ids=prompt(5), sampling=GREEDY, max_tokens=1)
+    generate(engine, asked)
+    wait_until(lambda: engine._is_settled)
+    packed = [innermost(linear) for linear in engine._runner.linears]
+    assert {type(form) for form in packed} == {PackedLinear}
+    again = Generation(ids=prompt(5), sampling=GREEDY, max_tokens=20)
+    assert generate(engine, again)[0][2] == 20
 
 
 def test_reused_prefixes_give_the_same_bits(qwen):

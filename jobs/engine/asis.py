@@ -52,6 +52,10 @@ class AsIs:
         """Return a copy of a sequence; `length` is all of it."""
         return OwnCache(copy.deepcopy(kv.cache), length)
 
+    def settle(self) -> bool:
+        """Do nothing: it is as fast as it can be."""
+        return False
+
     def forward(self, parts: Sequence[Part]) -> torch.Tensor:
         """Compute the parts; return the logits after each that wants them: (wanting, V)."""
         wanted = []

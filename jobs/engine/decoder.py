@@ -21,7 +21,7 @@ from torch.nn import functional
 from ..products import Make
 from .cache import CHUNK, KeyValues
 from .fixed import FixedSteps
-from .linears import Linear, Linears, Uniform, served_precision
+from .linears import Linear, Linears, PatientLinear, Uniform, served_precision
 from .native.steps import MOST_ROWS, NotPackedAlike, Steps
 from .native.team import team
 from .rowwise import Native, Norms, Rowwise, Single, Torch
@@ -193,6 +193,24 @@ class Decoder:
         for part in parts:
             part.kv.length += len(part.ids)
         return logits
+
+    def settle(self) -> bool:
+        """Do a part of what makes later passes faster; return whether there was something to do."""
+        for linear in self.linears:
+            if isinstance(linear, PatientLinear) and linear.settle():
+                return True
+        self._ready_steps()
+        return False
+
+    @property
+    def linears(self) -> list[Linear]:
+        """All linear layers, in their order."""
+        of_layers = (
+            linear
+            for layer in self.layers
+            for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
+        )
+        return [*of_layers, self.head]
 
     def _ready_steps(self) -> Steps | None:
         try:

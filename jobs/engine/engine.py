@@ -51,6 +51,7 @@ class Engine:
         self._ends = _ends(warm)
         self._grammars = Grammars(warm, self._vocabulary, self._ends)
         self._runner: Any = None
+        self._is_settled = False  # whether the runner is as fast as it can be
         self._vision: Eyes | None = None  # of a model that takes pictures
         self._is_preparing = False  # both, which takes a moment
         self._preparer: threading.Thread | None = None  # that does it or did it last
@@ -112,6 +113,10 @@ class Engine:
     def is_writing(self) -> bool:
         return bool(self._writing)
 
+    @property
+    def is_unsettled(self) -> bool:
+        return self._runner is not None and not self._is_settled
+
     def _prepare(self) -> None:
         """Bring the model into the form that is computed with, while other engines go on."""
         compute_with(self.threads)
@@ -159,6 +164,7 @@ class Engine:
         writing = list(self._writing)
         reading = self._plan()
         if not writing and not reading:
+            self._settle()
             return
         parts = [Part(c.kv, (c.next_token,), True, offset=_offset(c)) for c in writing]
         parts += [part for _, part in reading]
@@ -176,6 +182,13 @@ class Engine:
             else:
                 self._reading.remove(choice)
                 self._reading.append(choice)  # its turn comes after those of the others
+
+    def _settle(self) -> None:
+        try:
+            self._is_settled = not self._runner.settle()
+        except BaseException:  # no memory, say: it is told, and not tried for ever
+            self._is_settled = True
+            raise
 
     def _drop_cancelled(self) -> None:
         for choice in [*self._reading, *self._writing]:

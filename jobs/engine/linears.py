@@ -101,14 +101,22 @@ class PatientLinear:
     ) -> None:
         """`patience`: calls before it is packed. `pack` returns None where memory lacks for it."""
         self.form = unpacked
-        self._pack = pack
+        self._pack: Callable[[], Linear | None] | None = pack
         self._patience = patience
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._patience == 0:
-            self.form = self._pack() or self.form
+            self.settle()
         self._patience -= 1
         return self.form(x)
+
+    def settle(self) -> bool:
+        """Pack it now; return whether there was something to do."""
+        if self._pack is None:
+            return False
+        self.form = self._pack() or self.form
+        self._pack = None
+        return True
 
 
 def served_precision(asked: str, weight: torch.Tensor) -> str:

@@ -34,6 +34,10 @@ class Turned(Protocol):
     def is_writing(self) -> bool:
         """Whether somebody waits for the next token."""
 
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether there is something that it would do while nobody asks for anything."""
+
     def turn(self) -> None:
         """Compute for a moment. Raises nothing."""
 
@@ -95,7 +99,9 @@ class Turns:
                 self._current = None
                 self.changed.notify_all()  # who had its turn may be idle now
             while self._thread is threading.current_thread():
-                engine = next((engine for engine in self._engines if engine.is_ready), None)
+                ready = (engine for engine in self._engines if engine.is_ready)
+                unsettled = (engine for engine in self._engines if engine.is_unsettled)
+                engine = next(ready, None) or next(unsettled, None)
                 if engine is not None:
                     self._engines.remove(engine)
                     self._engines.append(engine)  # behind the others

@@ -6,8 +6,8 @@
 MODEL is a folder. One server runs at a time, each anew in every round, and is asked by OpenAI's
 client, greedily: prompts of 16 to 115 random tokens, completions of 8 to --tokens tokens.
 `transformers serve` is asked all at once, as it comes and with --continuous-batching and blocks for
-the whole work, for its default takes nearly all memory. Prints completion tokens per second,
-medians over the rounds.
+the whole work, for its default takes nearly all memory. Each is warmed up by a round that does not
+count. Prints completion tokens per second, medians over the rounds.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def main() -> None:
     for number in range(args.rounds):
         for name, (server, ways) in servers.items():
             with server() as (url, model):
-                asyncio.run(ask(url, model, requests(words, 2, 40, seed="to warm up"), 2))
+                warming = requests(words, args.requests, args.tokens, seed="to warm up")
+                asyncio.run(ask(url, model, warming, args.requests))
                 for way, at_once in ways.items():
                     # Others every time, so that nothing was read before.
                     asked = requests(words, args.requests, args.tokens, seed=f"{number} {way}")

@@ -32,6 +32,8 @@ MOST_ROWS = (
 _PACKED = PackedLinear | Bfloat16Linear | Int8Linear
 _RUNS = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 128, 64)
 _TRIED_ROWS = 4
+_TRIED_OUTPUTS = 16 * WIDTH
+_TELLING = 4096  # inputs of rows that tell orders apart: of shorter ones it takes more
 _LARGE = 4096.0  # so that a bias is small beside it
 
 
@@ -42,6 +44,7 @@ class Steps:
         self._team = team
         # Whatever a word tells the address of must stay: layers, norms, and this.
         self._layers, self._norm, self._head = decoder.layers, decoder.norm, decoder.head
+        self._linears = decoder.linears
         self._constants = np.array([decoder.eps, decoder.scale], dtype=np.float32)
         self._hidden = len(decoder.norm)
         self._sizes = (decoder.heads, decoder.kv_heads, decoder.size)
@@ -58,7 +61,7 @@ class Steps:
 
         Raises NotPackedAlike.
         """
-        if self._plan is None and all(map(_is_packed, self._linears())):
+        if self._plan is None and all(map(_is_packed, self._linears)):
             self._plan = self._planned()
         return self._plan is not None
 
@@ -109,19 +112,11 @@ class Steps:
         )
         return logits
 
-    def _linears(self) -> list[Linear]:
-        of_layers = (
-            linear
-            for layer in self._layers
-            for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
-        )
-        return [*of_layers, self._head]
-
     def _planned(self) -> np.ndarray:
         heads, kv_heads, size = self._sizes
         self._inner = _shape(self._layers[0].down)[1]
         self._vocabulary = _shape(self._head)[0]
-        self._widest = max(_shape(linear)[1] for linear in self._linears())
+        self._widest = max(_shape(linear)[1] for linear in self._linears)
         words = [
             len(self._layers), self._hidden, heads, kv_heads, size, self._inner,
             self._constants.ctypes.data, self._norm.data_ptr(), *self._words_of(self._head),
@@ -164,9 +159,10 @@ class Steps:
         if kind in self._ways:
             return tried[self._ways[kind]]
         x = _of_block(weight, inputs) if isinstance(form, Bfloat16Linear) else _any_rows(inputs)
-        expected = linear(x)
+        expected = linear(x)[:, :_TRIED_OUTPUTS]
         for number, words in enumerate(tried):
-            if torch.equal(self._product(words, x), expected):
+            some = [*words[: p.OUTPUTS], expected.shape[1], *words[p.OUTPUTS + 1 :]]
+            if torch.equal(self._product(some, x), expected):
                 self._ways[kind] = number
                 return words
         raise NotPackedAlike(f"{outputs} x {inputs}")
@@ -193,7 +189,7 @@ def _any_rows(inputs: int) -> torch.Tensor:
 
 
 def _of_block(weight: int, inputs: int) -> torch.Tensor:
-    """Rows (WIDTH * some, inputs) for a layer in bfloat16 at an address, of which each says much.
+    """Rows (WIDTH or more, inputs) for a layer in bfloat16 at an address, of which each says much.
 
     Rounded to bfloat16, sums in different orders are mostly the same. So these are rows whose sum
     for one of the first outputs is far smaller than what is added up.
@@ -201,7 +197,8 @@ def _of_block(weight: int, inputs: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     data = (ctypes.c_int16 * (WIDTH * inputs)).from_address(weight)
     packed = torch.frombuffer(data, dtype=torch.bfloat16).view(inputs // 2, WIDTH, 2)
-    of_outputs = packed.transpose(0, 1).reshape(WIDTH, inputs).float().repeat(_TRIED_ROWS, 1)
+    of_outputs = packed.transpose(0, 1).reshape(WIDTH, inputs).float()
+    of_outputs = of_outputs.repeat(max(1, _TELLING // inputs), 1)
     x = _LARGE * torch.randn(of_outputs.shape, generator=generator)
     share = (x * of_outputs).sum(1, keepdim=True) / of_outputs.square().sum(1, keepdim=True)
     return x - share.nan_to_num() * of_outputs
