@@ -21,9 +21,10 @@ TEMPLATE = (
 IMAGE = 1  # <bos> stands for an image
 
 
-def make() -> Any:
-    """A Qwen2-VL of random weights, two layers deep."""
+def make(**sizes: Any) -> Any:
+    """A Qwen2-VL of random weights, two layers deep; `sizes`: of its text model."""
     torch.manual_seed(0)
+    hidden_size = sizes.get("hidden_size", 32)
     config = transformers.Qwen2VLConfig(
         text_config={
             "vocab_size": 81,
@@ -39,8 +40,9 @@ def make() -> Any:
             "eos_token_id": None,
             "pad_token_id": 0,
             "initializer_range": 0.3,
+            **sizes,
         },
-        vision_config={"depth": 2, "embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2,
+        vision_config={"depth": 2, "embed_dim": 32, "hidden_size": hidden_size, "mlp_ratio": 2,
                        "num_heads": 2, "initializer_range": 0.3},
         image_token_id=IMAGE,
         video_token_id=80,

@@ -9,11 +9,13 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import eyes
 import pytest
 import torch
 from needs import needs
 from test_engine import NATIVE_SIZES, make, prompt
 
+from warmd.jobs.engine.cache import CHUNK
 from warmd.jobs.engine.decoder import Decoder, Part
 from warmd.jobs.engine.native.team import team
 from warmd.jobs.engine.native.vectors import HAS_PAIRS, HAS_QUADS
@@ -126,6 +128,24 @@ def test_gates_of_any_size_are_those_of_pytorch(gate):
     torch.testing.assert_close(
         Native(decoder, threads).gate(gate_up)[0, 5], wanted, atol=1e-35, rtol=1e-6
     )
+
+
+def test_positions_in_a_picture_turn_heads_as_transformers_does():
+    rope = {"rope_type": "default", "mrope_section": [8, 12, 12], "rope_theta": 10000.0}
+    model = eyes.make(**NATIVE_SIZES, rope_parameters=rope)
+    ids = prompt(CHUNK + 1)  # the last one is attended for by itself
+    places = torch.randint(0, 60, (3, len(ids)), generator=torch.Generator().manual_seed(0))
+    decoder = packed(model)
+    sequences = [decoder.new(len(ids) + 1) for _ in range(2)]
+    read = decoder.forward([Part(kv, ids, True, places=places) for kv in sequences])
+    written = decoder.forward([Part(kv, [9], True, places=places[:, :1]) for kv in sequences])
+    hidden = model.model.language_model(
+        input_ids=torch.tensor([[*ids, 9]]),
+        position_ids=torch.cat([places, places[:, :1]], dim=1)[:, None],
+    ).last_hidden_state
+    wanted = model.lm_head(hidden[0, -2:])
+    for found in (torch.stack([read[0], written[0]]), torch.stack([read[1], written[1]])):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("precision", ["own", "bf16", "int8"])

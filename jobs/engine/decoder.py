@@ -362,7 +362,8 @@ class Rope:
             return self._cos[positions][:, None], self._sin[positions][:, None]
         assert self._axes is not None
         elements = torch.arange(len(self._axes), device=positions.device)
-        rows = positions[self._axes].T  # (rows, size): the position that turns each element
+        # (rows, size): the position that turns each element. What is looked up lies in its order.
+        rows = positions[self._axes].T.contiguous()
         return self._cos[rows, elements][:, None], self._sin[rows, elements][:, None]
 
     def tables(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
