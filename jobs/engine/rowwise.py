@@ -16,7 +16,7 @@ from torch.nn import functional
 from .cache import KeyValues
 from .native import passes
 from .native.rows import FLOAT
-from .native.team import Team
+from .native.team import Team, address
 from .native.vectors import LANES, WIDTH
 
 if TYPE_CHECKING:
@@ -127,24 +127,24 @@ class Native:
         length = x.shape[-1]
         self._run(
             passes.normalise.address, x.numel(), x.numel() // length, length,
-            x.data_ptr(), weight.data_ptr(), y.data_ptr(), self._eps,
+            address(x), address(weight), address(y), self._eps,
         )  # fmt: skip
         return y
 
     def turn(
         self, qkv: torch.Tensor, norms: Norms | None, cos: torch.Tensor, sin: torch.Tensor
     ) -> None:
-        of_queries, of_keys = (0, 0) if norms is None else (norm.data_ptr() for norm in norms)
+        of_queries, of_keys = (0, 0) if norms is None else map(address, norms)
         self._run(
             passes.turn.address, qkv.numel(), len(qkv), self._heads, self._kv_heads, self._size,
-            qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(), of_queries, of_keys, self._eps,
+            address(qkv), address(cos), address(sin), of_queries, of_keys, self._eps,
         )  # fmt: skip
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         rows, twice = gate_up.shape
         y = gate_up.new_empty(rows, twice // 2)
         self._run(
-            passes.gate.address, 4 * y.numel(), rows, twice // 2, gate_up.data_ptr(), y.data_ptr()
+            passes.gate.address, 4 * y.numel(), rows, twice // 2, address(gate_up), address(y)
         )
         return y
 
@@ -153,7 +153,7 @@ class Native:
     ) -> None:
         spans = np.array(
             [
-                (single.row, single.kv.data.data_ptr(), single.kv.data.shape[3], single.position)
+                (single.row, address(single.kv.data), single.kv.data.shape[3], single.position)
                 for single in singles
             ],
             dtype=np.int64,
@@ -164,7 +164,7 @@ class Native:
         self._run(
             passes.attend.address, int(spans[:, 3].sum()) * self._heads * self._size,
             len(singles), self._heads, self._kv_heads, self._size, layer,
-            qkv.data_ptr(), attended.data_ptr(), spans.ctypes.data, scratch.data_ptr(),
+            address(qkv), address(attended), spans.ctypes.data, scratch.data_ptr(),
             scratch_bytes, self._scale,
         )  # fmt: skip
 

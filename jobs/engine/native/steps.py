@@ -16,7 +16,7 @@ from . import plan as p
 from .linear import product
 from .rows import FLOAT
 from .step import step
-from .team import Team
+from .team import Team, address
 from .vectors import HAS_PAIRS, HAS_QUADS, LANES, WIDTH
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Steps:
         heads, kv_heads, size = self._sizes
         logits = x.new_empty(rows, self._vocabulary)
         of_sequences = np.array(
-            [(kv.data.data_ptr(), kv.data.shape[3], kv.length) for kv in sequences], dtype=np.int64
+            [(address(kv.data), kv.data.shape[3], kv.length) for kv in sequences], dtype=np.int64
         )
         longest = max(kv.length for kv in sequences) + 1
         private = _room(rows * self._hidden * FLOAT, rows * 2 * WIDTH * FLOAT) + _room(
@@ -99,12 +99,12 @@ class Steps:
                 self._team.barrier,
                 self._plan.ctypes.data,
                 rows,
-                x.data_ptr(),
-                cos.data_ptr(),
-                sin.data_ptr(),
+                address(x),
+                address(cos),
+                address(sin),
                 of_sequences.ctypes.data,
                 *places[:3],
-                logits.data_ptr(),
+                address(logits),
                 places[3],
                 private,
             ],
@@ -119,11 +119,11 @@ class Steps:
         self._widest = max(_shape(linear)[1] for linear in self._linears)
         words = [
             len(self._layers), self._hidden, heads, kv_heads, size, self._inner,
-            self._constants.ctypes.data, self._norm.data_ptr(), *self._words_of(self._head),
+            self._constants.ctypes.data, address(self._norm), *self._words_of(self._head),
         ]  # fmt: skip
         for layer in self._layers:
             norms = (layer.attention_norm, layer.mlp_norm, *(layer.head_norms or ()))
-            addresses = [norm.data_ptr() for norm in norms]
+            addresses = [address(norm) for norm in norms]
             words += addresses + [0] * (p.QKV - len(addresses))
             for linear in (layer.qkv, layer.out, layer.gate_up, layer.down):
                 words += self._words_of(linear)
@@ -138,12 +138,12 @@ class Steps:
         bias = 0
         if form.bias is not None:
             self._biases.append(form.bias.float())
-            bias = self._biases[-1].data_ptr()
+            bias = address(self._biases[-1])
         sizes = (outputs, inputs, bias)
         whole = outputs * inputs
         if isinstance(form, Int8Linear):
             num_bytes = whole + outputs * FLOAT
-            scale = form.scale.data_ptr()
+            scale = address(form.scale)
             forms = (p.QUADS, p.HALF_QUADS) if HAS_QUADS else ()
             tried = [[form, weight, *sizes, inputs, scale, weight + whole] for form in forms]
         else:
@@ -174,7 +174,7 @@ class Steps:
         scratch = torch.empty(
             _room(rows * WIDTH, rows * (2 * inputs + WIDTH * FLOAT)), dtype=torch.uint8
         )
-        addresses = [linear.ctypes.data, x.data_ptr(), rows, y.data_ptr(), scratch.data_ptr()]
+        addresses = [linear.ctypes.data, address(x), rows, address(y), scratch.data_ptr()]
         self._team.run(product.address, addresses, threads=1)
         return y
 
