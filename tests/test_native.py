@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import eyes
@@ -15,6 +17,7 @@ import torch
 from needs import needs
 from test_engine import NATIVE_SIZES, make, prompt
 
+from warmd.jobs.engine import native
 from warmd.jobs.engine.cache import CHUNK
 from warmd.jobs.engine.decoder import Decoder, Part
 from warmd.jobs.engine.native.team import team
@@ -60,16 +63,17 @@ def without_steps(decoder: Decoder, parts: list[Part]) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
 @pytest.mark.parametrize("precision", ["own", "bf16", "int8"])
 @pytest.mark.parametrize(
-    ("name", "sizes"),
+    ("name", "sizes", "threads"),
     [
-        ("Qwen2", {}),  # with biases
-        ("Qwen3", {"head_dim": 64}),  # with norms of queries and keys
-        ("Llama", {"head_dim": 128, "num_attention_heads": 4, "num_key_value_heads": 2}),
-        ("Llama", {"hidden_size": 576, "intermediate_size": 1536, "head_dim": 64}),
+        ("Qwen2", {}, 1),  # with biases
+        ("Qwen2", {}, 3),
+        ("Qwen3", {"head_dim": 64}, 2),  # with norms of queries and keys
+        ("Llama", {"head_dim": 128, "num_attention_heads": 4, "num_key_value_heads": 2}, 3),
+        ("Llama", {"hidden_size": 576, "intermediate_size": 1536, "head_dim": 64}, 2),
     ],
+    indirect=["threads"],
 )
 def test_a_step_has_the_bits_of_the_own_pass(name, sizes, precision, threads):
     decoder = packed(small(name, **sizes), precision)
@@ -168,6 +172,7 @@ def test_sizes_that_are_no_multiples_take_pytorchs_operations(sizes):
     assert logits.isfinite().all()
 
 
+@pytest.mark.slow
 def test_where_weights_are_packed_in_another_order_pytorch_computes():
     """As on an older processor: oneDNN is told to do as if this were one."""
     script = """
@@ -184,3 +189,41 @@ for precision in ("own", "bf16", "int8"):
     paths = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "SSE41", "PYTHONPATH": paths}
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trouble", ["spoilt", "nowhere to write", "several at once", "no JIT"])
+def test_whatever_became_of_the_machine_code_that_was_kept_it_is_compiled(tmp_path, trouble):
+    sources = tmp_path / "native"
+    shutil.copytree(Path(native.__file__).parent, sources, ignore=shutil.ignore_patterns("__py*"))
+    (tmp_path / "pyproject.toml").touch()
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from native import compiling, linear; "
+        "assert linear.product.address; print(compiling._folder())"
+    )
+    settings = {"PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1"}  # and no home
+
+    def start(**environment: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", script, str(tmp_path)]
+        return subprocess.Popen(command, env={**settings, **environment}, stdout=-1, text=True)
+
+    def kept(process: subprocess.Popen[str]) -> str:
+        out, _ = process.communicate(timeout=120)
+        assert process.returncode == 0
+        return out.strip()
+
+    if trouble == "several at once":
+        assert len({kept(process) for process in [start() for _ in range(4)]}) == 1
+    elif trouble == "no JIT":
+        assert kept(start(NUMBA_DISABLE_JIT="1")) != "None"
+    elif trouble == "nowhere to write":
+        (sources / "__pycache__").write_text("a file, so that no folder can be made there")
+        assert kept(start(HOME="/dev/null")) == "None"
+    else:
+        folder = Path(kept(start()))
+        indexes = list(folder.rglob("*.nbi"))
+        assert indexes
+        for index in indexes:
+            index.write_bytes(b"spoilt")
+        assert Path(kept(start())) == folder
+        assert all(index.read_bytes() != b"spoilt" for index in indexes)

@@ -8,6 +8,7 @@ after all of them.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +22,7 @@ from numba import types
 
 _Function = Callable[..., Any]
 _CONFIG: Any = numba.config
+_ROOM_BYTES = 16 * 2**20  # several times what is kept
 
 
 class Entry(Protocol):
@@ -43,12 +45,20 @@ def entry(function: Callable[[Any], None]) -> Entry:
 
 def _kept(decorator: Any, function: _Function, *types_of_it: Any) -> Any:
     folder = _folder()
-    before, _CONFIG.CACHE_DIR = _CONFIG.CACHE_DIR, str(folder or "")
+    options = {"cache": folder is not None, "error_model": "numpy"}
+    before = {name: getattr(_CONFIG, name) for name in ("CACHE_DIR", "DISABLE_JIT")}
+    _CONFIG.CACHE_DIR, _CONFIG.DISABLE_JIT = str(folder or ""), 0
     try:
-        options = {"cache": folder is not None, "error_model": "numpy"}
+        return decorator(*types_of_it, **options)(function)
+    except Exception:
+        if folder is None:
+            raise
+        # What is kept may be spoilt in whatever way: it is not needed.
+        shutil.rmtree(folder, ignore_errors=True)
         return decorator(*types_of_it, **options)(function)
     finally:
-        _CONFIG.CACHE_DIR = before
+        for name, value in before.items():
+            setattr(_CONFIG, name, value)
 
 
 @lru_cache(maxsize=1)
@@ -62,5 +72,7 @@ def _folder() -> Path | None:
             folder = parent.expanduser() / name
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
+                pass
+            if shutil.disk_usage(folder).free > _ROOM_BYTES:
                 return folder
     return None
