@@ -141,7 +141,9 @@ class Stable:
 
     def _resident(self, model: Any) -> Horse | None:
         for horse in self.horses:
-            if horse.is_resident and not horse.is_leaving and horse.model == model:
+            # One whose death was heard of in this turn is still there: nobody would hear of the job.
+            is_alive = not (horse.is_leaving or horse.channel.closed_by_peer)
+            if horse.is_resident and is_alive and horse.model == model:
                 return horse
         return None
 

@@ -186,6 +186,7 @@ SPOILT: list[tuple[Callable[[Path], Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_run_directories_spoilt_in_the_queue_are_their_jobs_own_misfortune(battered: Daemon):
     with frozen(battered, "worker"):
         ids = [battered.submit(samples=2) for _ in SPOILT]

@@ -33,6 +33,7 @@ def jobs_of(daemon: Daemon) -> tuple[set[str], set[str]]:
     return {path.name for path in daemon.home.runs.iterdir()}, known
 
 
+@pytest.mark.slow
 def test_the_resume_of_a_job_is_proved_and_nothing_is_left_of_the_proof(shared_daemon):
     job_id = shared_daemon.submit(samples=12, beta=0.1)
     shared_daemon.wait(job_id)

@@ -149,6 +149,7 @@ def test_model_that_does_not_fit_is_refused_with_the_numbers(
         control.load_model(daemon.config, ModelConfig(name="big", path=str(tmp_path / "big")))
 
 
+@pytest.mark.slow
 def test_killed_zygote_brings_the_same_models_back(sturdy: Daemon, tmp_path: Path):
     daemon = sturdy
     other = ModelConfig(name="other", path=str(save_model(tmp_path / "other", 1)))
