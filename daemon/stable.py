@@ -141,7 +141,7 @@ class Stable:
 
     def _resident(self, model: Any) -> Horse | None:
         for horse in self.horses:
-            # One whose death was heard of in this turn is still there: nobody would hear of the job.
+            # One that was heard to have died in this turn is still here: the job would be lost.
             is_alive = not (horse.is_leaving or horse.channel.closed_by_peer)
             if horse.is_resident and is_alive and horse.model == model:
                 return horse
