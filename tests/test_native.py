@@ -24,7 +24,7 @@ from warmd.jobs.engine.native.team import team
 from warmd.jobs.engine.native.vectors import HAS_PAIRS, HAS_QUADS
 from warmd.jobs.engine.rowwise import Native, Single, Torch
 
-MOST_ROWS = 7  # four and three
+MOST_ROWS = 14  # three groups: five, four and five
 PACKED = 8  # turns after which every layer of these models is packed
 
 

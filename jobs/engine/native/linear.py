@@ -15,6 +15,7 @@ from . import plan as p
 from .compiling import compiled, entry
 from .rows import FLOAT
 from .vectors import (
+    FETCHED,
     HAS_PAIRS,
     HAS_QUADS,
     WIDTH,
@@ -40,9 +41,8 @@ _ZERO_POINT = np.int32(128)
 _HALF_WIDTH = WIDTH // 2
 _UPPER, _BELOW_HALF, _LAST, _NAN = map(np.int32, (16, 0x7FFF, 1, 0x7FC0))
 
-_columns_1, _columns_2, _columns_3, _columns_4 = map(columns, range(1, 5))
-_pairs_1, _pairs_2, _pairs_3, _pairs_4 = map(pairs, range(1, 5))
-_quads_1, _quads_2, _quads_3, _quads_4 = (quads(count, WIDTH) for count in range(1, 5))
+GROUP = 6  # rows that are computed at once: their sums, 64 of each, take 24 of 32 registers
+_columns, _pairs, _quads = columns(GROUP), pairs(GROUP), quads(GROUP, WIDTH)
 _half_quads = quads(1, _HALF_WIDTH)
 
 
@@ -93,35 +93,43 @@ def block(linear: Any, number: Any, x: Any, rows: Any, scratch: Any, y: Any, y_s
 
     y: room for the outputs of the first row; of the next ones, y_stride bytes behind each other.
     """
-    for row in range(0, rows, 4):
-        count = min(rows - row, 4)
-        _block_of(linear, number, x, row, count, rows, scratch, y + row * y_stride, y_stride)
-
-
-@compiled
-def _block_of(
-    linear: Any, number: Any, x: Any, row: Any, count: Any, rows: Any, scratch: Any,
-    y: Any, y_stride: Any,
-) -> None:  # fmt: skip
-    """The same of up to four rows, whose weights are read once."""
     fields = words(linear)
-    form, length = fields[p.FORM], fields[p.INPUTS]
+    form, length, run = fields[p.FORM], fields[p.INPUTS], fields[p.RUN]
     size = FLOAT if form == p.FLOATS else 2 if form == p.PAIRS else 1
     first = number * WIDTH
     w = fields[p.WEIGHT] + first * length * size
-    x_stride = length * size
-    source = (x if form == p.FLOATS else scratch + rows * WIDTH) + row * x_stride
-    _products(form, count, y, y_stride, source, x_stride, w, 0, min(fields[p.RUN], length))
-    for begin in range(fields[p.RUN], length, fields[p.RUN]):
-        end = min(begin + fields[p.RUN], length)
-        more = rest_of(linear, rows, scratch)
-        _products(form, count, more, WIDTH * FLOAT, source, x_stride, w, begin, end)
-        for r in range(count):
-            target, added = floats(y + r * y_stride), floats(more + r * WIDTH * FLOAT)
-            for i in range(WIDTH):
-                target[i] += added[i]
-    for r in range(count):
-        _finish(linear, first, floats(scratch)[row + r], y + r * y_stride)
+    source, x_stride = x if form == p.FLOATS else scratch + rows * WIDTH, length * size
+    more = rest_of(linear, rows, scratch)
+    groups = (rows + GROUP - 1) // GROUP
+    # The first group waits for the weights, the others for the processor. So all of them fetch
+    # what follows, a half each in turns; one alone is as fast as the memory as it is.
+    fetched = FETCHED if groups > 1 else 0
+    for begin in range(0, length, run):
+        end = min(begin + run, length)
+        following, half_of_it = w + end * WIDTH * size, (end - begin) * WIDTH * size // 2
+        for group in range(groups):
+            row = rows * group // groups
+            count = rows * (group + 1) // groups - row
+            target, target_stride = y + row * y_stride, y_stride
+            if begin:
+                target, target_stride = more, WIDTH * FLOAT
+            _products(
+                form, count, target, target_stride, source + row * x_stride, x_stride,
+                w, begin, end, following + group % 2 * half_of_it, fetched,
+            )  # fmt: skip
+            if begin:
+                _add(y + row * y_stride, y_stride, more, count)
+    for row in range(rows):
+        _finish(linear, first, floats(scratch)[row], y + row * y_stride)
+
+
+@compiled
+def _add(y: Any, y_stride: Any, more: Any, rows: Any) -> None:
+    """y (rows, WIDTH) += more."""
+    for row in range(rows):
+        target, added = floats(y + row * y_stride), floats(more + row * WIDTH * FLOAT)
+        for i in range(WIDTH):
+            target[i] += added[i]
 
 
 @compiled
@@ -134,49 +142,22 @@ def rest_of(linear: Any, rows: Any, scratch: Any) -> Any:
 
 @compiled
 def _products(
-    form: Any,
-    count: Any,
-    y: Any,
-    y_stride: Any,
-    x: Any,
-    x_stride: Any,
-    w: Any,
-    begin: Any,
-    end: Any,
-) -> None:
+    form: Any, count: Any, y: Any, y_stride: Any, x: Any, x_stride: Any,
+    w: Any, begin: Any, end: Any, ahead: Any, fetched: Any,
+) -> None:  # fmt: skip
+    """The sums of up to GROUP rows, from inputs `begin` to `end`."""
     if form == p.FLOATS:
-        if count == 4:
-            _columns_4(y, y_stride, x, x_stride, w, WIDTH, begin, end)
-        elif count == 3:
-            _columns_3(y, y_stride, x, x_stride, w, WIDTH, begin, end)
-        elif count == 2:
-            _columns_2(y, y_stride, x, x_stride, w, WIDTH, begin, end)
-        else:
-            _columns_1(y, y_stride, x, x_stride, w, WIDTH, begin, end)
+        _columns(count, y, y_stride, x, x_stride, w, WIDTH, begin, end, ahead, fetched)
     if HAS_PAIRS and form == p.PAIRS:
-        if count == 4:
-            _pairs_4(y, y_stride, x, x_stride, w, begin, end)
-        elif count == 3:
-            _pairs_3(y, y_stride, x, x_stride, w, begin, end)
-        elif count == 2:
-            _pairs_2(y, y_stride, x, x_stride, w, begin, end)
-        else:
-            _pairs_1(y, y_stride, x, x_stride, w, begin, end)
+        _pairs(count, y, y_stride, x, x_stride, w, begin, end, ahead, fetched)
     if HAS_QUADS and form == p.QUADS:
-        if count == 4:
-            _quads_4(y, y_stride, x, x_stride, w, begin, end)
-        elif count == 3:
-            _quads_3(y, y_stride, x, x_stride, w, begin, end)
-        elif count == 2:
-            _quads_2(y, y_stride, x, x_stride, w, begin, end)
-        else:
-            _quads_1(y, y_stride, x, x_stride, w, begin, end)
+        _quads(count, y, y_stride, x, x_stride, w, begin, end, ahead, fetched)
     if HAS_QUADS and form == p.HALF_QUADS:
         for r in range(count):
             place, row = y + r * y_stride, x + r * x_stride
-            _half_quads(place, 0, row, 0, w, begin, end)
+            _half_quads(1, place, 0, row, 0, w, begin, end, ahead, fetched)
             upper, of_upper = place + _HALF_WIDTH * FLOAT, w + _HALF_WIDTH * end
-            _half_quads(upper, 0, row, 0, of_upper, begin, end)
+            _half_quads(1, upper, 0, row, 0, of_upper, begin, end, ahead, fetched)
 
 
 @compiled

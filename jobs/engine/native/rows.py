@@ -109,7 +109,8 @@ def attend(
     factor = _ONE / total(scores, whole)
     target = floats(y)
     for first in range(0, size, WIDTH):
-        _sum_up(y + first * FLOAT, 0, scores, 0, values + first * FLOAT, size, 0, length)
+        place = values + first * FLOAT
+        _sum_up(1, y + first * FLOAT, 0, scores, 0, place, size, 0, length, place, 0)
     for i in range(size):
         target[i] = target[i] * factor
 

@@ -17,7 +17,7 @@ from .linear import product
 from .rows import FLOAT
 from .step import step
 from .team import Team, address
-from .vectors import HAS_PAIRS, HAS_QUADS, LANES, WIDTH
+from .vectors import HAS_PAIRS, HAS_QUADS, LANES, LINE, WIDTH
 
 if TYPE_CHECKING:
     from ..cache import KeyValues
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_ROWS = (
-    32  # that are computed in this way: in float32, the products of 48 take oneDNN less time
-)
+MOST_ROWS = 64  # that are computed in this way, and were measured: oneDNN's products take longer
 
 _PACKED = PackedLinear | Bfloat16Linear | Int8Linear
 _RUNS = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 128, 64)
@@ -216,7 +214,4 @@ def _shape(linear: Linear) -> tuple[int, int]:
 
 def _room(*num_bytes: int) -> int:
     """Bytes for all of these, in whole lines of a cache."""
-    return sum(-(-count // _LINE) * _LINE for count in num_bytes)
-
-
-_LINE = 64
+    return sum(-(-count // LINE) * LINE for count in num_bytes)

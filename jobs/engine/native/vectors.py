@@ -18,6 +18,8 @@ from numba.extending import intrinsic as _intrinsic
 
 WIDTH = 64  # outputs that oneDNN puts side by side
 LANES = 16  # of a sum over a row
+LINE = 64  # bytes of a cache
+FETCHED = 2 * LINE  # bytes at a time, of a product that follows
 # What numba makes of a function has other arguments than the function.
 intrinsic: Callable[[Callable[..., Any]], Callable[..., Any]] = _intrinsic
 
@@ -196,23 +198,28 @@ def _largest(of: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return emit
 
 
-def columns(count: int) -> Any:
-    """Return a function of (y, y_stride, x, x_stride, w, stride, begin, end), for `count` rows:
+def columns(most: int) -> Any:
+    """Return a function of
+    (count, y, y_stride, x, x_stride, w, stride, begin, end, ahead, fetched), for 1 to `most` rows:
 
-    y[row, n] = the sum of x[row, k] w[k stride + n] for k from begin to end; n < WIDTH. Strides are
-    those of rows, in bytes but for that of w. There is at least one k. Each output is a lane of its
-    own, so the order of its sum is that of k.
+    y[row, n] = the sum of x[row, k] w[k stride + n] for k from begin to end; n < WIDTH and
+    row < count. Strides are those of rows, in bytes but for that of w. There is at least one k.
+    Each output is a lane of its own, so the order of its sum is that of k.
+
+    With each step, of four bytes of a row, FETCHED bytes from `ahead` on are brought near to the
+    processor, then those that are `fetched` bytes behind them: FETCHED or 0.
     """
     vector = ir.VectorType(_FLOAT, WIDTH)
-    zeros = [ir.Constant(vector, [0.0] * WIDTH)] * count
+    zero = ir.Constant(vector, [0.0] * WIDTH)
 
     def emit(
-        builder: Any, y: Any, y_stride: Any, x: Any, x_stride: Any,
-        w: Any, stride: Any, begin: Any, end: Any,
+        builder: Any, count: int, y: Any, y_stride: Any, x: Any, x_stride: Any,
+        w: Any, stride: Any, begin: Any, end: Any, ahead: Any, fetched: Any,
     ) -> None:  # fmt: skip
         rows = _rows(builder, x, x_stride, count)
 
         def step(k: Any, sums: Sequence[Any]) -> list[Any]:
+            _fetch(builder, ahead, builder.mul(builder.sub(k, begin), fetched))
             place = _at(builder, w, _FLOAT, builder.mul(k, stride))
             weights = builder.load(builder.bitcast(place, vector.as_pointer()), align=4)
             fma_of_all = _function(builder, "fma", vector, 3)
@@ -222,52 +229,55 @@ def columns(count: int) -> Any:
                 for factor, sum_of_row in zip(factors, sums, strict=True)
             ]
 
-        sums = _over(builder, end, 1, zeros, step, begin)
+        sums = _over(builder, end, 1, [zero] * count, step, begin)
         for row, sum_of_row in zip(_rows(builder, y, y_stride, count), sums, strict=True):
             builder.store(sum_of_row, builder.inttoptr(row, vector.as_pointer()), align=4)
 
     @intrinsic
     def columns_of_rows(
-        typing: Any, y: Any, y_stride: Any, x: Any, x_stride: Any,
-        w: Any, stride: Any, begin: Any, end: Any,
+        typing: Any, count: Any, y: Any, y_stride: Any, x: Any, x_stride: Any,
+        w: Any, stride: Any, begin: Any, end: Any, ahead: Any, fetched: Any,
     ) -> _Typed:  # fmt: skip
-        return _typed(emit, types.void, *(types.int64,) * 8)
+        return _typed(_by_count(emit, most), types.void, *(types.int64,) * 11)
 
     return columns_of_rows
 
 
-def quads(count: int, width: int) -> Any:
-    """Return a function of (y, y_stride, x, x_stride, w, begin, end), for `count` rows:
+def quads(most: int, width: int) -> Any:
+    """Return a function of (count, y, y_stride, x, x_stride, w, begin, end, ahead, fetched):
 
     y[row, n] = the sum of x[row, k] w[k / 4, n, k % 4] for k from begin to end; n < width.
     x: uint8, w: int8, y: int32; strides in bytes. Four products and their sum are one instruction
-    of AVX-512 VNNI.
+    of AVX-512 VNNI. The rest is as in `columns`.
     """
-    return _groups("llvm.x86.avx512.vpdpbusd.512", count, width, 4, _INT, _BYTE)
+    return _groups("llvm.x86.avx512.vpdpbusd.512", most, width, 4, _INT, _BYTE)
 
 
-def pairs(count: int) -> Any:
+def pairs(most: int) -> Any:
     """The same of bfloat16, two at a time, for WIDTH outputs. y: float32."""
     name = "llvm.x86.avx512bf16.dpbf16ps.512"
-    return _groups(name, count, WIDTH, 2, _FLOAT, _BFLOAT)
+    return _groups(name, most, WIDTH, 2, _FLOAT, _BFLOAT)
 
 
-def _groups(name: str, count: int, width: int, size: int, to: Any, of: Any) -> Any:
+def _groups(name: str, most: int, width: int, size: int, to: Any, of: Any) -> Any:
     part = ir.VectorType(to, LANES)
     quarter = ir.VectorType(of, size * LANES)
     loaded = ir.VectorType(_INT, LANES)
     parts = [number * 4 * LANES for number in range(width // LANES)]  # where each begins, in bytes
-    zeros = [ir.Constant(part, [0] * LANES)] * (count * len(parts))
+    zeros = [ir.Constant(part, [0] * LANES)] * len(parts)
     bytes_of_one = 4 // size
 
     def emit(
-        builder: Any, y: Any, y_stride: Any, x: Any, x_stride: Any, w: Any, begin: Any, end: Any
-    ) -> None:
+        builder: Any, count: int, y: Any, y_stride: Any, x: Any, x_stride: Any,
+        w: Any, begin: Any, end: Any, ahead: Any, fetched: Any,
+    ) -> None:  # fmt: skip
         signature = ir.FunctionType(part, [part, quarter, quarter])
         product = cgutils.get_or_insert_function(builder.module, signature, name)
         rows = _rows(builder, x, x_stride, count)
 
         def step(k: Any, sums: Sequence[Any]) -> list[Any]:
+            steps = builder.sdiv(builder.sub(k, begin), ir.Constant(_WORD, size))
+            _fetch(builder, ahead, builder.mul(steps, fetched))
             of_k = builder.mul(k, ir.Constant(_WORD, bytes_of_one))
             place = builder.add(w, builder.mul(of_k, ir.Constant(_WORD, width)))
             weights = [
@@ -284,7 +294,7 @@ def _groups(name: str, count: int, width: int, size: int, to: Any, of: Any) -> A
                 for sum_of_part, pair in zip(sums, pairs_of_them, strict=True)
             ]
 
-        sums = iter(_over(builder, end, size, zeros, step, begin))
+        sums = iter(_over(builder, end, size, zeros * count, step, begin))
         for row in _rows(builder, y, y_stride, count):
             for begin_of_part in parts:
                 target = _pointer(part)(builder, _after(builder, row, begin_of_part))
@@ -292,11 +302,40 @@ def _groups(name: str, count: int, width: int, size: int, to: Any, of: Any) -> A
 
     @intrinsic
     def groups_of_rows(
-        typing: Any, y: Any, y_stride: Any, x: Any, x_stride: Any, w: Any, begin: Any, end: Any
-    ) -> _Typed:
-        return _typed(emit, types.void, *(types.int64,) * 7)
+        typing: Any, count: Any, y: Any, y_stride: Any, x: Any, x_stride: Any,
+        w: Any, begin: Any, end: Any, ahead: Any, fetched: Any,
+    ) -> _Typed:  # fmt: skip
+        return _typed(_by_count(emit, most), types.void, *(types.int64,) * 10)
 
     return groups_of_rows
+
+
+def _by_count(emit: Callable[..., None], most: int) -> Callable[..., None]:
+    """Emit code for each count from 1 to `most`, whose sums then all lie in registers."""
+
+    def emit_all(builder: Any, count: Any, *values: Any) -> None:
+        done = builder.append_basic_block("done")
+        choice = builder.switch(count, done)
+        for number in range(1, most + 1):
+            case = builder.append_basic_block(f"rows_{number}")
+            choice.add_case(ir.Constant(_WORD, number), case)
+            builder.position_at_end(case)
+            emit(builder, number, *values)
+            builder.branch(done)
+        builder.position_at_end(done)
+
+    return emit_all
+
+
+def _fetch(builder: Any, address: Any, offset: Any) -> None:
+    """Have FETCHED bytes brought into the second level of caches."""
+    byte = _BYTE.as_pointer()
+    signature = ir.FunctionType(ir.VoidType(), [byte, _INT, _INT, _INT])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [byte], signature)
+    reading, second_level, data = (ir.Constant(_INT, value) for value in (0, 2, 1))
+    for line in range(0, FETCHED, LINE):
+        place = _after(builder, builder.add(address, offset), line)
+        builder.call(function, [builder.inttoptr(place, byte), reading, second_level, data])
 
 
 def _over(
