@@ -226,7 +226,7 @@ class Engine:
 
     def _plan(self) -> list[tuple[Choice, Part]]:
         """Choose what to compute of prompts this turn, in whole chunks; they take turns."""
-        seconds = _BESIDE_S if TURNS.is_anyone_writing() else _ALONE_S
+        seconds = self._moment()
         room = max(1, int(self._rows_per_s * seconds))
         looking_until = now() + seconds
         planned = []
@@ -239,6 +239,13 @@ class Engine:
             planned.append((choice, part))
             room -= len(part.ids)
         return planned
+
+    def _moment(self) -> float:
+        """Seconds of prompts in this turn: the more, the more wait for it than it keeps waiting."""
+        if not TURNS.is_anyone_writing():
+            return _ALONE_S
+        reading, writing = len(self._reading), max(1, len(self._writing))
+        return max(_BESIDE_S, _ALONE_S * reading / (reading + writing))
 
     def _part(self, choice: Choice, room: int) -> Part:
         ids, begin = choice.generation.ids, choice.kv.length
