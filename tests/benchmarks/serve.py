@@ -7,7 +7,8 @@ MODEL is a folder. One server runs at a time, each anew in every round, and is a
 client, greedily: prompts of 16 to 115 random tokens, completions of 8 to --tokens tokens.
 `transformers serve` is asked all at once, as it comes and with --continuous-batching and blocks for
 the whole work, for its default takes nearly all memory. Each is warmed up by a round that does not
-count. Prints completion tokens per second, medians over the rounds.
+count. Prints completion tokens per second, medians over the rounds, and what this machine's rates
+of products and of reading memory allow of each way in float32.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ from pathlib import Path
 
 import openai
 import orjson
+import torch
 import transformers
 from own_daemon import api_of, own_daemon
 
 from warmd.daemon.leash import leashed
+from warmd.jobs.bench import machine
 
 PATIENCE_S = 300  # for a server to be ready
 BATCHING = ("--continuous-batching", "--cb-num-blocks", "64", "--cb-max-batch-tokens", "512")
@@ -63,6 +66,8 @@ def main() -> None:
         ),
         "transformers serve": (partial(stock, folder), {"at once": args.requests}),
     }
+    rates = machine.measure()
+    limits = ceilings(folder, requests(words, args.requests, args.tokens, seed=""), rates)
     found: dict[str, list[float]] = {}
     for number in range(args.rounds):
         for name, (server, ways) in servers.items():
@@ -76,7 +81,10 @@ def main() -> None:
                     found.setdefault(f"{name}, {way}", []).append(speed)
     medians = {name: statistics.median(speeds) for name, speeds in found.items()}
     if args.json:
-        sys.stdout.write(orjson.dumps({"tokens_per_s": medians, "all": found}).decode() + "\n")
+        sys.stdout.write(
+            orjson.dumps({"tokens_per_s": medians, "all": found, "ceilings": limits}).decode()
+            + "\n"
+        )
         return
     for name, speed in medians.items():
         each = " ".join(f"{one:.1f}" for one in found[name])
@@ -86,7 +94,37 @@ def main() -> None:
     sys.stdout.write(
         f"warmd at once: {together / medians['warmd, one by one']:.1f} times one by one, "
         f"{together / best:.1f} times the best of transformers serve\n"
+        f"{rates.flops / 1e9:.0f} GFLOP/s and {rates.bytes_s / 1e9:.1f} GB/s allow at once "
+        f"{limits['at once']:.1f} tok/s, one by one {limits['one by one']:.1f}: "
+        f"{limits['at once'] / limits['one by one']:.1f} times\n"
     )
+
+
+def ceilings(model: Path, asked: Sequence[Request], rates: machine.Machine) -> dict[str, float]:
+    """Tokens per second of each way that the machine's rates allow in float32.
+
+    A product with every weight for each token, and one with the head's only for those that another
+    one follows; who writes alone reads all weights for each token.
+    """
+    with torch.device("meta"):
+        causal_lm = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.from_pretrained(model)
+        )
+    head = causal_lm.get_output_embeddings()
+    of_head = head.weight.numel()
+    of_layers = -of_head + sum(
+        layer.weight.numel() for layer in causal_lm.modules() if isinstance(layer, torch.nn.Linear)
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    read = sum(len(tokenizer(prompt)["input_ids"]) for prompt, _ in asked)
+    written = sum(tokens for _, tokens in asked)
+    prompts_s = 2 * (read * of_layers + len(asked) * of_head) / rates.flops
+    alone_s = max(2 / rates.flops, 4 / rates.bytes_s) * (of_layers + of_head)
+    together_s = 2 / rates.flops * (of_layers + of_head)
+    return {
+        "at once": written / (prompts_s + (written - len(asked)) * together_s),
+        "one by one": written / (prompts_s + (written - len(asked)) * alone_s),
+    }
 
 
 def requests(words: Sequence[str], count: int, tokens: int, *, seed: str) -> list[Request]:
