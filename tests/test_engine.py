@@ -333,9 +333,12 @@ def test_trouble_in_the_engine_is_told_and_ends_it_not(qwen):
     asked = [Generation(ids=prompt(60), sampling=GREEDY, max_tokens=50) for _ in range(3)]
     for generation in asked:
         engine.submit(generation)
+    told = []
     for generation in asked:
-        with pytest.raises(MemoryError):
+        with pytest.raises(MemoryError, match="no memory") as caught:
             collect(generation)
+        told.append(caught.value)
+    assert len(set(map(id, told))) == len(asked)  # who raises one writes into it
     fine = Generation(ids=prompt(5), sampling=GREEDY, max_tokens=5)
     assert generate(engine, fine)[0][2] == 5
     engine.close()

@@ -6,7 +6,7 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import tiny
@@ -18,7 +18,7 @@ from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.generation import End, Generation, Sampling
 from warmd.jobs.engine.turns import Turns, compute_with, without_helpers
-from warmd.jobs.errors import JobFailed
+from warmd.jobs.errors import JobFailed, SpecError
 
 GREEDY = Sampling(temperature=0)
 
@@ -125,16 +125,37 @@ def test_a_closed_engine_gives_its_memory_back_at_once_while_another_one_stays()
     second.close()
 
 
-def test_a_panic_in_a_turn_ends_what_was_asked_of_that_engine_alone():
-    class PanicError(BaseException):
-        """As those of libraries in Rust are: no Exception."""
+class PanicError(BaseException):
+    """As those of libraries in Rust are: no Exception."""
 
-    def panic() -> bool:
-        raise PanicError
+
+class UniqueError(Exception):
+    """As others of such libraries are: nobody else can make one."""
+
+    is_made = False
+
+    def __new__(cls, *args: Any) -> Self:
+        if cls.is_made:
+            raise TypeError("No constructor defined")
+        cls.is_made = True
+        return super().__new__(cls, *args)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (PanicError("a panic"), PanicError),
+        (SpecError("prompt", "no"), SpecError),
+        (UniqueError("like no other"), RuntimeError),
+    ],
+)
+def test_an_error_in_a_turn_ends_what_was_asked_of_that_engine_alone(error, told):
+    def fail() -> bool:
+        raise error
 
     first, second = start(), start()
-    with pytest.raises(PanicError):
-        whole(ask(first, 5, is_cancelled=panic))
+    with pytest.raises(told, match=str(error)):
+        whole(ask(first, 5, is_cancelled=fail))
     assert whole(ask(second, 5)) == whole(ask(first, 5)) == 5
     first.close()
     second.close()

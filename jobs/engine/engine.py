@@ -334,7 +334,7 @@ class Engine:
     def _fail(self, generation: Generation, error: BaseException) -> None:
         self._reading = deque(c for c in self._reading if c.generation is not generation)
         self._writing = [c for c in self._writing if c.generation is not generation]
-        generation.pieces.put(End(error))
+        generation.pieces.put(End(_of_its_own(error)))
 
     def _fail_all(self, error: BaseException) -> None:
         """Tell an error to all but those that have just arrived."""
@@ -367,6 +367,18 @@ class Engine:
         keys = keys_of(choice.generation)[:length]
         if length and not self._prefixes.has(keys):
             self._prefixes.keep(keys, self._runner.fork(choice.kv, length, length))
+
+
+def _of_its_own(error: BaseException) -> BaseException:
+    """Return an error as one of those who are told of it may raise it: that writes into it."""
+    own: BaseException
+    try:  # not copy.copy: that asks `__init__` for arguments which the error may not have
+        own = type(error).__new__(type(error), *error.args)
+        own.args = error.args  # MemoryError is made without them
+        own.__dict__.update(error.__dict__)
+    except TypeError:  # some of those that libraries in Rust make are made by nobody else
+        own = RuntimeError(f"{type(error).__name__}: {error}")
+    return own.with_traceback(error.__traceback__)
 
 
 def _offset(choice: Choice) -> int:
