@@ -161,35 +161,56 @@ def test_an_error_in_a_turn_ends_what_was_asked_of_that_engine_alone(error, told
     second.close()
 
 
-def test_a_choice_that_fails_ends_its_siblings_and_nobody_else():
-    class Stuck:
-        """A grammar that the first choice cannot keep to at its last token."""
+class Stuck:
+    """A grammar that the first choice cannot keep to at its last token."""
 
-        num_forks = 0
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+        self.tokens = 9  # that are left
+        self.num_forks = 0
 
-        def __init__(self, tokens: int) -> None:
-            self.tokens = tokens  # that are left
+    def fork(self) -> Stuck:
+        self.num_forks += 1
+        forked = Stuck(self.error)
+        if self.num_forks == 1:
+            forked.tokens = 3
+        return forked
 
-        def fork(self) -> Stuck:
-            Stuck.num_forks += 1
-            return Stuck(3 if Stuck.num_forks == 1 else 9)
+    def allowed(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits
 
-        def allowed(self, logits: torch.Tensor) -> torch.Tensor:
-            return logits
+    def take(self, _token: int) -> bool:
+        self.tokens -= 1
+        if not self.tokens:
+            raise self.error("stuck")
+        return False
 
-        def take(self, _token: int) -> bool:
-            self.tokens -= 1
-            if not self.tokens:
-                raise JobFailed("stuck")
-            return False
 
+@pytest.mark.parametrize("error", [JobFailed, MemoryError, PanicError])
+def test_a_choice_that_fails_ends_its_siblings_and_nobody_else(error):
     engine = start()
     other = ask(engine, 50)
     other.pieces.get(timeout=60)
-    with pytest.raises(JobFailed, match="stuck"):
-        whole(ask(engine, 3, num_choices=2, grammar=Stuck(9)))
+    with pytest.raises(error, match="stuck"):
+        whole(ask(engine, 3, num_choices=2, grammar=Stuck(error)))
     assert whole(other) > 0
     engine.close()
+
+
+def test_the_error_of_a_choice_holds_no_sequence(monkeypatch):
+    made = []
+
+    def new(decoder: Decoder, capacity: int, new: Any = Decoder.new) -> Any:
+        made.append(weakref.ref(kv := new(decoder, capacity)))
+        return kv
+
+    monkeypatch.setattr(Decoder, "new", new)
+    engine = start()
+    asked = ask(engine, 3, num_choices=2, grammar=Stuck(JobFailed))
+    engine.close()
+    assert [kv() for kv in made] == [None, None]
+    with pytest.raises(JobFailed, match="stuck"):
+        whole(asked)
 
 
 def test_a_thread_computes_with_the_number_that_it_was_told_whatever_others_set():

@@ -313,8 +313,11 @@ class Engine:
             return  # it ended with a sibling that failed
         try:
             choice.take(logits, self._ends)
-        except JobFailed as error:
-            self._fail(choice.generation, error)
+        except BaseException as error:  # of its grammar, in Rust, say: it is told, others go on
+            if not isinstance(error, JobFailed):
+                log.exception("engine of %s", self._warm.name)
+            # A traceback would hold this turn, with the sequences of all.
+            self._fail(choice.generation, error.with_traceback(None))
             return
         if choice.finish_reason is not None:
             self._leave(choice)
