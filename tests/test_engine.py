@@ -239,6 +239,29 @@ def test_prefixes_leave_when_memory_is_short(qwen):
     engine.close()
 
 
+def test_what_is_kept_fits_beside_those_who_write(qwen):
+    num_bytes = Decoder(qwen).num_bytes
+    engine = start(qwen, budget_bytes=num_bytes(400))
+    for number in range(3):
+        generate(engine, Generation(ids=prompt(64, number), sampling=GREEDY, max_tokens=5))
+    assert engine._prefixes.num_bytes == num_bytes(3 * 64)
+    longer = [*prompt(64, 3), *prompt(32, 4)]  # is kept in place of what it goes on from
+    for ids, room, kept in ((prompt(64, 3), 130, 128), (longer, 100, 96), (prompt(64, 5), 63, 0)):
+        enough = threading.Event()
+        writer = Generation(
+            ids=ids,
+            sampling=GREEDY,
+            max_tokens=400 - room - len(ids),
+            is_cancelled=enough.is_set,
+        )
+        engine.submit(writer)
+        writer.pieces.get(timeout=30)
+        assert engine._prefixes.num_bytes == num_bytes(kept)
+        enough.set()
+        collect(writer)
+    engine.close()
+
+
 def test_no_more_prefixes_are_kept_than_are_compared_in_a_moment(qwen):
     decoder, prefixes = Decoder(qwen), Prefixes()
     for number in range(MOST_PREFIXES + 3):

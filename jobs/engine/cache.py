@@ -78,11 +78,15 @@ class Prefixes:
                 return True
         return False
 
-    def keep(self, keys: np.ndarray, kv: KeyValues) -> None:
-        """Keep a beginning, in place of those that it goes on from; `keys` of all of `kv`."""
+    def make_way(self, keys: np.ndarray, num_bytes: int) -> None:
+        """Drop those that a beginning goes on from, and then others until the rest fits."""
         for prefix in list(self._kept):
             if _common(prefix.keys, keys) == len(prefix.keys):
                 self._drop(prefix)
+        self.shrink_to(num_bytes)
+
+    def keep(self, keys: np.ndarray, kv: KeyValues) -> None:
+        """Keep a beginning, for which way was made; `keys` of all of `kv`."""
         self._kept.append(Prefix(keys, kv))
         self.num_bytes += kv.num_bytes
         if len(self._kept) > MOST_PREFIXES:

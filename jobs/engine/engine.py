@@ -204,25 +204,24 @@ class Engine:
         """Let in, in their order, those for whom there is room."""
         while self._waiting:
             generation, since = self._waiting[0]
-            running = [*self._reading, *self._writing]
             needed = self._runner.num_bytes(_capacity(generation)) * generation.num_choices
-            held = sum(
-                self._runner.num_bytes(_capacity(c.generation))
-                * (c.generation.num_choices if c in self._reading else 1)
-                for c in running
-            )
-            places = sum(c.generation.num_choices if c in self._reading else 1 for c in running)
-            if running and (
-                held + needed > self._budget_bytes
-                or places + generation.num_choices > MAX_SEQUENCES
-            ):
+            left = self._budget_bytes - self._held_bytes() - needed
+            is_first = not self._reading and not self._writing
+            places = len(self._writing) + sum(c.generation.num_choices for c in self._reading)
+            if not is_first and (left < 0 or places + generation.num_choices > MAX_SEQUENCES):
                 return
-            self._prefixes.shrink_to(max(0, self._budget_bytes - held - needed))
+            self._prefixes.shrink_to(max(0, left))
             kv = self._runner.new(_capacity(generation))
             choice = Choice(generation, 0, kv, self._warm.tokenizer)
             generation.measures.queued_s = now() - since
             self._waiting.popleft()  # not before: who is nowhere is told of no trouble
             self._reading.append(choice)
+
+    def _held_bytes(self) -> int:
+        """What is set aside for those who run, the choices that a prompt is to have among them."""
+        choices = [(c.generation, c.generation.num_choices) for c in self._reading]
+        choices += [(c.generation, 1) for c in self._writing]
+        return sum(self._runner.num_bytes(_capacity(asked)) * count for asked, count in choices)
 
     def _plan(self) -> list[tuple[Choice, Part]]:
         """Choose what to compute of prompts this turn, in whole chunks; they take turns."""
@@ -362,13 +361,17 @@ class Engine:
             choice.generation.measures.cached_tokens = length
 
     def _remember(self, choice: Choice) -> None:
-        """Keep the whole chunks of a prompt, as far as it was computed."""
+        """Keep the whole chunks of a prompt, as far as it was computed and there is room."""
         chunk = self._runner.chunk
         if chunk is None or choice.index:
             return
         length = min(choice.kv.length, len(choice.generation.ids)) // chunk * chunk
         keys = keys_of(choice.generation)[:length]
-        if length and not self._prefixes.has(keys):
+        if not length or self._prefixes.has(keys):
+            return
+        room = self._budget_bytes - self._held_bytes() - self._runner.num_bytes(length)
+        if room >= 0:
+            self._prefixes.make_way(keys, room)
             self._prefixes.keep(keys, self._runner.fork(choice.kv, length, length))
 
 
