@@ -16,13 +16,15 @@ import transformers
 from waiting import wait_until
 
 from warmd.jobs.context import WarmModel
+from warmd.jobs.engine import engine as engines
 from warmd.jobs.engine.asis import AsIs
 from warmd.jobs.engine.cache import CHUNK, MOST_PREFIXES, Prefixes
 from warmd.jobs.engine.decoder import Decoder, Part
-from warmd.jobs.engine.engine import Engine
+from warmd.jobs.engine.engine import Engine, engine_of
 from warmd.jobs.engine.generation import End, Generation, Piece, Sampling
 from warmd.jobs.engine.linears import PackedLinear, innermost
 from warmd.jobs.errors import JobFailed
+from warmd.jobs.products import is_bfloat16_faster
 
 SIZES = {
     "vocab_size": 200,
@@ -416,13 +418,29 @@ def test_model_that_gives_no_numbers_is_an_error():
     engine.close()
 
 
-def test_other_architectures_are_served_one_by_one_and_equal_transformers():
+def gpt2() -> Any:
     torch.manual_seed(0)
     config = transformers.GPT2Config(
         vocab_size=83, n_positions=128, n_embd=32, n_layer=2, n_head=2, eos_token_id=None,
         bos_token_id=1, initializer_range=0.3,
     )  # fmt: skip
-    model: Any = transformers.GPT2LMHeadModel(config).requires_grad_(False).eval()
+    return transformers.GPT2LMHeadModel(config).requires_grad_(False).eval()
+
+
+def test_jobs_whose_precisions_are_served_alike_share_an_engine(monkeypatch):
+    monkeypatch.setattr(engines, "_engines", {})  # those of this test alone
+    for model, kinds in ((gpt2(), 1), (make("Qwen2"), 2 + is_bfloat16_faster())):
+        warm = WarmModel(name="m", path=Path("none"), model=model, tokenizer=tiny.tokenizer())
+        asked = {precision: engine_of(warm, precision) for precision in ("own", "bf16", "int8")}
+        assert len(set(asked.values())) == kinds
+        for engine in set(asked.values()):
+            generate(engine, Generation(ids=prompt(5), sampling=GREEDY, max_tokens=1))
+            assert asked[engine.precision] is engine
+            engine.close()
+
+
+def test_other_architectures_are_served_one_by_one_and_equal_transformers():
+    model = gpt2()
     assert not Decoder.takes(model)
     assert AsIs(model).num_bytes(10) == 2 * 2 * 32 * 10 * 4
     engine = start(model)

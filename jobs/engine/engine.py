@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from .choice import Choice, keys_of, now
 from .decoder import Decoder, Part
 from .generation import End, Generation
 from .grammar import Grammar, Grammars
+from .linears import served_precision
 from .turns import TURNS, compute_with
 from .vision import Eyes, Sight
 
@@ -407,10 +409,27 @@ _making = threading.Lock()
 
 
 def engine_of(warm: WarmModel, precision: str = "own") -> Engine:
-    """Return this process's engine of a model, the same for every job that asks."""
+    """Return this process's engine of a model, the same for every job that is served alike."""
     with _making:
-        key = (id(warm.model), precision)
+        # By what is served: two engines would have a copy of the weights and a budget each.
+        served = _served(warm.model, precision)
+        key = (id(warm.model), served)
         engine = _engines.get(key)
         if engine is None:
-            engine = _engines[key] = Engine(warm, precision=precision)
+            engine = _engines[key] = Engine(warm, precision=served)
         return engine
+
+
+def _served(model: Any, asked: str) -> str:
+    """What a model is served in as `asked`, which may have to be measured once: 0.1 s."""
+    if asked == "own" or not Decoder.takes(model):
+        return "own"
+    threads = torch.get_num_threads()
+
+    def find() -> str:
+        compute_with(threads)
+        return served_precision(asked, model.get_input_embeddings().weight)
+
+    # In a thread that ends, and its helpers with it: this one is to have none (turns.py).
+    with ThreadPoolExecutor(1) as measuring:
+        return measuring.submit(find).result()
