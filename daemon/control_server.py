@@ -87,7 +87,7 @@ def answer(supervisor: Supervisor, request: dict[str, Any]) -> dict[str, Any]:
             return {"running": running}
         case "load":
             config = ModelConfig(**request["model"])
-            folder = fetch.local_folder(config)
+            folder = fetch.local_folder(config, is_newest=True)
             model = {"config": config.__dict__, "folder": str(folder)}
             loaded = ask_zygote(supervisor, {"op": "load", "model": model})
             supervisor.warm_set.add(config)

@@ -9,27 +9,28 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .. import configs
 from ..configs.config import ModelConfig
-from ..jobs.adapters import base_of, is_adapter, model_folder
+from ..jobs.adapters import base_of, cached, is_adapter, model_folder
 from ..jobs.errors import NotFound
 
 BUILTIN = "builtin:"
 
-_fetched: dict[str, Path] = {}  # by this process: id -> folder; each job asks again
+_fetched: set[str] = set()  # ids, by this process: for each job the hub's cache will do then
 
 
-def local_folder(model: ModelConfig) -> Path:
+def local_folder(model: ModelConfig, *, is_newest: bool = False) -> Path:
     """Return the folder that holds a model, fetching it from the hub if need be. Raises NotFound.
 
-    So is the base of an adapter. Progress of a download goes to stderr.
+    So is the base of an adapter. Progress of a download goes to stderr. `is_newest`: ask the hub
+    also for what was fetched before, as there may be a newer one.
     """
-    folder = _named_folder(model) or _from_hub(model.path)
+    folder = _named_folder(model) or _from_hub(model.path, is_newest)
     base_id = _base_id(model, folder)
-    base = None if base_id is None else _from_hub(base_id)
+    base = None if base_id is None else _from_hub(base_id, is_newest)
     with _blaming(model, folder):
         has_config = ((base or model_folder(folder)) / "config.json").is_file()
     if not has_config:
@@ -72,10 +73,11 @@ def _blaming(model: ModelConfig, folder: Path) -> Iterator[None]:
         raise NotFound(f"model: {model.name}: {folder}: {error}") from error
 
 
-def _from_hub(named: str) -> Path:
+def _from_hub(named: str, is_newest: bool) -> Path:
     """Return the folder of an id, or id@revision, on the hub. Raises NotFound."""
-    if named in _fetched and _fetched[named].is_dir():
-        return _fetched[named]
+    if named in _fetched and not is_newest:
+        with suppress(LookupError):  # somebody has cleared the cache
+            return cached(named)
     model_id, _, revision = named.partition("@")
     script = (
         "import sys, huggingface_hub as hub; "
@@ -92,5 +94,5 @@ def _from_hub(named: str) -> Path:
             f"model: must be a warm model's name, a folder, or an id on a hub that can be reached, "
             f"got {named!r}; the reason is in the daemon's log"
         )
-    _fetched[named] = Path(done.stdout.strip().splitlines()[-1])
-    return _fetched[named]
+    _fetched.add(named)
+    return Path(done.stdout.strip().splitlines()[-1])

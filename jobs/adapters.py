@@ -70,7 +70,14 @@ def model_folder(folder: Path) -> Path:
     if not is_adapter(folder):
         return folder
     base = base_of(folder)
-    return Path(base) if Path(base).is_absolute() else _cached(base)
+    if Path(base).is_absolute():
+        return Path(base)
+    try:
+        return cached(base)
+    except LookupError as error:
+        raise ValueError(
+            f"{CONFIG} says base_model_name_or_path {base!r}: no model folder there, and {error}"
+        ) from error
 
 
 def merge(model: Any, folder: Path) -> Any:
@@ -163,17 +170,16 @@ def _check_ranks(settings: dict[str, Any], folder: Path) -> None:
             )
 
 
-def _cached(base: str) -> Path:
-    """The folder in the hub's cache of a model that was fetched. Raises ValueError."""
+def cached(named: str) -> Path:
+    """The folder in the hub's cache of an id, or id@revision, that was fetched.
+
+    Raises LookupError where it is not, or not all of it.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    name, _, revision = base.partition("@")
+    model_id, _, revision = named.partition("@")
     try:
-        found = snapshot_download(name, revision=revision or None, local_files_only=True)
+        return Path(snapshot_download(model_id, revision=revision or None, local_files_only=True))
     except (HFValidationError, LocalEntryNotFoundError) as error:
-        raise ValueError(
-            f"{CONFIG} says base_model_name_or_path {name!r}: no model folder there, and the hub's "
-            "cache has none of that id"
-        ) from error
-    return Path(found)
+        raise LookupError("the hub's cache has none of that id") from error
