@@ -92,7 +92,9 @@ class TrainingSpec(Spec, ABC):
         choices=("report", "stop"),
     )
     on_divergence: str = option(
-        "report", "when the loss exceeds three times its median", choices=("report", "stop")
+        "report",
+        "when the loss (of GRPO also KL or entropy) exceeds three times its median",
+        choices=("report", "stop"),
     )
     report_to: tuple[str, ...] = option(
         (), "experiment trackers", choices=("none", "tensorboard", "wandb", "trackio")
