@@ -88,37 +88,30 @@ def daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
 
 @pytest.fixture(scope="session")
 def shared_daemon(daemons: Callable[..., Daemon]) -> Daemon:
-    """A daemon that runs for all tests that do it no harm."""
-    started = daemons()
-    started.start()
-    return started
-
-
-@pytest.fixture(scope="session")
-def answering_daemon(daemons: Callable[..., Daemon]) -> Daemon:
-    """A daemon with a worker for each queue, for all tests that ask it and do it no harm."""
+    """A daemon with a worker for each queue and a gateway, for all tests that do it no harm."""
     started = daemons(
+        http_port=0,
         workers=(
             WorkerConfig(name="train-0", queue="train", threads=1),
             WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=4, threads=1),
-        )
+        ),
     )
     started.start()
     return started
 
 
 @pytest.fixture(scope="session")
-def _sturdy_daemon(daemons: Callable[..., Daemon]) -> Daemon:
+def sturdy_daemon(daemons: Callable[..., Daemon]) -> Daemon:
     return daemons()
 
 
 @pytest.fixture
-def sturdy(_sturdy_daemon: Daemon) -> Iterator[Daemon]:
+def sturdy(sturdy_daemon: Daemon) -> Iterator[Daemon]:
     """One daemon for all tests that kill or stop it, up and idle when a test begins.
 
     To start anew costs the seconds of its imports, so it is done only where a test has ended it.
     """
-    daemon = _sturdy_daemon
+    daemon = sturdy_daemon
     if not daemon.home.is_locked():
         daemon.start()
     wait_until(daemon.is_settled, timeout_s=60)

@@ -323,8 +323,8 @@ def test_merging_leaves_no_threads_that_a_child_would_wait_for(tiny_model, tmp_p
 
 
 @pytest.fixture(scope="module")
-def daemon(answering_daemon: Daemon) -> Daemon:
-    return answering_daemon
+def daemon(shared_daemon: Daemon) -> Daemon:
+    return shared_daemon
 
 
 def warm(daemon: Daemon) -> set[str]:

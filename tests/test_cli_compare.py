@@ -8,8 +8,8 @@ from shell import Done, warmd
 
 
 @pytest.fixture(scope="module")
-def daemon(answering_daemon: Daemon) -> Daemon:
-    return answering_daemon
+def daemon(shared_daemon: Daemon) -> Daemon:
+    return shared_daemon
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ CHAT = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
 
 
 @pytest.fixture(scope="module")
-def daemon(answering_daemon: Daemon) -> Daemon:
-    return answering_daemon
+def daemon(shared_daemon: Daemon) -> Daemon:
+    return shared_daemon
 
 
 @pytest.fixture(scope="module")

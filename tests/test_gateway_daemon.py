@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -19,7 +17,8 @@ from daemons import Daemon
 from gateways import openai_client
 from waiting import wait_until
 
-from warmd.configs.config import WorkerConfig
+from warmd.configs.config import ModelConfig
+from warmd.daemon import control
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 ROWS = b"".join(b'{"question": "%d + 1", "answer": "%d"}\n' % (n, n + 1) for n in range(6))
@@ -36,7 +35,6 @@ class Served:
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
-        daemon.start()
         self.url: str = wait_until(lambda: self.http()["url"])
         self.openai = openai_client(self.url)
 
@@ -57,7 +55,7 @@ class Served:
             },
         }
         return self.openai.fine_tuning.jobs.create(
-            model="tiny", training_file=self.file_id, method=method, seed=7, metadata={"a": "b"}
+            model="chat", training_file=self.file_id, method=method, seed=7, metadata={"a": "b"}
         )
 
     @property
@@ -73,30 +71,18 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with room for long texts and a template for chats."""
-    folder = tmp_path_factory.mktemp("chat") / "tiny"
+def served(shared_daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The shared daemon with a model that has room for long texts and a template for chats."""
+    folder = tmp_path_factory.mktemp("chat") / "chat"
     tiny.model(positions=4096).save_pretrained(folder)
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def served(chat_model: Path) -> Iterator[Served]:
-    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
-        workers = (
-            WorkerConfig(name="train-0", queue="train", threads=1),
-            WorkerConfig(name="infer-0", queue="infer", threads=1),
-        )
-        daemon = Daemon(Path(folder, "home"), chat_model, http_port=0, workers=workers)
-        try:
-            served = Served(daemon)
-            yield served
-            served.openai.close()
-        finally:
-            daemon.close()
+    control.load_model(shared_daemon.config, ModelConfig(name="chat", path=str(folder)))
+    served = Served(shared_daemon)
+    yield served
+    served.openai.close()
+    control.unload_model(shared_daemon.config, "chat")
 
 
 # --- the process
@@ -158,7 +144,7 @@ def test_port_that_is_taken_is_told_and_waited_for_and_the_gateway_ends_with_its
 
 
 def test_completion_and_stream_give_the_same_text(served):
-    ask = {"model": "tiny", "prompt": "1+1=", "max_tokens": 6, "temperature": 0}
+    ask = {"model": "chat", "prompt": "1+1=", "max_tokens": 6, "temperature": 0}
     whole = served.openai.completions.create(**ask)
     stream = served.openai.completions.create(**ask, stream=True)
     text = "".join(chunk.choices[0].text for chunk in stream)
@@ -169,18 +155,18 @@ def test_completion_and_stream_give_the_same_text(served):
 
 def test_chat_is_answered(served):
     answer = served.openai.chat.completions.create(
-        model="tiny", messages=[{"role": "user", "content": "1+1="}], max_tokens=3, n=2, seed=1
+        model="chat", messages=[{"role": "user", "content": "1+1="}], max_tokens=3, n=2, seed=1
     )
     assert [choice.index for choice in answer.choices] == [0, 1]
     again = served.openai.chat.completions.create(
-        model="tiny", messages=[{"role": "user", "content": "1+1="}], max_tokens=3, n=2, seed=1
+        model="chat", messages=[{"role": "user", "content": "1+1="}], max_tokens=3, n=2, seed=1
     )
     assert again.choices == answer.choices
 
 
 def test_client_that_leaves_in_mid_stream_stops_the_computing(served):
     stream = served.openai.completions.create(
-        model="tiny", prompt="1", max_tokens=4000, temperature=0, stream=True
+        model="chat", prompt="1", max_tokens=4000, temperature=0, stream=True
     )
     next(iter(stream))
     (job_id,) = [job["id"] for job in served.daemon.client.jobs(statuses=["started"])]
@@ -192,7 +178,7 @@ def test_client_that_leaves_in_mid_stream_stops_the_computing(served):
 def test_embeddings_come_as_numbers_and_as_bytes(served):
     texts = ["one", "another one"]
     numbers, packed = (
-        served.openai.embeddings.create(model="tiny", input=texts, encoding_format=form)
+        served.openai.embeddings.create(model="chat", input=texts, encoding_format=form)
         for form in ("float", "base64")
     )
     assert [len(item.embedding) for item in numbers.data] == [16, 16]
@@ -228,7 +214,7 @@ def test_uploaded_file_is_kept_listed_given_back_and_forgotten(served):
 )
 def test_training_file_must_be_below_the_folder_of_files(served, name):
     with pytest.raises(openai.BadRequestError) as caught:
-        served.openai.fine_tuning.jobs.create(model="tiny", training_file=name)
+        served.openai.fine_tuning.jobs.create(model="chat", training_file=name)
     assert caught.value.param == "training_file"
 
 
@@ -252,7 +238,7 @@ def test_training_options_name_neither_code_nor_files(served, options):
 def test_what_is_no_method_here_is_refused(served):
     with pytest.raises(openai.BadRequestError) as caught:
         served.openai.fine_tuning.jobs.create(
-            model="tiny", training_file="arithmetic", method={"type": "supervised"}
+            model="chat", training_file="arithmetic", method={"type": "supervised"}
         )
     assert caught.value.param == "method.type"
 
@@ -263,7 +249,7 @@ def test_what_is_no_method_here_is_refused(served):
 @pytest.mark.slow
 def test_job_is_trained_followed_and_its_model_answers(served):
     job = served.tune()
-    assert (job.status, job.model, job.seed, job.metadata) == (job.status, "tiny", 7, {"a": "b"})
+    assert (job.status, job.model, job.seed, job.metadata) == (job.status, "chat", 7, {"a": "b"})
     assert job.method.type == "reinforcement"
     done = served.tuned(job.id, "succeeded", "failed")
     assert (done.status, done.fine_tuned_model) == ("succeeded", job.id)

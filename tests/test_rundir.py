@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -46,8 +48,8 @@ def rundir(tmp_path: Path) -> RunDir:
     return RunDir.create(tmp_path, "grpo", {"spec": {}})
 
 
-@pytest.fixture
-def horse(rundir: RunDir) -> Iterator[subprocess.Popen[bytes]]:
+@contextmanager
+def holding(rundir: RunDir) -> Iterator[subprocess.Popen[bytes]]:
     """A process that holds the lock."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(rundir.path)],
@@ -59,6 +61,12 @@ def horse(rundir: RunDir) -> Iterator[subprocess.Popen[bytes]]:
         process.stdout.readline()
         yield process
         process.kill()
+
+
+@pytest.fixture
+def horse(rundir: RunDir) -> Iterator[subprocess.Popen[bytes]]:
+    with holding(rundir) as process:
+        yield process
 
 
 def lock_in_background(rundir: RunDir) -> tuple[threading.Thread, list[int]]:
@@ -76,22 +84,34 @@ def test_horse_that_holds_the_lock_for_too_long_is_killed(rundir, horse):
     assert rundir.holder() is None
 
 
-@pytest.mark.parametrize(
-    "signature",
-    [b"%d", b"%d 1 0b5e", b"", b"%d\n\0 junk", b"99999999999999999999 1 2"],
-    ids=["pid alone", "another machine", "nothing", "junk", "no pid"],
-)
-def test_nobody_is_killed_who_did_not_take_the_lock_here(rundir, horse, signature):
-    path = rundir.path / "lock"
-    path.write_bytes(signature % horse.pid if b"%d" in signature else signature)
-    assert rundir.holder() is None
-    thread, taken = lock_in_background(rundir)
-    thread.join(1.0)  # five times its patience
-    assert thread.is_alive()
-    assert horse.poll() is None
-    horse.kill()
-    wait_until(lambda: taken, timeout_s=5)
-    os.close(taken[0])
+SIGNATURES = {
+    "pid alone": b"%d",
+    "another machine": b"%d 1 0b5e",
+    "nothing": b"",
+    "junk": b"%d\n\0 junk",
+    "no pid": b"99999999999999999999 1 2",
+}
+
+
+def test_nobody_is_killed_who_did_not_take_the_lock_here(tmp_path):
+    with ExitStack() as horses:
+        waiting = {}
+        for name, signature in SIGNATURES.items():
+            rundir = RunDir.create(tmp_path, "grpo", {"spec": {}})
+            horse = horses.enter_context(holding(rundir))
+            path = rundir.path / "lock"
+            path.write_bytes(signature % horse.pid if b"%d" in signature else signature)
+            assert rundir.holder() is None, name
+            waiting[name] = (horse, *lock_in_background(rundir))
+        until = time.monotonic() + 1.0  # five times their patience
+        for name, (horse, thread, taken) in waiting.items():
+            thread.join(max(0.0, until - time.monotonic()))
+            assert thread.is_alive(), name
+            assert horse.poll() is None, name
+            horse.kill()
+            thread.join(5)
+            (fd,) = taken
+            os.close(fd)
 
 
 def test_who_keeps_executions_away_for_a_moment_is_not_killed_for_it(rundir, horse):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from waiting import wait_until
 
-from warmd.configs.config import WorkerConfig
+from warmd.configs.config import ModelConfig
+from warmd.daemon import control
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.generation import End, Generation, Sampling
@@ -169,21 +169,17 @@ def test_tokenizer_that_cannot_be_held_to_a_schema_is_named(folder):
 
 
 @pytest.fixture(scope="module")
-def served(folder: Path) -> Iterator[openai.OpenAI]:
-    worker = WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=4, threads=1)
-    with tempfile.TemporaryDirectory(prefix="warmd-") as home:
-        daemon = Daemon(Path(home, "home"), folder, http_port=0, workers=(worker,))
-        try:
-            daemon.start()
-            with openai_client(wait_until(lambda: daemon.status()["http"]["url"])) as client:
-                yield client
-        finally:
-            daemon.close()
+def served(shared_daemon: Daemon, folder: Path) -> Iterator[openai.OpenAI]:
+    daemon = shared_daemon
+    control.load_model(daemon.config, ModelConfig(name="bytes", path=str(folder)))
+    with openai_client(wait_until(lambda: daemon.status()["http"]["url"])) as client:
+        yield client
+    control.unload_model(daemon.config, "bytes")
 
 
 def chat(client: openai.OpenAI, response_format: Any, **options: Any) -> Any:
     return client.chat.completions.create(
-        model="tiny", messages=[{"role": "user", "content": "who?"}], max_tokens=90,
+        model="bytes", messages=[{"role": "user", "content": "who?"}], max_tokens=90,
         response_format=response_format, **options,
     )  # fmt: skip
 
