@@ -36,14 +36,10 @@ def daemon(sturdy: Daemon) -> Daemon:
     return sturdy
 
 
-@pytest.fixture(scope="module")
-def fresh(daemons: MakeDaemon) -> Daemon:
-    """A daemon that has not been started yet, for the first two tests in turn."""
-    return daemons()
-
-
-def test_start_reports_every_part_and_returns_when_workers_are_warm(fresh: Daemon):
-    daemon = fresh
+def test_start_reports_every_part_and_returns_when_workers_are_warm(sturdy_daemon: Daemon):
+    daemon = sturdy_daemon  # it need not run yet: most often this is its first start
+    if daemon.home.is_locked():
+        daemon.stop()
     reports = daemon.start()
     assert [report["stage"] for report in reports if report.get("done", True)] == [
         "server",
@@ -56,18 +52,6 @@ def test_start_reports_every_part_and_returns_when_workers_are_warm(fresh: Daemo
     assert status["zygote"]["state"] == "ready"
     assert [model["name"] for model in status["models"]] == ["tiny"]
     assert not Path(status["server"]["url"].removeprefix("unix://")).parent.stat().st_mode & 0o077
-
-
-def test_stop_leaves_no_process_and_no_daemon_to_ask(fresh: Daemon):
-    daemon = fresh
-    if not daemon.home.is_locked():
-        daemon.start()
-    processes = daemon.processes()
-    daemon.stop()
-    _, alive = psutil.wait_procs(processes, timeout=10)
-    assert alive == []
-    with pytest.raises(Unavailable, match="warmd start"):
-        daemon.status()
 
 
 def test_second_daemon_in_a_home_is_told_where_the_first_runs(shared_daemon: Daemon):
@@ -95,16 +79,21 @@ def test_queue_outlives_the_daemon(daemon: Daemon):
     assert daemon.wait(waiting)["status"] == "finished"
 
 
-def test_stop_gives_the_running_job_back_and_start_finishes_it(daemon: Daemon):
+def test_stop_leaves_no_process_gives_the_running_job_back_and_start_finishes_it(daemon: Daemon):
     (daemon.folder / "gate").touch()
     job_id = daemon.submit("behaviours:gated", save_every=100)
     wait_until(lambda: len(daemon.events(job_id, "step")) == 2)
+    processes = daemon.processes()
     stopping = subprocess.Popen(
         [sys.executable, "-m", "warmd.cli", "--home", str(daemon.home.path), "stop"]
     )
     wait_until(lambda: daemon.status()["daemon"]["stopping"])
     (daemon.folder / "gate").unlink()
     assert stopping.wait(30) == 0
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert alive == []
+    with pytest.raises(Unavailable, match="warmd start"):
+        daemon.status()
     # Stopped at a step's end, with nothing lost although no checkpoint was due.
     step = daemon.events(job_id, "requeued")[0]["step"]
     assert step >= 3
