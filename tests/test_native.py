@@ -20,6 +20,7 @@ from test_engine import NATIVE_SIZES, make, prompt
 from warmd.jobs.engine import native
 from warmd.jobs.engine.cache import CHUNK
 from warmd.jobs.engine.decoder import Decoder, Part
+from warmd.jobs.engine.native.steps import MOST_PRODUCT_ROWS
 from warmd.jobs.engine.native.team import team
 from warmd.jobs.engine.native.vectors import HAS_PAIRS, HAS_QUADS
 from warmd.jobs.engine.rowwise import Native, Single, Torch
@@ -89,6 +90,19 @@ def test_a_step_has_the_bits_of_the_own_pass(name, sizes, precision, threads):
         assert torch.equal(one, other)
     for kv, twin in twins:
         assert torch.equal(kv.data[..., : kv.length, :], twin.data[..., : kv.length, :])
+
+
+@pytest.mark.parametrize("precision", ["own", "bf16", "int8"])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+def test_prompts_have_the_bits_of_pytorchs_products(precision, threads):
+    decoder = packed(small("Qwen2"), precision)
+    for length in (2, 7, 45, MOST_PRODUCT_ROWS, MOST_PRODUCT_ROWS + 1):
+        kv, twin, other = (decoder.new(max(3, length)) for _ in range(3))
+        ids, beside = prompt(length), Part(other, prompt(3), True)
+        one = decoder.forward([Part(kv, ids, True), beside])
+        other.length = 0
+        assert torch.equal(one, without_steps(decoder, [Part(twin, ids, True), beside]))
+        assert torch.equal(kv.data[..., :length, :], twin.data[..., :length, :])
 
 
 def test_operations_on_rows_are_those_of_pytorch():

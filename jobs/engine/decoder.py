@@ -22,7 +22,7 @@ from ..products import Make
 from .cache import CHUNK, KeyValues
 from .fixed import FixedSteps
 from .linears import Linear, Linears, PatientLinear, Uniform, served_precision
-from .native.steps import MOST_ROWS, NotPackedAlike, Steps
+from .native.steps import MOST_PRODUCT_ROWS, MOST_ROWS, NotPackedAlike, Steps
 from .native.team import team
 from .rowwise import Native, Norms, Rowwise, Single, Torch
 
@@ -243,7 +243,12 @@ class Decoder:
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """The logits of rows (rows, hidden) behind the last layer: (rows, V)."""
-        return self.head(self._rowwise.normalise(x, self.norm))
+        return self._product(self.head, self._rowwise.normalise(x, self.norm))
+
+    def _product(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        """A layer's outputs (rows, outputs) of x (rows, inputs)."""
+        steps = self._ready_steps() if len(x) <= MOST_PRODUCT_ROWS else None
+        return linear(x) if steps is None else steps.product(linear, x)
 
     def _spans(self, parts: Sequence[Part]) -> tuple[list[Single], list[_Span]]:
         singles, spans, row = [], [], 0
@@ -278,12 +283,12 @@ class Decoder:
     ) -> torch.Tensor:
         rowwise = self._rowwise
         h = rowwise.normalise(x, layer.attention_norm)
-        qkv = layer.qkv(h).view(len(x), self.heads + 2 * self.kv_heads, self.size)
+        qkv = self._product(layer.qkv, h).view(len(x), self.heads + 2 * self.kv_heads, self.size)
         rowwise.turn(qkv, layer.head_norms, cos, sin)
         attended = attend(qkv, number)
-        x = x + layer.out(attended.view(len(x), self.heads * self.size))
+        x = x + self._product(layer.out, attended.view(len(x), self.heads * self.size))
         h = rowwise.normalise(x, layer.mlp_norm)
-        return x + layer.down(rowwise.gate(layer.gate_up(h)))
+        return x + self._product(layer.down, rowwise.gate(self._product(layer.gate_up, h)))
 
     def _attend(self, qkv: torch.Tensor, attended: torch.Tensor, span: _Span, number: int) -> None:
         """Attention of one span, its groups of heads folded into the rows of a query."""

@@ -21,6 +21,7 @@ from .vectors import (
     WIDTH,
     address_of,
     bits_of,
+    call as invoke,
     columns,
     float_of,
     floats,
@@ -205,10 +206,16 @@ def add_product(
 
 @entry
 def product(data: Any) -> None:
-    """A linear layer's outputs (rows, outputs) of x (rows, inputs), on one thread."""
+    """A linear layer's outputs (rows, outputs) of x (rows, inputs), a share by each thread.
+
+    Given: layer, x, rows, outputs; the first thread's scratch, and the bytes to the next one's.
+    """
     c = words(address_of(data))
-    linear, x, rows, y, scratch = c[2], c[3], c[4], c[5], c[6]
+    thread, threads = np.int64(invoke(c[p.THREAD])), np.int64(invoke(c[p.THREADS]))
+    linear, x, rows, y = c[2], c[3], c[4], c[5]
+    scratch = c[6] + thread * c[7]
     prepare(linear, x, rows, scratch)
     outputs = words(linear)[p.OUTPUTS]
-    for b in range(outputs // WIDTH):
+    count = outputs // WIDTH
+    for b in range(count * thread // threads, count * (thread + 1) // threads):
         block(linear, b, x, rows, scratch, y + b * WIDTH * FLOAT, outputs * FLOAT)

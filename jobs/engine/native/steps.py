@@ -1,4 +1,4 @@
-"""Tokens of a few sequences by `step`, once every layer of a decoder is packed."""
+"""Tokens of a few sequences by `step`, and products of more rows, once every layer is packed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_ROWS = 64  # that are computed in this way, and were measured: oneDNN's products take longer
+MOST_ROWS = 64  # of a step, and were measured: oneDNN's products take longer
+MOST_PRODUCT_ROWS = 512  # of a product: oneDNN's take longer up to there
 
 _PACKED = PackedLinear | Bfloat16Linear | Int8Linear
 _RUNS = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 128, 64)
@@ -36,7 +37,10 @@ _LARGE = 4096.0  # so that a bias is small beside it
 
 
 class Steps:
-    """The steps of one decoder. Their bits are those of its own pass: it is tried at first."""
+    """The steps and products of one decoder, once it is packed.
+
+    Their bits are those of its own pass by PyTorch: it is tried at first.
+    """
 
     def __init__(self, decoder: Decoder, team: Team) -> None:
         self._team = team
@@ -51,6 +55,7 @@ class Steps:
         self._widest = 0  # inputs of a layer
         self._biases: list[torch.Tensor] = []  # as float32
         self._plan: np.ndarray | None = None
+        self._words: dict[Linear, np.ndarray] = {}
         self._ways: dict[tuple[object, ...], int] = {}
 
     @property
@@ -110,21 +115,27 @@ class Steps:
         )
         return logits
 
+    def product(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        """Compute a layer's outputs (rows, outputs) of x (rows, inputs)."""
+        return self._product(self._words[linear], x, threads=torch.get_num_threads())
+
     def _planned(self) -> np.ndarray:
         heads, kv_heads, size = self._sizes
         self._inner = _shape(self._layers[0].down)[1]
         self._vocabulary = _shape(self._head)[0]
         self._widest = max(_shape(linear)[1] for linear in self._linears)
+        for linear in self._linears:
+            self._words[linear] = np.array(self._words_of(linear), dtype=np.int64)
         words = [
             len(self._layers), self._hidden, heads, kv_heads, size, self._inner,
-            self._constants.ctypes.data, address(self._norm), *self._words_of(self._head),
+            self._constants.ctypes.data, address(self._norm), *self._words[self._head],
         ]  # fmt: skip
         for layer in self._layers:
             norms = (layer.attention_norm, layer.mlp_norm, *(layer.head_norms or ()))
             addresses = [address(norm) for norm in norms]
             words += addresses + [0] * (p.QKV - len(addresses))
             for linear in (layer.qkv, layer.out, layer.gate_up, layer.down):
-                words += self._words_of(linear)
+                words.extend(self._words[linear])
         return np.array(words, dtype=np.int64)
 
     def _words_of(self, linear: Linear) -> list[int]:
@@ -159,21 +170,20 @@ class Steps:
         x = _of_block(weight, inputs) if isinstance(form, Bfloat16Linear) else _any_rows(inputs)
         expected = linear(x)[:, :_TRIED_OUTPUTS]
         for number, words in enumerate(tried):
-            some = [*words[: p.OUTPUTS], expected.shape[1], *words[p.OUTPUTS + 1 :]]
-            if torch.equal(self._product(some, x), expected):
+            some = np.array(words, dtype=np.int64)
+            some[p.OUTPUTS] = expected.shape[1]
+            if torch.equal(self._product(some, x, threads=1), expected):
                 self._ways[kind] = number
                 return words
         raise NotPackedAlike(f"{outputs} x {inputs}")
 
-    def _product(self, words: Sequence[int], x: torch.Tensor) -> torch.Tensor:
-        linear = np.array(words, dtype=np.int64)
+    def _product(self, words: np.ndarray, x: torch.Tensor, *, threads: int) -> torch.Tensor:
         rows, inputs = x.shape
         y = x.new_empty(rows, words[p.OUTPUTS])
-        scratch = torch.empty(
-            _room(rows * WIDTH, rows * (2 * inputs + WIDTH * FLOAT)), dtype=torch.uint8
-        )
-        addresses = [linear.ctypes.data, address(x), rows, address(y), scratch.data_ptr()]
-        self._team.run(product.address, addresses, threads=1)
+        private = _room(rows * WIDTH, rows * (2 * inputs + WIDTH * FLOAT))
+        scratch = torch.empty(threads * private, dtype=torch.uint8)
+        addresses = [words.ctypes.data, address(x), rows, address(y), scratch.data_ptr(), private]
+        self._team.run(product.address, addresses, threads=threads)
         return y
 
 
