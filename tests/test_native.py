@@ -187,6 +187,27 @@ def test_sizes_that_are_no_multiples_take_pytorchs_operations(sizes):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("asked", [{"NUMBA_CPU_NAME": "generic"}, {"NUMBA_ENABLE_AVX": "0"}])
+def test_where_numba_compiles_for_less_than_the_processor_has_tokens_are_right(asked):
+    """NUMBA_ENABLE_AVX is 0 of itself for what LLVM takes for a "nocona", as in some machines."""
+    script = """
+import torch
+from test_engine import NATIVE_SIZES, make
+from warmd.jobs.engine.decoder import Decoder, Part
+torch.inference_mode().__enter__()
+model = make("Qwen2", **NATIVE_SIZES)
+wanted = model(torch.tensor([[3]])).logits[0, 0]
+decoder = Decoder(model)
+for _ in range(9):
+    found = decoder.forward([Part(decoder.new(1), [3], True)])[0]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+"""
+    paths = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    environment = {**os.environ, **asked, "PYTHONPATH": paths}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)
+
+
+@pytest.mark.slow
 def test_where_weights_are_packed_in_another_order_pytorch_computes():
     """As on an older processor: oneDNN is told to do as if this were one."""
     script = """

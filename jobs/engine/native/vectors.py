@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic as _intrinsic
 
 WIDTH = 64  # outputs that oneDNN puts side by side
@@ -23,10 +23,11 @@ FETCHED = 2 * LINE  # bytes at a time, of a product that follows
 # What numba makes of a function has other arguments than the function.
 intrinsic: Callable[[Callable[..., Any]], Callable[..., Any]] = _intrinsic
 
-# Whether these can be compiled.
-HAS_QUADS, HAS_PAIRS = (
-    bool(get_host_cpu_features().get(name)) for name in ("avx512vnni", "avx512bf16")
-)
+# Whether these can be compiled: not all that the processor has need be what numba compiles for. To
+# processors that LLVM has no name for, in virtual machines, it gives no AVX; and NUMBA_CPU_NAME and
+# others may ask for less. LLVM ends the process for an instruction that it may not use.
+_, _, _features = cpu_target.target_context.codegen().magic_tuple()
+HAS_QUADS, HAS_PAIRS = (f"+{name}" in _features.split(",") for name in ("avx512vnni", "avx512bf16"))
 
 
 class _BFloat16Type(ir.types.Type):  # type: ignore[misc, unused-ignore]
