@@ -207,6 +207,20 @@ for _ in range(9):
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)
 
 
+@pytest.mark.parametrize("name", ["norm", "layers.1.input_layernorm", "layers.1.self_attn.k_norm"])
+@pytest.mark.parametrize("change", ["half", "apart"])
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")  # PyTorch's own, which is slower then
+def test_norms_of_another_form_take_pytorchs_operations(name, change):
+    model = small("Qwen3", head_dim=64)
+    weight = model.model.get_submodule(name).weight
+    weight.data = weight.bfloat16() if change == "half" else weight.repeat_interleave(2)[::2]
+    decoder = Decoder(model)
+    for _ in range(PACKED + 1):
+        logits = decoder.forward([Part(decoder.new(1), [3], True)])
+    assert decoder._steps is None
+    torch.testing.assert_close(logits[0], model(torch.tensor([[3]])).logits[0, 0])
+
+
 @pytest.mark.slow
 def test_where_weights_are_packed_in_another_order_pytorch_computes():
     """As on an older processor: oneDNN is told to do as if this were one."""

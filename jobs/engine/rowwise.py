@@ -115,9 +115,13 @@ class Native:
     def takes(decoder: Decoder) -> bool:
         """Whether a model has sizes, and a form, that this code is for."""
         weight = decoder.embedding
+        norms = [decoder.norm]
+        for layer in decoder.layers:
+            norms += [layer.attention_norm, layer.mlp_norm, *(layer.head_norms or ())]
         return (
             weight.device.type == "cpu"
             and weight.dtype == torch.float32
+            and all(norm.dtype == torch.float32 and norm.is_contiguous() for norm in norms)
             and decoder.size % WIDTH == 0
             and weight.shape[1] % LANES == 0
         )
