@@ -221,6 +221,16 @@ def test_norms_of_another_form_take_pytorchs_operations(name, change):
     torch.testing.assert_close(logits[0], model(torch.tensor([[3]])).logits[0, 0])
 
 
+@pytest.mark.parametrize("is_step", [True, False])
+def test_a_full_sequence_takes_no_more(is_step):
+    decoder = packed(small())
+    full = decoder.new(1)
+    decoder.forward([Part(full, [3], True)])
+    parts = [Part(full, [4], True)]
+    with pytest.raises(IndexError, match="room for 1"):
+        decoder.forward(parts) if is_step else without_steps(decoder, parts)
+
+
 @pytest.mark.slow
 def test_where_weights_are_packed_in_another_order_pytorch_computes():
     """As on an older processor: oneDNN is told to do as if this were one."""

@@ -23,6 +23,7 @@ class KeyValues:
         # Of each layer: keys and values as they are written, and each as attention reads them.
         self.layers = [(layer, layer[:1], layer[1:]) for layer in self.data]
         self.length = 0
+        self.capacity = capacity
 
     @property
     def num_bytes(self) -> int:

@@ -175,6 +175,9 @@ class Decoder:
         return self._forward(parts)
 
     def _forward(self, parts: Sequence[Part]) -> torch.Tensor:
+        for part in parts:
+            if part.kv.length + len(part.ids) > part.kv.capacity:  # machine code would not see it
+                raise IndexError(f"a sequence has room for {part.kv.capacity} positions")
         ids = [token for part in parts for token in part.ids]
         cos, sin = self.rope.at(_places(parts))
         x = self.embedding[torch.tensor(ids, device=self.embedding.device)]
