@@ -231,6 +231,17 @@ def test_a_full_sequence_takes_no_more(is_step):
         decoder.forward(parts) if is_step else without_steps(decoder, parts)
 
 
+def test_layers_of_several_sizes_take_pytorchs_operations():
+    model = small()
+    other = small(intermediate_size=320).model.layers[1].mlp
+    model.model.layers[1].mlp = other
+    decoder = Decoder(model)
+    for _ in range(PACKED + 1):
+        logits = decoder.forward([Part(decoder.new(1), [3], True)])
+    assert decoder._steps is None
+    torch.testing.assert_close(logits[0], model(torch.tensor([[3]])).logits[0, 0])
+
+
 @pytest.mark.slow
 def test_where_weights_are_packed_in_another_order_pytorch_computes():
     """As on an older processor: oneDNN is told to do as if this were one."""

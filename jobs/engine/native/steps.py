@@ -124,6 +124,8 @@ class Steps:
         self._inner = _shape(self._layers[0].down)[1]
         self._vocabulary = _shape(self._head)[0]
         self._widest = max(_shape(linear)[1] for linear in self._linears)
+        if len({(_shape(layer.gate_up), _shape(layer.down)) for layer in self._layers}) > 1:
+            raise NotPackedAlike("layers of several sizes")  # the plan has one size for all
         for linear in self._linears:
             self._words[linear] = np.array(self._words_of(linear), dtype=np.int64)
         words = [
