@@ -242,6 +242,17 @@ def test_layers_of_several_sizes_take_pytorchs_operations():
     torch.testing.assert_close(logits[0], model(torch.tensor([[3]])).logits[0, 0])
 
 
+@pytest.mark.parametrize("precision", ["own", "bf16"])
+@pytest.mark.parametrize("name", ["model.layers.0.mlp.down_proj", "lm_head"])
+def test_zeros_tell_no_order_of_sums(name, precision):
+    model = small(intermediate_size=1536, hidden_size=896, vocab_size=2048)
+    model.get_submodule(name).weight[:1024] = 0
+    decoder = packed(model, precision)
+    for token in range(3, 30):
+        parts = [[Part(decoder.new(1), [token], True)] for _ in range(2)]
+        assert torch.equal(decoder.forward(parts[0]), without_steps(decoder, parts[1]))
+
+
 @pytest.mark.slow
 def test_where_weights_are_packed_in_another_order_pytorch_computes():
     """As on an older processor: oneDNN is told to do as if this were one."""

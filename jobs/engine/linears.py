@@ -203,7 +203,10 @@ class Linears:
             if quanta is None:
                 self.is_exact = False
                 log.warning("rows depend on each other here: batches may change the last bits")
-            self._quanta[kind] = quanta or [1] * len(makes)
+            quanta = quanta or [1] * len(makes)
+            if not any(weight.any() for weight in probed):
+                return quanta  # of zeros: that says nothing of other layers
+            self._quanta[kind] = quanta
         return self._quanta[kind]
 
 

@@ -166,18 +166,25 @@ class Steps:
             tried = [[named, weight, *sizes, run, 0, 0] for run in runs] if can else []
         if outputs % WIDTH or inputs % WIDTH or torch.ops.mkldnn._nbytes(form.packed) != num_bytes:
             raise NotPackedAlike(f"{outputs} x {inputs}")
-        kind = (type(form), form.shape, bias == 0)
+        ways, kind = tried, (type(form), form.shape, bias == 0)
         if kind in self._ways:
-            return tried[self._ways[kind]]
+            return ways[self._ways[kind]]
         x = _of_block(weight, inputs) if isinstance(form, Bfloat16Linear) else _any_rows(inputs)
-        expected = linear(x)[:, :_TRIED_OUTPUTS]
-        for number, words in enumerate(tried):
-            some = np.array(words, dtype=np.int64)
-            some[p.OUTPUTS] = expected.shape[1]
-            if torch.equal(self._product(some, x, threads=1), expected):
-                self._ways[kind] = number
-                return words
-        raise NotPackedAlike(f"{outputs} x {inputs}")
+        outputs_of_x = linear(x)
+        for most in (_TRIED_OUTPUTS, outputs):  # all, where the first ones do not tell ways apart
+            expected = outputs_of_x[:, :most]
+            tried = [words for words in tried if self._is_right(words, x, expected)]
+            if not tried:
+                raise NotPackedAlike(f"{outputs} x {inputs}")
+            if len(tried) == 1:
+                self._ways[kind] = ways.index(tried[0])
+                break
+        return tried[0]  # of zeros, whatever way: that says nothing of other layers
+
+    def _is_right(self, words: Sequence[int], x: torch.Tensor, expected: torch.Tensor) -> bool:
+        some = np.array(words, dtype=np.int64)
+        some[p.OUTPUTS] = expected.shape[1]
+        return torch.equal(self._product(some, x, threads=1), expected)
 
     def _product(self, words: np.ndarray, x: torch.Tensor, *, threads: int) -> torch.Tensor:
         rows, inputs = x.shape
