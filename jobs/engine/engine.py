@@ -384,7 +384,10 @@ def _of_its_own(error: BaseException) -> BaseException:
         own = type(error).__new__(type(error), *error.args)
         own.args = error.args  # MemoryError is made without them
         own.__dict__.update(error.__dict__)
-    except TypeError:  # some of those that libraries in Rust make are made by nobody else
+        is_alike = str(own) == str(error)  # not of a file's name: that is in no argument
+    except Exception:  # TypeError, say: some of those of libraries in Rust are made by nobody else
+        is_alike = False
+    if not is_alike:
         own = RuntimeError(f"{type(error).__name__}: {error}")
     return own.with_traceback(error.__traceback__)
 
