@@ -407,20 +407,21 @@ def _ends(warm: WarmModel) -> frozenset[int]:
     return frozenset(e for e in [*ends, warm.tokenizer.eos_token_id] if e is not None)
 
 
-_engines: dict[tuple[int, str], Engine] = {}
+_engines: dict[tuple[int, str], Engine] = {}  # by model, and by what is asked for and served
 _making = threading.Lock()
 
 
 def engine_of(warm: WarmModel, precision: str = "own") -> Engine:
     """Return this process's engine of a model, the same for every job that is served alike."""
+    asked = (id(warm.model), precision)
     with _making:
-        # By what is served: two engines would have a copy of the weights and a budget each.
-        served = _served(warm.model, precision)
-        key = (id(warm.model), served)
-        engine = _engines.get(key)
-        if engine is None:
-            engine = _engines[key] = Engine(warm, precision=served)
-        return engine
+        if asked not in _engines:
+            # By what is served: two engines would have a copy of the weights and a budget each.
+            served = (id(warm.model), _served(warm.model, precision))
+            if served not in _engines:
+                _engines[served] = Engine(warm, precision=served[1])
+            _engines[asked] = _engines[served]
+        return _engines[asked]
 
 
 def _served(model: Any, asked: str) -> str:
