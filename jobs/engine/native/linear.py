@@ -156,9 +156,9 @@ def _products(
     if HAS_QUADS and form == p.HALF_QUADS:
         for r in range(count):
             place, row = y + r * y_stride, x + r * x_stride
-            _half_quads(1, place, 0, row, 0, w, begin, end, ahead, fetched)
+            _half_quads(1, place, 0, row, 0, w, begin, end, ahead, 0)
             upper, of_upper = place + _HALF_WIDTH * FLOAT, w + _HALF_WIDTH * end
-            _half_quads(1, upper, 0, row, 0, of_upper, begin, end, ahead, fetched)
+            _half_quads(1, upper, 0, row, 0, of_upper, begin, end, ahead, 0)
 
 
 @compiled
