@@ -39,6 +39,9 @@ ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # ask NVML for GPUs: a context here would break the forks
     "TOKENIZERS_PARALLELISM": "false",  # its thread pool would hang in a child
     "OPENBLAS_NUM_THREADS": "1",
+    # With fewer threads than torch asks OpenMP for, products of oneDNN have rows of garbage.
+    "OMP_DYNAMIC": "false",
+    "OMP_THREAD_LIMIT": "4294967295",  # none
     "HF_HUB_OFFLINE": "1",  # weights are fetched before they come here
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",

@@ -57,6 +57,36 @@ print(status, digest(loaded.warm.model) == before, len(os.listdir("/proc/self/ta
 """
 
 
+# Prints how many of many products of oneDNN are wrong.
+MULTIPLYING = """
+import os
+from warmd.daemon import zygote
+os.environ.update(zygote.ENVIRONMENT)
+import torch
+torch.set_num_threads(2)
+x, weight = torch.randn(3, 128), torch.randn(192, 128)
+expected = (x.double() @ weight.t().double()).float()
+wrong = 0
+for _ in range(200):
+    y = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    wrong += not torch.allclose(y, expected, atol=1e-3)
+print(wrong)
+"""
+
+
+def test_no_setting_of_openmp_makes_numbers_wrong():
+    settings = {"OMP_DYNAMIC": "true", "OMP_THREAD_LIMIT": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", MULTIPLYING],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "0\n"
+
+
 @pytest.mark.slow  # imports all that a zygote does
 def test_training_in_a_child_leaves_the_weights_of_the_zygote_alone(tiny_model: Path):
     done = subprocess.run(
