@@ -360,10 +360,13 @@ def test_trouble_in_the_engine_is_told_and_ends_it_not(qwen):
         engine.submit(generation)
     told = []
     for generation in asked:
-        with pytest.raises(MemoryError, match="no memory") as caught:
+        with pytest.raises(RuntimeError, match=r"^engine: MemoryError: no memory$") as caught:
             collect(generation)
         told.append(caught.value)
     assert len(set(map(id, told))) == len(asked)  # who raises one writes into it
+    (cause,) = {error.__cause__ for error in told}  # which says where it was
+    assert isinstance(cause, MemoryError)
+    assert cause.__traceback__ is not None
     fine = Generation(ids=prompt(5), sampling=GREEDY, max_tokens=5)
     assert generate(engine, fine)[0][2] == 5
     engine.close()
@@ -385,7 +388,7 @@ def test_who_gets_no_memory_for_a_sequence_is_told_and_the_next_one_is_served(
 
     with monkeypatch.context() as full:
         full.setattr(Decoder, way, refuse)
-        with pytest.raises(MemoryError):
+        with pytest.raises(RuntimeError, match="MemoryError: no memory"):
             generate(engine, asked())
     assert [tokens for _, _, tokens in generate(engine, asked())] == [5, 5]
 
@@ -404,7 +407,7 @@ def test_an_error_that_nobody_has_read_holds_no_sequence(qwen, monkeypatch):
     engine.submit(asked)
     engine.close()
     assert [kv() for kv in made] == [None]
-    with pytest.raises(MemoryError):
+    with pytest.raises(RuntimeError, match="MemoryError: no memory"):
         collect(asked)
 
 

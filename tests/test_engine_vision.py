@@ -270,7 +270,7 @@ def test_eyes_that_cannot_be_prepared_are_tried_again(warm, engine, monkeypatch)
 
     with monkeypatch.context() as full:
         full.setattr(engines, "Eyes", Broken)
-        with pytest.raises(MemoryError, match="no room for them"):
+        with pytest.raises(RuntimeError, match="MemoryError: no room for them"):
             answer(engine, ask(warm, "what is ", png(60, 60)))
     assert len(answer(engine, ask(warm, "what is ", png(60, 60)))) == 12
 

@@ -8,7 +8,7 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 import tiny
@@ -20,7 +20,7 @@ from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.generation import End, Generation, Sampling
 from warmd.jobs.engine.turns import Turns, compute_with, without_helpers
-from warmd.jobs.errors import JobFailed, SpecError
+from warmd.jobs.errors import JobFailed
 
 GREEDY = Sampling(temperature=0)
 
@@ -83,7 +83,7 @@ def test_a_model_that_cannot_be_prepared_is_told_of_and_tried_again(monkeypatch)
 
     engine = start()
     monkeypatch.setattr(engines, "Decoder", Broken)
-    with pytest.raises(MemoryError, match="no room for it"):
+    with pytest.raises(RuntimeError, match="MemoryError: no room for it"):
         whole(ask(engine, 5))
     monkeypatch.setattr(engines, "Decoder", Decoder)
     assert whole(ask(engine, 5)) == 5
@@ -131,33 +131,15 @@ class PanicError(BaseException):
     """As those of libraries in Rust are: no Exception."""
 
 
-class UniqueError(Exception):
-    """As others of such libraries are: nobody else can make one."""
-
-    is_made = False
-
-    def __new__(cls, *args: Any) -> Self:
-        if cls.is_made:
-            raise ValueError("there is one already")
-        cls.is_made = True
-        return super().__new__(cls, *args)
-
-
 @pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (PanicError("a panic"), PanicError),
-        (SpecError("prompt", "no"), SpecError),
-        (UniqueError("like no other"), RuntimeError),
-        (OSError(errno.EACCES, "no entry", "a file"), RuntimeError),
-    ],
+    "error", [PanicError("a panic"), OSError(errno.EACCES, "no entry", "a file")]
 )
-def test_an_error_in_a_turn_ends_what_was_asked_of_that_engine_alone(error, told):
+def test_an_error_in_a_turn_ends_what_was_asked_of_that_engine_alone(error):
     def fail() -> bool:
         raise error
 
     first, second = start(), start()
-    with pytest.raises(told, match=re.escape(str(error))):
+    with pytest.raises(RuntimeError, match=re.escape(f"{type(error).__name__}: {error}")):
         whole(ask(first, 5, is_cancelled=fail))
     assert whole(ask(second, 5)) == whole(ask(first, 5)) == 5
     first.close()

@@ -338,7 +338,7 @@ class Engine:
     def _fail(self, generation: Generation, error: BaseException) -> None:
         self._reading = deque(c for c in self._reading if c.generation is not generation)
         self._writing = [c for c in self._writing if c.generation is not generation]
-        generation.pieces.put(End(_of_its_own(error)))
+        generation.pieces.put(End(error))
 
     def _fail_all(self, error: BaseException) -> None:
         """Tell an error to all but those that have just arrived."""
@@ -346,7 +346,10 @@ class Engine:
         traceback.clear_frames(error.__traceback__)
         running = {id(c.generation): c.generation for c in [*self._reading, *self._writing]}
         for generation in [*running.values(), *(item[0] for item in self._waiting)]:
-            self._fail(generation, error)
+            # One for each of them: who raises an error writes into it.
+            own = RuntimeError(f"engine: {type(error).__name__}: {error}")
+            own.__cause__ = error
+            self._fail(generation, own)
         self._waiting.clear()
 
     # --- prefixes -----------------------------------------------------------------------------
@@ -375,21 +378,6 @@ class Engine:
         if room >= 0:
             self._prefixes.make_way(keys, room)
             self._prefixes.keep(keys, self._runner.fork(choice.kv, length, length))
-
-
-def _of_its_own(error: BaseException) -> BaseException:
-    """Return an error as one of those who are told of it may raise it: that writes into it."""
-    own: BaseException
-    try:  # not copy.copy: that asks `__init__` for arguments which the error may not have
-        own = type(error).__new__(type(error), *error.args)
-        own.args = error.args  # MemoryError is made without them
-        own.__dict__.update(error.__dict__)
-        is_alike = str(own) == str(error)  # not of a file's name: that is in no argument
-    except Exception:  # TypeError, say: some of those of libraries in Rust are made by nobody else
-        is_alike = False
-    if not is_alike:
-        own = RuntimeError(f"{type(error).__name__}: {error}")
-    return own.with_traceback(error.__traceback__)
 
 
 def _offset(choice: Choice) -> int:
