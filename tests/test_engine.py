@@ -23,6 +23,7 @@ from warmd.jobs.engine.decoder import Decoder, Part
 from warmd.jobs.engine.engine import Engine, engine_of
 from warmd.jobs.engine.generation import End, Generation, Piece, Sampling
 from warmd.jobs.engine.linears import PackedLinear, innermost
+from warmd.jobs.engine.turns import TURNS
 from warmd.jobs.errors import JobFailed
 from warmd.jobs.products import is_bfloat16_faster
 
@@ -377,7 +378,7 @@ def test_trouble_in_the_engine_is_told_and_ends_it_not(qwen):
     [("new", 9), ("fork", CHUNK), ("fork", 9)],
     ids=["of its own", "to be kept", "of a second choice"],
 )
-def test_who_gets_no_memory_for_a_sequence_is_told_and_the_next_one_is_served(
+def test_who_gets_no_memory_for_a_sequence_is_told_and_others_are_served(
     engine, monkeypatch, way, length
 ):
     def refuse(*_: Any) -> None:
@@ -386,11 +387,28 @@ def test_who_gets_no_memory_for_a_sequence_is_told_and_the_next_one_is_served(
     def asked() -> Generation:
         return Generation(ids=prompt(length), sampling=GREEDY, max_tokens=5, num_choices=2)
 
+    enough = threading.Event()
+    other = Generation(ids=prompt(4), sampling=GREEDY, max_tokens=500, is_cancelled=enough.is_set)
+    engine.submit(other)
+    other.pieces.get(timeout=30)
     with monkeypatch.context() as full:
         full.setattr(Decoder, way, refuse)
-        with pytest.raises(RuntimeError, match="MemoryError: no memory"):
+        with pytest.raises(MemoryError, match="no memory"):
             generate(engine, asked())
     assert [tokens for _, _, tokens in generate(engine, asked())] == [5, 5]
+    enough.set()
+    collect(other)
+
+
+def test_a_sequence_that_no_memory_could_hold_fails_alone(engine):
+    endless = Generation(ids=prompt(9), sampling=GREEDY, max_tokens=10**15)
+    behind = Generation(ids=prompt(5), sampling=GREEDY, max_tokens=5)
+    with TURNS.changed:  # so that both are there for the first turn
+        engine.submit(endless)
+        engine.submit(behind)
+    with pytest.raises(RuntimeError, match="memory"):
+        collect(endless)
+    assert collect(behind)[0][2] == 5
 
 
 def test_an_error_that_nobody_has_read_holds_no_sequence(qwen, monkeypatch):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
 import time
 import zlib
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +140,22 @@ def test_prompts_with_pictures_share_the_time_of_a_turn(warm, monkeypatch):
         generation.pieces.get(timeout=60)
     assert ends[:3] == [ends[0]] * 3
     engine.close()
+
+
+def test_a_picture_that_cannot_be_looked_at_fails_its_prompt_and_no_other(warm, engine):
+    enough = threading.Event()
+    other = ask(warm, "text alone", max_tokens=10_000, is_cancelled=enough.is_set)
+    engine.submit(other)
+    other.pieces.get(timeout=60)
+    spoilt = ask(warm, "what is ", png(60, 60))
+    (picture,) = spoilt.pictures
+    spoilt.pictures = [replace(picture, patches=picture.patches[:-1])]
+    with pytest.raises(RuntimeError, match="size"):
+        answer(engine, spoilt)
+    enough.set()
+    while not isinstance(piece := other.pieces.get(timeout=60), End):
+        reason = piece.finish_reason
+    assert (reason, piece.error) == ("cancelled", None)
 
 
 def test_places_are_those_of_transformers(warm):

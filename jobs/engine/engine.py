@@ -10,8 +10,9 @@ import logging
 import threading
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -177,10 +178,12 @@ class Engine:
         self._measure(reading, now() - begun, beside=len(writing))
         rows = iter(logits)
         for choice in writing:
-            self._take(choice, next(rows))
+            with self._failing_alone(choice.generation):
+                self._take(choice, next(rows))
         for choice, part in reading:
             if part.wants_logits:
-                self._begin_writing(choice, next(rows))
+                with self._failing_alone(choice.generation):
+                    self._begin_writing(choice, next(rows))
             else:
                 self._reading.remove(choice)
                 self._reading.append(choice)  # its turn comes after those of the others
@@ -213,11 +216,12 @@ class Engine:
             if not is_first and (left < 0 or places + generation.num_choices > MAX_SEQUENCES):
                 return
             self._prefixes.shrink_to(max(0, left))
-            kv = self._runner.new(_capacity(generation))
-            choice = Choice(generation, 0, kv, self._warm.tokenizer)
-            generation.measures.queued_s = now() - since
-            self._waiting.popleft()  # not before: who is nowhere is told of no trouble
-            self._reading.append(choice)
+            self._waiting.popleft()
+            with self._failing_alone(generation):
+                kv = self._runner.new(_capacity(generation))
+                choice = Choice(generation, 0, kv, self._warm.tokenizer)
+                generation.measures.queued_s = now() - since
+                self._reading.append(choice)
 
     def _held_bytes(self) -> int:
         """What is set aside for those who run, the choices that a prompt is to have among them."""
@@ -234,11 +238,11 @@ class Engine:
         for choice in self._reading:
             if room <= 0:
                 break
-            if not self._is_ready(choice, looking_until):
-                continue
-            part = self._part(choice, room)
-            planned.append((choice, part))
-            room -= len(part.ids)
+            with self._failing_alone(choice.generation):
+                if self._is_ready(choice, looking_until):
+                    part = self._part(choice, room)
+                    planned.append((choice, part))
+                    room -= len(part.ids)
         return planned
 
     def _moment(self) -> float:
@@ -304,7 +308,7 @@ class Engine:
             sibling.sight = choice.sight
             choices.append(sibling)
         self._writing.extend(choices)
-        self._reading.remove(choice)  # not before: who is nowhere is told of no trouble
+        self._reading.remove(choice)
         for sibling in choices:
             sibling.begun_at = done
             self._take(sibling, logits)
@@ -312,14 +316,7 @@ class Engine:
     def _take(self, choice: Choice, logits: torch.Tensor) -> None:
         if choice not in self._writing:
             return  # it ended with a sibling that failed
-        try:
-            choice.take(logits, self._ends)
-        except BaseException as error:  # of its grammar, in Rust, say: it is told, others go on
-            if not isinstance(error, JobFailed):
-                log.exception("engine of %s", self._warm.name)
-            # A traceback would hold this turn, with the sequences of all.
-            self._fail(choice.generation, error.with_traceback(None))
-            return
+        choice.take(logits, self._ends)
         if choice.finish_reason is not None:
             self._leave(choice)
 
@@ -334,6 +331,17 @@ class Engine:
             generation.measures.decode_s = now() - choice.begun_at
         if not any(c.generation is generation for c in [*self._reading, *self._writing]):
             generation.pieces.put(End())
+
+    @contextmanager
+    def _failing_alone(self, generation: Generation) -> Iterator[None]:
+        """Have an error of what is done for one generation end that, while others go on."""
+        try:
+            yield
+        except BaseException as error:  # no memory, a panic of its grammar in Rust: it is told
+            if not isinstance(error, JobFailed):
+                log.exception("engine of %s", self._warm.name)
+            # A traceback would hold this turn, with the sequences of all.
+            self._fail(generation, error.with_traceback(None))
 
     def _fail(self, generation: Generation, error: BaseException) -> None:
         self._reading = deque(c for c in self._reading if c.generation is not generation)
