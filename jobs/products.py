@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+
+from .engine.turns import compute_with
 
 Product = Callable[[Tensor], Tensor]  # y = x W^T + b. x: (..., in), y: (..., out)
 # From weights (out, in), whose outputs stand side by side, and their bias.
@@ -141,10 +144,18 @@ def is_bfloat16_faster() -> bool:
     """Whether this machine computes faster in bfloat16 than in float32, one row and many.
 
     Tried, because CPUs without units for it say that they support it: they emulate it, several
-    times slower. Tried in turn, as others may compute at the same time.
+    times slower. In a thread that ends, and its helpers with it: who asks may be a thread that is
+    to have none (engine/turns.py).
     """
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(1, initializer=compute_with, initargs=(threads,)) as trying:
+        return trying.submit(_try_bfloat16).result()
+
+
+def _try_bfloat16() -> bool:
+    """Return whether it is faster, tried in turn, as others may compute at the same time: 0.1 s."""
     inputs, outputs = _TRIED
     weight = torch.full((outputs, inputs), 0.5)  # no random numbers: a job may count on its own
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)

@@ -11,7 +11,6 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -403,33 +402,19 @@ def _ends(warm: WarmModel) -> frozenset[int]:
     return frozenset(e for e in [*ends, warm.tokenizer.eos_token_id] if e is not None)
 
 
-_engines: dict[tuple[int, str], Engine] = {}  # by model, and by what is asked for and served
+_engines: dict[tuple[int, str], Engine] = {}  # by model and the precision that it is served in
 _making = threading.Lock()
 
 
 def engine_of(warm: WarmModel, precision: str = "own") -> Engine:
     """Return this process's engine of a model, the same for every job that is served alike."""
-    asked = (id(warm.model), precision)
+    model = warm.model
     with _making:
-        if asked not in _engines:
-            # By what is served: two engines would have a copy of the weights and a budget each.
-            served = (id(warm.model), _served(warm.model, precision))
-            if served not in _engines:
-                _engines[served] = Engine(warm, precision=served[1])
-            _engines[asked] = _engines[served]
-        return _engines[asked]
-
-
-def _served(model: Any, asked: str) -> str:
-    """What a model is served in as `asked`, which may have to be measured once: 0.1 s."""
-    if asked == "own" or not Decoder.takes(model):
-        return "own"
-    threads = torch.get_num_threads()
-
-    def find() -> str:
-        compute_with(threads)
-        return served_precision(asked, model.get_input_embeddings().weight)
-
-    # In a thread that ends, and its helpers with it: this one is to have none (turns.py).
-    with ThreadPoolExecutor(1) as measuring:
-        return measuring.submit(find).result()
+        served = "own"  # by AsIs
+        if Decoder.takes(model):
+            # Not what is asked for: two engines would have a copy of the weights and a budget each.
+            served = served_precision(precision, model.get_input_embeddings().weight)
+        key = (id(model), served)
+        if key not in _engines:
+            _engines[key] = Engine(warm, precision=served)
+        return _engines[key]
