@@ -32,8 +32,8 @@ from .vision import Eyes, Sight
 log = logging.getLogger(__name__)
 
 MAX_SEQUENCES = 64  # that are computed at once
-_ALONE_S = 0.5  # of prompt per turn, while nobody writes
-_BESIDE_S = 0.2  # of prompt per turn, while others write, by this model or another one
+_ALONE_S = 0.5  # of prompts per turn, while nobody writes
+_BESIDE_S = 0.2  # the same, at least, while somebody writes, by this model or another one
 _MEMORY_SHARE = 0.4  # of the memory that is free when the engine starts: for keys and values
 _FEATURES_SHARE = 0.1  # of the same, in addition: for the features of pictures
 
@@ -245,7 +245,11 @@ class Engine:
         return planned
 
     def _moment(self) -> float:
-        """Seconds of prompts in this turn: the more, the more wait for it than it keeps waiting."""
+        """Return how many seconds this turn may spend on prompts.
+
+        Larger passes read prompts faster, but those who write wait meanwhile. So the time grows
+        with the share of prompts among all that this engine computes for.
+        """
         if not TURNS.is_anyone_writing():
             return _ALONE_S
         reading, writing = len(self._reading), max(1, len(self._writing))

@@ -51,9 +51,10 @@ def _kept(decorator: Any, function: _Function, *types_of_it: Any) -> Any:
     try:
         return decorator(*types_of_it, **options)(function)
     except Exception:
+        # Any error at all: what is kept on disk may be spoilt in whatever way, and is not needed.
+        # An error of the compiling itself is raised again by the second try.
         if folder is None:
             raise
-        # What is kept may be spoilt in whatever way: it is not needed.
         shutil.rmtree(folder, ignore_errors=True)
         return decorator(*types_of_it, **options)(function)
     finally:
