@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -17,7 +19,7 @@ from daemons import Daemon
 from gateways import openai_client
 from waiting import wait_until
 
-from warmd.configs.config import ModelConfig
+from warmd.configs.config import ModelConfig, WorkerConfig
 from warmd.daemon import control
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -71,18 +73,45 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(shared_daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The shared daemon with a model that has room for long texts and a template for chats."""
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with room for long texts and a template for chats."""
     folder = tmp_path_factory.mktemp("chat") / "chat"
     tiny.model(positions=4096).save_pretrained(folder)
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
-    control.load_model(shared_daemon.config, ModelConfig(name="chat", path=str(folder)))
-    served = Served(shared_daemon)
+    return folder
+
+
+@contextmanager
+def serving(daemon: Daemon, model: Path) -> Iterator[Served]:
+    """A daemon that runs, with one more model while this lasts."""
+    control.load_model(daemon.config, ModelConfig(name="chat", path=str(model)))
+    served = Served(daemon)
     yield served
     served.openai.close()
-    control.unload_model(shared_daemon.config, "chat")
+    control.unload_model(daemon.config, "chat")
+
+
+@pytest.fixture(scope="module")
+def served(shared_daemon: Daemon, chat_model: Path) -> Iterator[Served]:
+    with serving(shared_daemon, chat_model) as served:
+        yield served
+
+
+@pytest.fixture(scope="module", params=["resident", pytest.param("fork", marks=pytest.mark.slow)])
+def answering(
+    request: pytest.FixtureRequest, daemons: Callable[..., Daemon], chat_model: Path
+) -> Iterator[Served]:
+    """Answers by a horse that stays, and by one for each answer."""
+    if request.param == "resident":
+        yield request.getfixturevalue("served")
+        return
+    daemon = daemons(http_port=0, workers=(WorkerConfig(name="infer-0", queue="infer", threads=1),))
+    daemon.start()
+    with serving(daemon, chat_model) as served:
+        yield served
+    daemon.close()
 
 
 # --- the process
@@ -143,42 +172,42 @@ def test_port_that_is_taken_is_told_and_waited_for_and_the_gateway_ends_with_its
 # --- answers
 
 
-def test_completion_and_stream_give_the_same_text(served):
+def test_completion_and_stream_give_the_same_text(answering):
     ask = {"model": "chat", "prompt": "1+1=", "max_tokens": 6, "temperature": 0}
-    whole = served.openai.completions.create(**ask)
-    stream = served.openai.completions.create(**ask, stream=True)
+    whole = answering.openai.completions.create(**ask)
+    stream = answering.openai.completions.create(**ask, stream=True)
     text = "".join(chunk.choices[0].text for chunk in stream)
     assert text == whole.choices[0].text
     assert whole.usage.prompt_tokens == 4
     assert whole.usage.completion_tokens <= 6
 
 
-def test_chat_is_answered(served):
-    answer = served.openai.chat.completions.create(
+def test_chat_is_answered(answering):
+    answer = answering.openai.chat.completions.create(
         model="chat", messages=[{"role": "user", "content": "1+1="}], max_tokens=3, n=2, seed=1
     )
     assert [choice.index for choice in answer.choices] == [0, 1]
-    again = served.openai.chat.completions.create(
+    again = answering.openai.chat.completions.create(
         model="chat", messages=[{"role": "user", "content": "1+1="}], max_tokens=3, n=2, seed=1
     )
     assert again.choices == answer.choices
 
 
-def test_client_that_leaves_in_mid_stream_stops_the_computing(served):
-    stream = served.openai.completions.create(
+def test_client_that_leaves_in_mid_stream_stops_the_computing(answering):
+    stream = answering.openai.completions.create(
         model="chat", prompt="1", max_tokens=4000, temperature=0, stream=True
     )
-    next(iter(stream))
-    (job_id,) = [job["id"] for job in served.daemon.client.jobs(statuses=["started"])]
+    job_id = next(iter(stream)).id.removeprefix("cmpl-")
+    assert answering.daemon.client.job(job_id)["status"] == "started"
     stream.close()
-    job = served.daemon.wait(job_id, timeout_s=10)
+    job = answering.daemon.wait(job_id, timeout_s=10)
     assert job["status"] == "stopped"
 
 
-def test_embeddings_come_as_numbers_and_as_bytes(served):
+def test_embeddings_come_as_numbers_and_as_bytes(answering):
     texts = ["one", "another one"]
     numbers, packed = (
-        served.openai.embeddings.create(model="chat", input=texts, encoding_format=form)
+        answering.openai.embeddings.create(model="chat", input=texts, encoding_format=form)
         for form in ("float", "base64")
     )
     assert [len(item.embedding) for item in numbers.data] == [16, 16]
