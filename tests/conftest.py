@@ -102,6 +102,7 @@ def shared_daemon(daemons: Callable[..., Daemon]) -> Daemon:
 
 @pytest.fixture(scope="session")
 def sturdy_daemon(daemons: Callable[..., Daemon]) -> Daemon:
+    """What `sturdy` starts and gives to one test after the other; perhaps it does not run yet."""
     return daemons()
 
 

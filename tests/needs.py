@@ -16,5 +16,6 @@ def needs(condition: object, what: str) -> None:
         return
     if os.environ.get("CI"):
         pytest.fail(f"needs {what}, and CI must have it", pytrace=False)
-    # Whoever works on a machine without it cannot mend that, and CI checks the claim for them.
+    # Whoever works on a machine without it cannot mend that, and CI checks the claim for them
+    # (but of a GPU: what is marked `gpu` is left out there).
     pytest.skip(f"needs {what}")

@@ -101,10 +101,10 @@ def main() -> None:
 
 
 def ceilings(model: Path, asked: Sequence[Request], rates: machine.Machine) -> dict[str, float]:
-    """Tokens per second of each way that the machine's rates allow in float32.
+    """Return the tokens per second that the machine's rates allow for each way, in float32.
 
-    A product with every weight for each token, and one with the head's only for those that another
-    one follows; who writes alone reads all weights for each token.
+    The layers compute every token, the head only those behind which a new one is written. One by
+    one, all weights are read for each new token but the first, which comes with the prompt.
     """
     with torch.device("meta"):
         causal_lm = transformers.AutoModelForCausalLM.from_config(
