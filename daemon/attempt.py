@@ -19,7 +19,7 @@ from .events import EventLog
 from .jobstore import Begun, JobStore, Orders
 from .rundir import RunDir
 from .stable import Horse
-from .stream import Publisher
+from .stream import Outbox, Publisher
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,12 @@ class Attempt:
         begun: Begun,
         rundir: RunDir | None,
         request: dict[str, Any],
+        outbox: Outbox,
     ) -> None:
-        """`rundir`: None for a job that has none, of which nothing is then written or read."""
+        """`rundir`: None for a job that has none, of which nothing is then written or read.
+
+        `outbox`: where events go that are to be copied to the stream.
+        """
         self.job = job
         self.begun = begun
         self.request = request  # to the horse
@@ -49,9 +53,7 @@ class Attempt:
         self.is_suspect = begun.suspect
         self._store = store
         self._rundir = rundir
-        self._publisher = (
-            Publisher(store.connection, job.id, rundir.events) if rundir is not None else None
-        )
+        self._publisher = Publisher(outbox, job.id, rundir.events) if rundir is not None else None
         self._limit_s = job.timeout if job.timeout and job.timeout > 0 else None
         self._checkpoint = self._newest_checkpoint()
         self._has_stepped = False  # further than any execution before: no other steps are told

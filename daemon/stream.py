@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +22,36 @@ log = logging.getLogger(__name__)
 _SHORT_S = 0.01
 _KEPT = 10_000  # events; older ones are in the file
 _KEPT_OF_ENDED = 64
+_AT_ONCE = 1000  # events of one round trip
+
+
+class Outbox:
+    """Events on their way to the streams of a worker's jobs: those of one moment go together.
+
+    The server flushes its file before it replies. One by one, a token of 16 answers each would
+    keep worker and server at work for most of the time that the next token takes.
+    """
+
+    def __init__(self, connection: redis.Redis) -> None:
+        self.connection = connection
+        self._unsent: list[tuple[Publisher, dict[str, Any]]] = []
+
+    def put(self, publisher: Publisher, event: dict[str, Any]) -> None:
+        """Have an event copied by the next `send`."""
+        self._unsent.append((publisher, event))
+
+    def send(self) -> None:
+        """Copy what was put here; never raises for a server that is away."""
+        if not self._unsent:
+            return
+        unsent, self._unsent = self._unsent, []
+        try:
+            problems = _add(self.connection, [(one.key, event) for one, event in unsent])
+        except redis.RedisError as error:
+            problems = [error] * len(unsent)
+        for (publisher, _), problem in zip(unsent, problems, strict=True):
+            if problem is not None:
+                publisher.fall_behind(problem)
 
 
 class Publisher:
@@ -29,33 +60,42 @@ class Publisher:
     Redis may be away at any moment: what was missed meanwhile comes from the file afterwards.
     """
 
-    def __init__(self, connection: redis.Redis, job_id: str, path: Path) -> None:
-        self.connection = connection
+    def __init__(self, outbox: Outbox, job_id: str, path: Path) -> None:
         self.key = keys.events(job_id)
         self.path = path
-        self._behind = True  # until the first sync: a killed worker may have left a gap
+        self._outbox = outbox
+        self._connection = outbox.connection
+        self._seq = 0  # of the newest event that was to be copied
+        self._behind = path.exists()  # a killed worker may have left a gap
 
     def publish(self, event: dict[str, Any]) -> None:
-        """Copy one event; never raises for a server that is away or holds something else there."""
+        """Have one event copied, now or by the outbox; never raises for a server that is away."""
+        if event["seq"] != self._seq + 1:
+            self._behind = True  # a killed horse kept the events between to itself
+        self._seq = event["seq"]
         if self._behind:
             self.catch_up()
+        else:
+            self._outbox.put(self, event)
+
+    def fall_behind(self, problem: redis.RedisError) -> None:
+        """Note that an event was not copied: no server, or something else in the stream's place."""
+        if not self._behind:
+            log.warning("%s: stream falls behind: %s", self.key, problem)
+        self._behind = True
+
+    def catch_up(self) -> None:
+        """Copy whatever the stream lacks, if the server is there."""
+        if not self._behind:
             return
         try:
-            self._add(event)
-        except redis.RedisError as error:
-            log.warning("%s: stream falls behind: %s", self.key, error)
-            self._behind = True
-
-    def catch_up(self) -> bool:
-        """Copy whatever the stream lacks. Returns whether it lacks nothing now."""
-        if self._behind:
-            try:
-                for event in events.read(self.path, after=last_seq(self.connection, self.key)):
-                    self._add(event)
-                self._behind = False
-            except (redis.RedisError, OSError):
-                return False
-        return True
+            missed = events.read(self.path, after=last_seq(self._connection, self.key))
+            while batch := [(self.key, event) for event in islice(missed, _AT_ONCE)]:
+                if any(_add(self._connection, batch)):
+                    return
+            self._behind = False
+        except (redis.RedisError, OSError):
+            return
 
     def trim(self) -> None:
         """Keep the end alone, for a job that has ended: thousands of trainings fill the memory.
@@ -63,22 +103,34 @@ class Publisher:
         Whoever reads all of it finds the beginning in the file.
         """
         try:
-            self.connection.xtrim(self.key, maxlen=_KEPT_OF_ENDED, approximate=False)
+            self._connection.xtrim(self.key, maxlen=_KEPT_OF_ENDED, approximate=False)
         except redis.RedisError as error:
             log.debug("%s: not trimmed: %s", self.key, error)
 
-    def _add(self, event: dict[str, Any]) -> None:
-        try:
-            self.connection.xadd(
-                self.key,
+
+def _add(
+    connection: redis.Redis, batch: Sequence[tuple[str, dict[str, Any]]]
+) -> list[redis.RedisError | None]:
+    """Copy events to the streams with these keys; return what is wrong with each.
+
+    In one transaction: a reader who waits for several streams is woken once, when all are there.
+    """
+    with connection.pipeline() as pipeline:
+        for key, event in batch:
+            pipeline.xadd(
+                key,
                 {"event": orjson.dumps(event)},
                 id=f"{event['seq']}-0",
                 maxlen=_KEPT,
                 approximate=True,
             )
-        except redis.ResponseError as error:
-            if "equal or smaller" not in str(error):
-                raise
+        replies = pipeline.execute(raise_on_error=False)
+    return [
+        reply
+        if isinstance(reply, redis.ResponseError) and "equal or smaller" not in str(reply)
+        else None
+        for reply in replies
+    ]
 
 
 def last_seq(connection: redis.Redis, key: str) -> int:

@@ -31,6 +31,7 @@ from .mailbox import Mailbox
 from .roster import Roster
 from .rundir import RunDir
 from .stable import Horse, Stable
+from .stream import Outbox
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class Worker:
         self.stable = Stable(home.zygote_socket, config)
         self.attempts: list[Attempt] = []
         self.draining = False
+        self._outbox = Outbox(self.connection)
         self._mailbox = Mailbox(self.connection, config.queue, name)
         self._renewed = 0.0
         self._checked = 0.0
@@ -95,6 +97,7 @@ class Worker:
 
     def _serve(self) -> None:
         """All that needs the server. Raises RedisError when it is away."""
+        self._outbox.send()
         if self._away_until is not None:
             if time.monotonic() < self._away_until:
                 return
@@ -172,7 +175,7 @@ class Worker:
         except Exception as error:  # one spoilt job must not end the worker, and then the daemon
             log.exception("%s: %s", job.id, self.name)
             failure = f"{type(error).__name__}: {error}"
-        attempt = Attempt(self.store, job, begun, rundir, request)
+        attempt = Attempt(self.store, job, begun, rundir, request, self._outbox)
         self.attempts.append(attempt)
         if result is not None:
             # The last execution ended after writing its result and before saying so.

@@ -19,7 +19,7 @@ from warmd.daemon.client import Client
 from warmd.daemon.events import EventLog
 from warmd.daemon.home import Home
 from warmd.daemon.server import EmbeddedServer, find_binary
-from warmd.daemon.stream import Publisher
+from warmd.daemon.stream import Outbox, Publisher
 
 WORKER = "infer-0:test:1"
 TLS = ssl.create_default_context()  # once: each client would take 30 ms to read the certificates
@@ -120,13 +120,15 @@ class Execution:
         self.job = job
         self.begun = begun
         self.rundir = gateway.client.rundir(job.id)
-        self._publisher = Publisher(gateway.client.connection, job.id, self.rundir.events)
+        self._outbox = Outbox(gateway.client.connection)
+        self._publisher = Publisher(self._outbox, job.id, self.rundir.events)
         self.emit("started", pid=1, threads=1, queued_s=0.0)
 
     def emit(self, type: str, **fields: Any) -> None:
         publish = self._publisher.publish
         with EventLog(self.rundir.events, execution=self.begun.number, publish=publish) as events:
             events.emit(type, **fields)
+        self._outbox.send()
 
     @property
     def spec(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from warmd.daemon.client import Client
 from warmd.daemon.events import EventLog
 from warmd.daemon.home import Home
 from warmd.daemon.server import EmbeddedServer, find_binary
-from warmd.daemon.stream import Publisher
+from warmd.daemon.stream import Outbox, Publisher
 
 COMMAND = [sys.executable, "-m", "warmd.cli"]
 
@@ -77,8 +77,14 @@ class Run:
         self.job, begun = taken
         self.execution = begun.claim
         path = desk.client.rundir(job_id).events
-        publisher = Publisher(desk.client.connection, job_id, path)
-        log = EventLog(path, execution=1, publish=publisher.publish)
+        outbox = Outbox(desk.client.connection)
+        publisher = Publisher(outbox, job_id, path)
+
+        def publish(event: dict[str, Any]) -> None:
+            publisher.publish(event)
+            outbox.send()
+
+        log = EventLog(path, execution=1, publish=publish)
         self.log = desk.logs.enter_context(log)
         self.log.emit("started")
         self.log.emit("begin", steps_total=4)

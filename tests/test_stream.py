@@ -1,0 +1,88 @@
+"""The streams of events: copied by the worker, many at once, and whole."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from waiting import wait_until
+
+from warmd.daemon import keys, stream
+from warmd.daemon.events import EventLog
+from warmd.daemon.home import Home
+from warmd.daemon.server import EmbeddedServer, find_binary
+from warmd.daemon.stream import Outbox, Publisher
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[redis.Redis]:
+    home = Home(tmp_path / "home")
+    home.create()
+    server = EmbeddedServer(home, find_binary(None))
+    server.start()
+    with keys.connect(server.url) as connection:
+        yield connection
+    server.stop()
+
+
+def seqs(server: redis.Redis, job_id: str) -> list[int]:
+    """The numbers of the events in a job's stream."""
+    entries: Any = server.xrange(keys.events(job_id))
+    return [stream.event_of(entry)["seq"] for entry in entries]
+
+
+def test_who_waits_for_many_jobs_is_woken_once_by_what_all_say_in_a_moment(
+    server: redis.Redis, tmp_path: Path
+):
+    outbox, jobs = Outbox(server), [f"job-{number}" for number in range(16)]
+    for job in jobs:
+        Publisher(outbox, job, tmp_path / job).publish({"seq": 1, "type": "text"})
+    heard: list[Any] = []
+
+    def wait() -> None:
+        with keys.connect(
+            "unix://" + server.connection_pool.connection_kwargs["path"]
+        ) as connection:
+            heard.append(connection.xread({keys.events(job): "0" for job in jobs}, block=10_000))
+
+    reader = threading.Thread(target=wait)
+    reader.start()
+    wait_until(lambda: server.info("clients")["blocked_clients"] == 1)
+    outbox.send()
+    reader.join()
+    assert len(heard[0]) == len(jobs)
+
+
+def test_events_that_a_killed_horse_kept_to_itself_come_from_the_file(
+    server: redis.Redis, tmp_path: Path
+):
+    outbox, path = Outbox(server), tmp_path / "events.jsonl"
+    publisher = Publisher(outbox, "job", path)
+    with EventLog(path, execution=1) as log:
+        log.emit("started")
+        publisher.publish({"seq": 1, "type": "started"})
+        log.emit("text", text="never sent")
+        log.emit("requeued")
+        publisher.publish({"seq": 3, "type": "requeued"})
+    outbox.send()
+    assert seqs(server, "job") == [1, 2, 3]
+
+
+def test_something_else_in_the_place_of_a_stream_keeps_no_other_back(
+    server: redis.Redis, tmp_path: Path
+):
+    server.set(keys.events("spoilt"), "by hand")
+    outbox, path = Outbox(server), tmp_path / "events.jsonl"
+    spoilt, other = Publisher(outbox, "spoilt", path), Publisher(outbox, "other", path)
+    with EventLog(path, execution=1, publish=spoilt.publish) as log:
+        log.emit("started")
+    other.publish({"seq": 1, "type": "started"})
+    outbox.send()
+    assert seqs(server, "other") == [1]
+    server.delete(keys.events("spoilt"))
+    spoilt.catch_up()
+    assert seqs(server, "spoilt") == [1]
