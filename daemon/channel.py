@@ -43,9 +43,9 @@ class Channel:
     def close(self) -> None:
         self.sock.close()
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Send a message whole. Raises OSError when the peer is gone."""
-        self.sock.sendall(orjson.dumps(message) + b"\n")
+    def send(self, *messages: dict[str, Any]) -> None:
+        """Send messages whole. Raises OSError when the peer is gone."""
+        self.sock.sendall(b"".join(orjson.dumps(message) + b"\n" for message in messages))
 
     def send_if_heard(self, message: dict[str, Any]) -> None:
         """Send to a peer that may be dead or stuck, without ever waiting for it.
