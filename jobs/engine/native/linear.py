@@ -14,21 +14,18 @@ import numpy as np
 from . import plan as p
 from .compiling import compiled, entry
 from .rows import FLOAT
+from .sums import BFLOAT16, FETCHED, FLOAT32, INT8, products
 from .vectors import (
-    FETCHED,
     HAS_PAIRS,
     HAS_QUADS,
     WIDTH,
     address_of,
     bits_of,
     call as invoke,
-    columns,
     float_of,
     floats,
     fma,
     ints,
-    pairs,
-    quads,
     shorts,
     unsigned,
     widest,
@@ -39,12 +36,11 @@ _UNITS = np.float32(127)  # of the largest of a row: products.Int8Linear, the sa
 _OFFSET = np.float32(128.5)
 _ONE, _TINY = np.float32(1), np.float32(1e-10)
 _ZERO_POINT = np.int32(128)
-_HALF_WIDTH = WIDTH // 2
 _UPPER, _BELOW_HALF, _LAST, _NAN = map(np.int32, (16, 0x7FFF, 1, 0x7FC0))
 
 GROUP = 6  # rows that are computed at once: their sums, 64 of each, take 24 of 32 registers
-_columns, _pairs, _quads = columns(GROUP), pairs(GROUP), quads(GROUP, WIDTH)
-_half_quads = quads(1, _HALF_WIDTH)
+_floats, _pairs = products(FLOAT32, WIDTH, GROUP), products(BFLOAT16, WIDTH, GROUP)
+_quads, _half_quads = (products(INT8, panel, GROUP) for panel in (WIDTH, WIDTH // 2))
 
 
 @compiled
@@ -95,10 +91,9 @@ def block(linear: Any, number: Any, x: Any, rows: Any, scratch: Any, y: Any, y_s
     y: room for the outputs of the first row; of the next ones, y_stride bytes behind each other.
     """
     fields = words(linear)
-    form, length, run = fields[p.FORM], fields[p.INPUTS], fields[p.RUN]
+    form, length, run, panel = fields[p.FORM], fields[p.INPUTS], fields[p.RUN], fields[p.PANEL]
     size = FLOAT if form == p.FLOATS else 2 if form == p.PAIRS else 1
     first = number * WIDTH
-    w = fields[p.WEIGHT] + first * length * size
     source, x_stride = x if form == p.FLOATS else scratch + rows * WIDTH, length * size
     more = rest_of(linear, rows, scratch)
     groups = (rows + GROUP - 1) // GROUP
@@ -107,29 +102,31 @@ def block(linear: Any, number: Any, x: Any, rows: Any, scratch: Any, y: Any, y_s
     fetched = FETCHED if groups > 1 else 0
     for begin in range(0, length, run):
         end = min(begin + run, length)
-        following, half_of_it = w + end * WIDTH * size, (end - begin) * WIDTH * size // 2
-        for group in range(groups):
-            row = rows * group // groups
-            count = rows * (group + 1) // groups - row
-            target, target_stride = y + row * y_stride, y_stride
-            if begin:
-                target, target_stride = more, WIDTH * FLOAT
-            _products(
-                form, count, target, target_stride, source + row * x_stride, x_stride,
-                w, begin, end, following + group % 2 * half_of_it, fetched,
-            )  # fmt: skip
-            if begin:
-                _add(y + row * y_stride, y_stride, more, count)
+        half_of_it = (end - begin) * panel * size // 2
+        for column in range(0, WIDTH, panel):
+            w = fields[p.WEIGHT] + (first + column) * length * size
+            following = w + end * panel * size
+            for group in range(groups):
+                row = rows * group // groups
+                count = rows * (group + 1) // groups - row
+                place = y + row * y_stride + column * FLOAT
+                target, target_stride = (more, panel * FLOAT) if begin else (place, y_stride)
+                _products(
+                    form, panel, count, target, target_stride, source + row * x_stride, x_stride,
+                    w, begin, end, following + group % 2 * half_of_it, fetched,
+                )  # fmt: skip
+                if begin:
+                    _add(place, y_stride, more, count, panel)
     for row in range(rows):
         _finish(linear, first, floats(scratch)[row], y + row * y_stride)
 
 
 @compiled
-def _add(y: Any, y_stride: Any, more: Any, rows: Any) -> None:
-    """y (rows, WIDTH) += more."""
+def _add(y: Any, y_stride: Any, more: Any, rows: Any, panel: Any) -> None:
+    """y (rows, panel) += more."""
     for row in range(rows):
-        target, added = floats(y + row * y_stride), floats(more + row * WIDTH * FLOAT)
-        for i in range(WIDTH):
+        target, added = floats(y + row * y_stride), floats(more + row * panel * FLOAT)
+        for i in range(panel):
             target[i] += added[i]
 
 
@@ -143,22 +140,19 @@ def rest_of(linear: Any, rows: Any, scratch: Any) -> Any:
 
 @compiled
 def _products(
-    form: Any, count: Any, y: Any, y_stride: Any, x: Any, x_stride: Any,
+    form: Any, panel: Any, count: Any, y: Any, y_stride: Any, x: Any, x_stride: Any,
     w: Any, begin: Any, end: Any, ahead: Any, fetched: Any,
 ) -> None:  # fmt: skip
-    """The sums of up to GROUP rows, from inputs `begin` to `end`."""
+    """The sums of up to GROUP rows with a panel, from inputs `begin` to `end`."""
+    stride = panel * FLOAT
     if form == p.FLOATS:
-        _columns(count, y, y_stride, x, x_stride, w, WIDTH, begin, end, ahead, fetched)
+        _floats(count, y, y_stride, x, x_stride, w, stride, begin, end, ahead, fetched)
     if HAS_PAIRS and form == p.PAIRS:
-        _pairs(count, y, y_stride, x, x_stride, w, begin, end, ahead, fetched)
-    if HAS_QUADS and form == p.QUADS:
-        _quads(count, y, y_stride, x, x_stride, w, begin, end, ahead, fetched)
-    if HAS_QUADS and form == p.HALF_QUADS:
-        for r in range(count):
-            place, row = y + r * y_stride, x + r * x_stride
-            _half_quads(1, place, 0, row, 0, w, begin, end, ahead, 0)
-            upper, of_upper = place + _HALF_WIDTH * FLOAT, w + _HALF_WIDTH * end
-            _half_quads(1, upper, 0, row, 0, of_upper, begin, end, ahead, 0)
+        _pairs(count, y, y_stride, x, x_stride, w, stride, begin, end, ahead, fetched)
+    if HAS_QUADS and form == p.QUADS and panel == WIDTH:
+        _quads(count, y, y_stride, x, x_stride, w, stride, begin, end, ahead, fetched)
+    if HAS_QUADS and form == p.QUADS and panel != WIDTH:
+        _half_quads(count, y, y_stride, x, x_stride, w, stride, begin, end, ahead, fetched)
 
 
 @compiled

@@ -7,7 +7,7 @@ layers.
 
 from __future__ import annotations
 
-FLOATS, PAIRS, QUADS, HALF_QUADS = 0, 1, 2, 3  # the forms of a linear layer
+FLOATS, PAIRS, QUADS = 0, 1, 2  # the forms of a linear layer
 
 # Of a linear layer.
 FORM = 0
@@ -18,7 +18,8 @@ BIAS = 4  # or 0
 RUN = 5  # inputs that oneDNN sums up before it adds that to the sum of those before
 SCALE = 6  # of each output: what one unit of its weights is
 SUMS = 7  # of each output: minus the sum of its weights
-LINEAR = 8
+PANEL = 8  # outputs whose weights oneDNN puts side by side: WIDTH or half of it
+LINEAR = 9
 
 # Of a layer.
 ATTENTION_NORM = 0

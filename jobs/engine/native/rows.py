@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from .compiling import compiled
-from .vectors import LANES, WIDTH, columns, dot, float_of, floats, fma, largest, total
+from .sums import FLOAT32, products
+from .vectors import LANES, WIDTH, dot, float_of, floats, fma, largest, total
 
 FLOAT, WORD = 4, 8  # bytes
 
-_sum_up = columns(1)
+_sum_up = products(FLOAT32, WIDTH, 1)
 
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 # Cephes' expf: e^x = 2^n e^r, where |r| <= ln(2) / 2; its error is below 2 units in the last place.
@@ -110,7 +111,7 @@ def attend(
     target = floats(y)
     for first in range(0, size, WIDTH):
         place = values + first * FLOAT
-        _sum_up(1, y + first * FLOAT, 0, scores, 0, place, size, 0, length, place, 0)
+        _sum_up(1, y + first * FLOAT, 0, scores, 0, place, size * FLOAT, 0, length, place, 0)
     for i in range(size):
         target[i] = target[i] * factor
 

@@ -161,15 +161,17 @@ class Steps:
         if isinstance(form, Int8Linear):
             num_bytes = whole + outputs * FLOAT
             scale = address(form.scale)
-            forms = (p.QUADS, p.HALF_QUADS) if HAS_QUADS else ()
-            tried = [[form, weight, *sizes, inputs, scale, weight + whole] for form in forms]
+            panels = (WIDTH, WIDTH // 2) if HAS_QUADS else ()
+            tried = [
+                [p.QUADS, weight, *sizes, inputs, scale, weight + whole, panel] for panel in panels
+            ]
         else:
             runs = [inputs, *(run for run in _RUNS if run < inputs)]
             is_half = isinstance(form, Bfloat16Linear)
             num_bytes = whole * (2 if is_half else FLOAT)
             named = p.PAIRS if is_half else p.FLOATS
             can = HAS_PAIRS or not is_half
-            tried = [[named, weight, *sizes, run, 0, 0] for run in runs] if can else []
+            tried = [[named, weight, *sizes, run, 0, 0, WIDTH] for run in runs] if can else []
         if outputs % WIDTH or inputs % WIDTH or torch.ops.mkldnn._nbytes(form.packed) != num_bytes:
             raise NotPackedAlike(f"{outputs} x {inputs}")
         ways, kind = tried, (type(form), form.shape, bias == 0)
