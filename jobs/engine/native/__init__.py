@@ -5,11 +5,11 @@ adds a hundred operations a layer to that, each of which costs microseconds, and
 slower than the memory gives. Here a token is one call: every thread reads its share of the weights
 in one stream, and nothing is between two products but the arithmetic.
 
-- `vectors`: what numba lacks; the inner loops of the products.
+- `vectors`: what numba lacks; `sums`: the inner loops of the products.
 - `rows`: the operations on a row, between the products; `passes`: the same on many rows. The
   decoder's own pass uses them, too, so that both compute the same bits.
 - `linear`: the products; `step`: one token of a few sequences through all layers.
 - `plan`: what that is told of a model; `steps` tells it.
-- `team`: runs it on PyTorch's own threads.
+- `team`: runs it on PyTorch's own threads; `shares`: what each of them does.
 - `compiling`: when it is compiled, and where that is kept.
 """

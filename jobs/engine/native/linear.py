@@ -14,6 +14,7 @@ import numpy as np
 from . import plan as p
 from .compiling import compiled, entry
 from .rows import FLOAT
+from .shares import take
 from .sums import BFLOAT16, FETCHED, FLOAT32, INT8, products
 from .vectors import (
     HAS_PAIRS,
@@ -182,14 +183,31 @@ def _finish(linear: Any, first: Any, unit: Any, y: Any) -> None:
 
 
 @compiled
-def add_product(
-    linear: Any, source: Any, x: Any, rows: Any, thread: Any, threads: Any, scratch: Any, y: Any
+def multiply(
+    linear: Any, x: Any, rows: Any, y: Any, scratch: Any, thread: Any, threads: Any, taken: Any
 ) -> None:
-    """x += this thread's outputs of a linear layer. y: room for (rows, WIDTH)."""
+    """Compute those of a layer's outputs y (rows, outputs) that this thread takes."""
+    prepare(linear, x, rows, scratch)
+    outputs = words(linear)[p.OUTPUTS]
+    while True:
+        b = take(outputs // WIDTH, thread, threads, taken)
+        if b < 0:
+            break
+        block(linear, b, x, rows, scratch, y + b * WIDTH * FLOAT, outputs * FLOAT)
+
+
+@compiled
+def add_product(
+    linear: Any, source: Any, rows: Any, x: Any, y: Any, scratch: Any,
+    thread: Any, threads: Any, taken: Any,
+) -> None:  # fmt: skip
+    """x += those of a layer's outputs that this thread takes. y: room for (rows, WIDTH)."""
     prepare(linear, source, rows, scratch)
     outputs = words(linear)[p.OUTPUTS]
-    count = outputs // WIDTH
-    for b in range(count * thread // threads, count * (thread + 1) // threads):
+    while True:
+        b = take(outputs // WIDTH, thread, threads, taken)
+        if b < 0:
+            break
         block(linear, b, source, rows, scratch, y, WIDTH * FLOAT)
         for row in range(rows):
             target = floats(x + (row * outputs + b * WIDTH) * FLOAT)
@@ -200,16 +218,11 @@ def add_product(
 
 @entry
 def product(data: Any) -> None:
-    """A linear layer's outputs (rows, outputs) of x (rows, inputs), a share by each thread.
+    """A linear layer's outputs (rows, outputs) of x (rows, inputs).
 
-    Given: layer, x, rows, outputs; the first thread's scratch, and the bytes to the next one's.
+    Given: layer, x, rows, outputs; the first thread's scratch, and the bytes to the next one's;
+    what is taken: zeros, a word for each thread.
     """
     c = words(address_of(data))
     thread, threads = np.int64(invoke(c[p.THREAD])), np.int64(invoke(c[p.THREADS]))
-    linear, x, rows, y = c[2], c[3], c[4], c[5]
-    scratch = c[6] + thread * c[7]
-    prepare(linear, x, rows, scratch)
-    outputs = words(linear)[p.OUTPUTS]
-    count = outputs // WIDTH
-    for b in range(count * thread // threads, count * (thread + 1) // threads):
-        block(linear, b, x, rows, scratch, y + b * WIDTH * FLOAT, outputs * FLOAT)
+    multiply(c[2], c[3], c[4], c[5], c[6] + thread * c[7], thread, threads, c[8])

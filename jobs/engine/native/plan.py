@@ -61,6 +61,9 @@ GATED = 11  # (rows, inner)
 LOGITS = 12  # (rows, vocabulary)
 PRIVATE = 13  # scratch of the first thread
 PRIVATE_BYTES = 14  # from each thread's to the next one's
+TAKEN = 15  # zeros: a word for each thread, of each of a layer's PHASES, and of the head's
+
+PHASES = 5  # of a layer: between two of them threads wait for each other
 
 # Of a sequence.
 KEYS = 0  # (layers, keys and values, kv_heads, capacity, size)

@@ -1,7 +1,7 @@
 """One token of a few sequences through all layers: one call, for every thread of a team.
 
-Each thread computes its share of a product's outputs, for all rows, and the row that goes into it
-for itself: that takes less time than to wait for another thread's. `call` is what `plan` says.
+Threads share a product's outputs, for all rows; the rows that go into it each computes for itself:
+that takes less time than to wait for another thread's. `call` is what `plan` says.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import numpy as np
 
 from . import plan as p
 from .compiling import compiled, entry
-from .linear import add_product, block, prepare
+from .linear import add_product, block, multiply, prepare
 from .rows import FLOAT, WORD, attend_group, gate, normalise, turn
+from .shares import meet, take
 from .vectors import WIDTH, address_of, call as invoke, floats, words
 
 
@@ -57,19 +58,13 @@ def step(data: Any) -> None:
     c = words(call)
     thread, threads = np.int64(invoke(c[p.THREAD])), np.int64(invoke(c[p.THREADS]))
     m = words(c[p.PLAN])
-    rows, hidden, heads, kv_heads, size = (
-        c[p.ROWS],
-        m[p.HIDDEN],
-        m[p.HEADS],
-        m[p.KV_HEADS],
-        m[p.SIZE],
-    )
-    inner, eps = m[p.INNER], floats(m[p.CONSTANTS])[p.EPS]
+    rows, hidden, kv_heads, inner = c[p.ROWS], m[p.HIDDEN], m[p.KV_HEADS], m[p.INNER]
+    eps = floats(m[p.CONSTANTS])[p.EPS]
     x = c[p.X]
     normed = c[p.PRIVATE] + thread * c[p.PRIVATE_BYTES]
     pairs = normed + rows * hidden * FLOAT  # (rows, 2 WIDTH) outputs
     scratch = pairs + rows * 2 * WIDTH * FLOAT  # of `prepare`, and scores of attention
-    wide = (heads + 2 * kv_heads) * size
+    taken = c[p.TAKEN]
     for number in range(m[p.LAYERS]):
         layer = c[p.PLAN] + (p.FIRST_LAYER + number * p.LAYER) * WORD
         fields = words(layer)
@@ -77,25 +72,27 @@ def step(data: Any) -> None:
             place = row * hidden * FLOAT
             normalise(x + place, fields[p.ATTENTION_NORM], normed + place, hidden, eps)
         qkv = layer + p.QKV * WORD
-        prepare(qkv, normed, rows, scratch)
-        count = wide // WIDTH
-        for b in range(count * thread // threads, count * (thread + 1) // threads):
-            y = c[p.QKVS] + b * WIDTH * FLOAT
-            block(qkv, b, normed, rows, scratch, y, wide * FLOAT)
-        invoke(c[p.BARRIER])
-        count = rows * kv_heads
-        for task in range(count * thread // threads, count * (thread + 1) // threads):
+        multiply(qkv, normed, rows, c[p.QKVS], scratch, thread, threads, taken)
+        taken = meet(c[p.BARRIER], taken, threads)
+        while True:
+            task = take(rows * kv_heads, thread, threads, taken)
+            if task < 0:
+                break
             turn_and_attend(call, number, task // kv_heads, task % kv_heads, scratch)
-        invoke(c[p.BARRIER])
-        add_product(layer + p.OUT * WORD, c[p.ATTENDED], x, rows, thread, threads, scratch, pairs)
-        invoke(c[p.BARRIER])
+        taken = meet(c[p.BARRIER], taken, threads)
+        out = layer + p.OUT * WORD
+        add_product(out, c[p.ATTENDED], rows, x, pairs, scratch, thread, threads, taken)
+        taken = meet(c[p.BARRIER], taken, threads)
         for row in range(rows):
             place = row * hidden * FLOAT
             normalise(x + place, fields[p.MLP_NORM], normed + place, hidden, eps)
         gate_up = layer + p.GATE_UP * WORD
         prepare(gate_up, normed, rows, scratch)
         count = inner // WIDTH
-        for b in range(count * thread // threads, count * (thread + 1) // threads):
+        while True:
+            b = take(count, thread, threads, taken)
+            if b < 0:
+                break
             block(gate_up, b, normed, rows, scratch, pairs, 2 * WIDTH * FLOAT)
             block(
                 gate_up, b + count, normed, rows, scratch, pairs + WIDTH * FLOAT, 2 * WIDTH * FLOAT
@@ -104,16 +101,12 @@ def step(data: Any) -> None:
                 pair = pairs + row * 2 * WIDTH * FLOAT
                 y = c[p.GATED] + (row * inner + b * WIDTH) * FLOAT
                 gate(pair, pair + WIDTH * FLOAT, y, WIDTH)
-        invoke(c[p.BARRIER])
-        add_product(layer + p.DOWN * WORD, c[p.GATED], x, rows, thread, threads, scratch, pairs)
-        invoke(c[p.BARRIER])
+        taken = meet(c[p.BARRIER], taken, threads)
+        down = layer + p.DOWN * WORD
+        add_product(down, c[p.GATED], rows, x, pairs, scratch, thread, threads, taken)
+        taken = meet(c[p.BARRIER], taken, threads)
     for row in range(rows):
         place = row * hidden * FLOAT
         normalise(x + place, m[p.NORM], normed + place, hidden, eps)
     head = c[p.PLAN] + p.HEAD * WORD
-    prepare(head, normed, rows, scratch)
-    vocabulary = words(head)[p.OUTPUTS]
-    count = vocabulary // WIDTH
-    for b in range(count * thread // threads, count * (thread + 1) // threads):
-        y = c[p.LOGITS] + b * WIDTH * FLOAT
-        block(head, b, normed, rows, scratch, y, vocabulary * FLOAT)
+    multiply(head, normed, rows, c[p.LOGITS], scratch, thread, threads, taken)

@@ -101,6 +101,7 @@ class Steps:
             for width in ((heads + 2 * kv_heads) * size, heads * size, self._inner)
         ]
         scratch = torch.empty(_room(*shared) + threads * private, dtype=torch.uint8)
+        taken = np.zeros((p.PHASES * len(self._layers) + 1) * threads, dtype=np.int64)
         places = np.cumsum([scratch.data_ptr(), *map(_room, shared)]).tolist()
         self._team.run(
             step.address,
@@ -116,6 +117,7 @@ class Steps:
                 address(logits),
                 places[3],
                 private,
+                taken.ctypes.data,
             ],
             threads=threads,
         )
@@ -199,7 +201,11 @@ class Steps:
         y = x.new_empty(rows, words[p.OUTPUTS])
         private = _room(rows * WIDTH, rows * (2 * inputs + WIDTH * FLOAT))
         scratch = torch.empty(threads * private, dtype=torch.uint8)
-        addresses = [words.ctypes.data, address(x), rows, address(y), scratch.data_ptr(), private]
+        taken = np.zeros(threads, dtype=np.int64)
+        addresses = [
+            words.ctypes.data, address(x), rows, address(y), scratch.data_ptr(), private,
+            taken.ctypes.data,
+        ]  # fmt: skip
         self._team.run(product.address, addresses, threads=threads)
         return y
 

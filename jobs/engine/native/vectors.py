@@ -101,6 +101,16 @@ def call(typing: Any, address: Any) -> Typed:
 
 
 @intrinsic
+def add_to(typing: Any, address: Any, value: Any) -> Typed:
+    """Add to an int64 that several threads add to; return what it was."""
+
+    def emit(builder: Any, address: Any, value: Any) -> Any:
+        return builder.atomic_rmw("add", pointer(_WORD)(builder, address), value, "monotonic")
+
+    return typed(emit, types.int64, types.int64, types.int64)
+
+
+@intrinsic
 def fma(typing: Any, a: Any, b: Any, c: Any) -> Typed:
     """a * b + c, rounded once."""
 
