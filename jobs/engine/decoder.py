@@ -191,8 +191,9 @@ class Decoder:
         if steps is not None:
             logits = steps.logits(x, cos, sin, [part.kv for part in parts])
         else:
-            x = self.hidden(x, cos, sin, self._attention(parts))
-            logits = self.logits(x[torch.tensor(wanted, device=x.device)]) if wanted else x[:0, :0]
+            rows = torch.tensor(wanted, dtype=torch.long, device=x.device)
+            x = self.hidden(x, cos, sin, self._attention(parts), rows)
+            logits = self.logits(x) if wanted else x[:, :0]
         for part in parts:
             part.kv.length += len(part.ids)
         return logits
@@ -237,11 +238,20 @@ class Decoder:
         return attend
 
     def hidden(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend
+        self,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        attend: Attend,
+        wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """All layers. x: (rows, hidden); cos, sin: (rows, 1, size)."""
+        """All layers; return the rows `wanted` (int64), or all, of what is behind them.
+
+        x: (rows, hidden); cos, sin: (rows, 1, size).
+        """
         for number, layer in enumerate(self.layers):
-            x = self._compute(layer, number, x, cos, sin, attend)
+            is_last = number == len(self.layers) - 1
+            x = self._compute(layer, number, x, cos, sin, attend, wanted if is_last else None)
         return x
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
@@ -283,12 +293,18 @@ class Decoder:
         cos: torch.Tensor,
         sin: torch.Tensor,
         attend: Attend,
+        wanted: torch.Tensor | None,
     ) -> torch.Tensor:
+        """One layer; of what comes behind its attention only the rows `wanted`, unless None."""
         rowwise = self._rowwise
         h = rowwise.normalise(x, layer.attention_norm)
         qkv = self._product(layer.qkv, h).view(len(x), self.heads + 2 * self.kv_heads, self.size)
         rowwise.turn(qkv, layer.head_norms, cos, sin)
         attended = attend(qkv, number)
+        if wanted is not None:
+            x, attended = x[wanted], attended[wanted]
+            if not len(wanted):
+                return x
         x = x + self._product(layer.out, attended.view(len(x), self.heads * self.size))
         h = rowwise.normalise(x, layer.mlp_norm)
         return x + self._product(layer.down, rowwise.gate(self._product(layer.gate_up, h)))
