@@ -42,6 +42,9 @@ ENVIRONMENT = {
     # With fewer threads than torch asks OpenMP for, products of oneDNN have rows of garbage.
     "OMP_DYNAMIC": "false",
     "OMP_THREAD_LIMIT": "4294967295",  # none
+    # Who waits for another thread looks for 0.1 ms whether it is done, not for milliseconds, and
+    # then sleeps: beside other programs that thread may lack the very core which the looking takes.
+    "GOMP_SPINCOUNT": "5000",
     "HF_HUB_OFFLINE": "1",  # weights are fetched before they come here
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
