@@ -26,6 +26,15 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch_in_every_form_of_a_layer(p
 
 
 @torch.inference_mode()
+def test_sums_that_bfloat16_rounds_alike_by_chance_do_not_hide_that_rows_depend_on_each_other():
+    torch.manual_seed(0)
+    linears = Linears("own")
+    layer = linears.fused([torch.nn.Linear(1216, 240, dtype=torch.bfloat16)], patience=9)
+    x = torch.randn(200, 1216, dtype=torch.bfloat16)
+    assert torch.equal(torch.cat([layer(row) for row in x.split(1)]), layer(x))
+
+
+@torch.inference_mode()
 def test_layers_that_memory_lacks_to_pack_go_on_unpacked_and_one_line_says_it(monkeypatch, caplog):
     needs(hasattr(torch.ops.mkldnn, "_linear_pointwise"), "oneDNN in torch")
     linears = Linears("own")

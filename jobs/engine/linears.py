@@ -298,7 +298,8 @@ def row_quanta(forms: Sequence[Linear], *, like: torch.Tensor) -> list[int] | No
 def _quantum(form: Linear, x: torch.Tensor, whole: torch.Tensor) -> int | None:
     # Rounded to bfloat16, most sums are the same by chance: it takes many rows to see that some
     # are not.
-    tried = _PROBED_ROWS if isinstance(form, Bfloat16Linear) else _TRIED_ROWS
+    is_rounded = x.dtype != torch.float32 or isinstance(form, Bfloat16Linear)
+    tried = _PROBED_ROWS if is_rounded else _TRIED_ROWS
     for quantum in _QUANTA:
         counts = range(quantum, min(8 * quantum, _PROBED_ROWS), quantum)
         if all(
