@@ -15,7 +15,7 @@ from typing import Any
 from rq.job import Job
 
 from .checkpoints import Checkpoints
-from .events import EventLog
+from .events import EventLog, read
 from .jobstore import Begun, JobStore, Orders
 from .rundir import RunDir
 from .stable import Horse
@@ -149,6 +149,23 @@ class Attempt:
     def fail(self, error: str) -> None:
         """It could not even be begun."""
         self._conclude({"outcome": "failed", "error": error, "untold": True})
+
+    def recall(self, result: dict[str, Any]) -> None:
+        """An execution before this one wrote its result, and was killed before its worker knew."""
+        if not self._is_told():
+            self._note("finished", result=result)
+        self._conclude({"outcome": "finished", "result": result})
+
+    def _is_told(self) -> bool:
+        """Whether the last execution that was begun told of its end before it was killed."""
+        is_told = False
+        try:
+            for event in read(self._rundir.events) if self._rundir is not None else ():
+                if event["type"] in ("started", "finished"):
+                    is_told = event["type"] == "finished"
+        except OSError as error:  # then it cannot be told, either
+            log.warning("%s: %s", self.job.id, error)
+        return is_told
 
     # --- the end ----------------------------------------------------------------------------
 

@@ -178,8 +178,7 @@ class Worker:
         attempt = Attempt(self.store, job, begun, rundir, request, self._outbox)
         self.attempts.append(attempt)
         if result is not None:
-            # The last execution ended after writing its result and before saying so.
-            attempt.hear({"outcome": "finished", "result": result})
+            attempt.recall(result)
         elif failure is not None:
             attempt.fail(failure)
         else:

@@ -201,6 +201,21 @@ def test_run_directories_spoilt_in_the_queue_are_their_jobs_own_misfortune(batte
     assert all(job._exc_info for job in jobs if job is not None and job.is_failed)
 
 
+@pytest.mark.parametrize("told", [[], ["finished", "requeued"]])
+def test_who_was_killed_after_writing_a_result_is_told_to_have_finished_once(
+    battered: Daemon, told: list[str]
+):
+    with frozen(battered, "worker"):
+        job_id = battered.submit()
+        rundir = battered.client.rundir(job_id)
+        with events.EventLog(rundir.events, execution=1) as log:
+            for type in ("started", *told):
+                log.emit(type)
+        rundir.write_result({"steps": 6}, revision=1)
+    assert battered.wait(job_id)["result"] == {"steps": 6}
+    assert len(battered.events(job_id, "finished")) == 1
+
+
 def test_event_log_garbled_in_the_middle_loses_the_garbled_lines_alone(tmp_path: Path):
     path = tmp_path / "events.jsonl"
     with events.EventLog(path, execution=1) as log:
