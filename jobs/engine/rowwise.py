@@ -157,7 +157,7 @@ class Native:
     ) -> None:
         spans = np.array(
             [
-                (single.row, address(single.kv.data), single.kv.data.shape[3], single.position)
+                (single.row, address(single.kv.data), single.kv.capacity, single.position)
                 for single in singles
             ],
             dtype=np.int64,

@@ -69,7 +69,7 @@ class Steps:
         if self._plan is None:
             linears = self._linears
             while self._num_packed < len(linears) and _is_packed(linears[self._num_packed]):
-                self._num_packed += 1  # in their order: asked at every product, it looks at one
+                self._num_packed += 1  # they are packed in their order; asked at every product
             if self._num_packed == len(linears):
                 self._plan = self._planned()
         return self._plan is not None
@@ -90,7 +90,7 @@ class Steps:
         heads, kv_heads, size = self._sizes
         logits = x.new_empty(rows, self._vocabulary)
         of_sequences = np.array(
-            [(address(kv.data), kv.data.shape[3], kv.length) for kv in sequences], dtype=np.int64
+            [(address(kv.data), kv.capacity, kv.length) for kv in sequences], dtype=np.int64
         )
         longest = max(kv.length for kv in sequences) + 1
         private = _room(rows * self._hidden * FLOAT, rows * 2 * WIDTH * FLOAT) + _room(
