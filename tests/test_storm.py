@@ -727,9 +727,13 @@ def test_two_hundred_jobs_leave_no_descriptor_thread_or_memory_behind(make_daemo
     supervisor = processes[0]
     threads, descriptors = supervisor.num_threads(), supervisor.num_fds()
     with ThreadPoolExecutor(8) as many:
-        while supervisor.num_fds() < descriptors + 3:
+
+        def has_more_when_asked_by_many() -> bool:
             list(many.map(lambda _: control.status(daemon.config), range(64)))
             wait_until(lambda: supervisor.num_threads() == threads)  # who asked is gone
+            return supervisor.num_fds() >= descriptors + 3
+
+        wait_until(has_more_when_asked_by_many)
     run(20)
     # A job is finished before its horse has gone and all have closed their ends of the line to it.
     wait_until(lambda: not processes[1].children())
