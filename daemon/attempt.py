@@ -158,9 +158,10 @@ class Attempt:
 
     def _is_told(self) -> bool:
         """Whether the last execution that was begun told of its end before it was killed."""
+        assert self._rundir is not None  # it has the result
         is_told = False
         try:
-            for event in read(self._rundir.events) if self._rundir is not None else ():
+            for event in read(self._rundir.events):
                 if event["type"] in ("started", "finished"):
                     is_told = event["type"] == "finished"
         except OSError as error:  # then it cannot be told, either
