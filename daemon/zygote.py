@@ -42,8 +42,8 @@ ENVIRONMENT = {
     # With fewer threads than torch asks OpenMP for, products of oneDNN have rows of garbage.
     "OMP_DYNAMIC": "false",
     "OMP_THREAD_LIMIT": "4294967295",  # none
-    # Who waits for another thread looks for 0.1 ms whether it is done, not for milliseconds, and
-    # then sleeps: beside other programs that thread may lack the very core which the looking takes.
+    # Who waits for another thread looks for 0.15 ms whether it is done, not for 7.5, and then
+    # sleeps: beside other programs that thread may lack the very core which the looking takes.
     "GOMP_SPINCOUNT": "5000",
     "HF_HUB_OFFLINE": "1",  # weights are fetched before they come here
     "HF_HUB_DISABLE_TELEMETRY": "1",
