@@ -7,8 +7,9 @@ MODEL is a folder. One server runs at a time, each anew in every round, and is a
 client, greedily: prompts of 16 to 115 random tokens, completions of 8 to --tokens tokens.
 `transformers serve` is asked all at once, as it comes and with --continuous-batching and blocks for
 the whole work, for its default takes nearly all memory. Each is warmed up by a round that does not
-count. Prints completion tokens per second, medians over the rounds, and what this machine's rates
-of products and of reading memory allow of each way in float32.
+count. Prints completion tokens per second, each with what the machine's rates of products and of
+reading memory allow in float32. On a shared machine these change from minute to minute, so both
+are measured right before and right after the requests, and their means are taken.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -44,6 +46,34 @@ Request = tuple[str, int]  # prompt, tokens to write
 Server = Callable[[], AbstractContextManager[tuple[str, str]]]  # its URL and its model's name
 
 
+@dataclass(frozen=True)
+class Way:
+    """How a server is asked."""
+
+    server: str
+    at_once: int
+
+    def __str__(self) -> str:
+        return f"{self.server}, {'one by one' if self.at_once == 1 else 'at once'}"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What came of it in one round: tokens per second, and what the machine could do then."""
+
+    tokens_s: float
+    allowed_s: float  # tokens per second that the rates allow
+    flops: float
+    bytes_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tokens_s:6.1f} tok/s, {self.tokens_s / self.allowed_s:4.0%} of the "
+            f"{self.allowed_s:5.1f} that {self.flops / 1e9:.0f} GFLOP/s and "
+            f"{self.bytes_s / 1e9:.1f} GB/s allow"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -52,56 +82,63 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=48, help="of the longest completion")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--skip", action="append", default=[], choices=["stock"])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     folder = args.model.resolve()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     # Words that are one token each, with the space before them.
     words = [word[1:] for word in tokenizer.get_vocab() if re.fullmatch("Ġ[a-z]{2,}", word)]
-    servers: dict[str, tuple[Server, dict[str, int]]] = {
-        "warmd": (partial(warmd, folder), {"at once": args.requests, "one by one": 1}),
-        "transformers serve, batching": (
-            partial(stock, folder, *BATCHING),
-            {"at once": args.requests},
-        ),
-        "transformers serve": (partial(stock, folder), {"at once": args.requests}),
+    servers: dict[str, tuple[Server, list[int]]] = {
+        "warmd": (partial(warmd, folder), [args.requests, 1])
     }
-    rates = machine.measure()
-    limits = ceilings(folder, requests(words, args.requests, args.tokens, seed=""), rates)
-    found: dict[str, list[float]] = {}
+    if "stock" not in args.skip:
+        batching = partial(stock, folder, *BATCHING)
+        servers["transformers serve, batching"] = batching, [args.requests]
+        servers["transformers serve"] = partial(stock, folder), [args.requests]
+    found: dict[Way, list[Answered]] = {}
     for number in range(args.rounds):
-        for name, (server, ways) in servers.items():
+        for name, (server, numbers) in servers.items():
             with server() as (url, model):
                 warming = requests(words, args.requests, args.tokens, seed="to warm up")
                 asyncio.run(ask(url, model, warming, args.requests))
-                for way, at_once in ways.items():
+                for way in (Way(name, at_once) for at_once in numbers):
                     # Others every time, so that nothing was read before.
                     asked = requests(words, args.requests, args.tokens, seed=f"{number} {way}")
-                    speed = asyncio.run(ask(url, model, asked, at_once))
-                    found.setdefault(f"{name}, {way}", []).append(speed)
-    medians = {name: statistics.median(speeds) for name, speeds in found.items()}
+                    before = machine.measure()
+                    tokens_s = asyncio.run(ask(url, model, asked, way.at_once))
+                    after = machine.measure()
+                    flops = (before.flops + after.flops) / 2
+                    bytes_s = (before.bytes_s + after.bytes_s) / 2
+                    allowed_s = allowed(folder, asked, way, flops, bytes_s)
+                    answered = Answered(tokens_s, allowed_s, flops, bytes_s)
+                    found.setdefault(way, []).append(answered)
+                    if not args.json:
+                        sys.stdout.write(f"{way!s:42}{answered}\n")
+                        sys.stdout.flush()
     if args.json:
-        sys.stdout.write(
-            orjson.dumps({"tokens_per_s": medians, "all": found, "ceilings": limits}).decode()
-            + "\n"
-        )
+        plain = {str(way): [asdict(one) for one in ones] for way, ones in found.items()}
+        sys.stdout.write(orjson.dumps(plain).decode() + "\n")
         return
-    for name, speed in medians.items():
-        each = " ".join(f"{one:.1f}" for one in found[name])
-        sys.stdout.write(f"{name:42} {speed:8.1f} tok/s   of {each}\n")
-    together = medians["warmd, at once"]
-    best = max(speed for name, speed in medians.items() if not name.startswith("warmd"))
-    sys.stdout.write(
-        f"warmd at once: {together / medians['warmd, one by one']:.1f} times one by one, "
-        f"{together / best:.1f} times the best of transformers serve\n"
-        f"{rates.flops / 1e9:.0f} GFLOP/s and {rates.bytes_s / 1e9:.1f} GB/s allow at once "
-        f"{limits['at once']:.1f} tok/s, one by one {limits['one by one']:.1f}: "
-        f"{limits['at once'] / limits['one by one']:.1f} times\n"
-    )
+    together, alone = found[Way("warmd", args.requests)], found[Way("warmd", 1)]
+    ratios = [
+        (a.tokens_s / b.tokens_s, a.allowed_s / b.allowed_s)
+        for a, b in zip(together, alone, strict=True)
+    ]
+    each = ", ".join(f"{ratio:.1f} of {limit:.1f}" for ratio, limit in ratios)
+    sys.stdout.write(f"warmd at once by one by one, of what is allowed: {each}\n")
+    theirs = [_median(ones) for way, ones in found.items() if way.server != "warmd"]
+    if theirs:
+        times = _median(together) / max(theirs)
+        sys.stdout.write(f"warmd at once: {times:.1f} times the best of transformers serve\n")
 
 
-def ceilings(model: Path, asked: Sequence[Request], rates: machine.Machine) -> dict[str, float]:
-    """Return the tokens per second that the machine's rates allow for each way, in float32.
+def _median(ones: Sequence[Answered]) -> float:
+    return statistics.median(one.tokens_s for one in ones)
+
+
+def allowed(model: Path, asked: Sequence[Request], way: Way, flops: float, bytes_s: float) -> float:
+    """Return the tokens per second that such rates allow, in float32.
 
     The layers compute every token, the head only those behind which a new one is written. One by
     one, all weights are read for each new token but the first, which comes with the prompt.
@@ -118,13 +155,11 @@ def ceilings(model: Path, asked: Sequence[Request], rates: machine.Machine) -> d
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     read = sum(len(tokenizer(prompt)["input_ids"]) for prompt, _ in asked)
     written = sum(tokens for _, tokens in asked)
-    prompts_s = 2 * (read * of_layers + len(asked) * of_head) / rates.flops
-    alone_s = max(2 / rates.flops, 4 / rates.bytes_s) * (of_layers + of_head)
-    together_s = 2 / rates.flops * (of_layers + of_head)
-    return {
-        "at once": written / (prompts_s + (written - len(asked)) * together_s),
-        "one by one": written / (prompts_s + (written - len(asked)) * alone_s),
-    }
+    prompts_s = 2 * (read * of_layers + len(asked) * of_head) / flops
+    weight_s = 2 / flops if way.at_once > 1 else max(2 / flops, 4 / bytes_s)
+    steps_s = (written - len(asked)) * weight_s * (of_layers + of_head)
+    total_s: float = prompts_s + steps_s
+    return written / total_s
 
 
 def requests(words: Sequence[str], count: int, tokens: int, *, seed: str) -> list[Request]:
