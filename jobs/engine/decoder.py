@@ -11,17 +11,18 @@ to rounding there, not to the bit.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from .. import hugepages
 from ..products import Make
 from .cache import CHUNK, KeyValues
 from .fixed import FixedSteps
-from .linears import Linear, Linears, PatientLinear, Uniform, served_precision
+from .linears import Linear, Linears, PatientLinear, Uniform, packed_areas, served_precision
 from .native.steps import MOST_PRODUCT_ROWS, MOST_ROWS, NotPackedAlike, Steps
 from .native.team import team
 from .rowwise import Native, Norms, Rowwise, Single, Torch
@@ -120,6 +121,7 @@ class Decoder:
         threads = team() if Native.takes(self) else None
         self._rowwise: Rowwise = Torch(self) if threads is None else Native(self, threads)
         self._steps = None if threads is None else Steps(self, threads)
+        self._moving: Iterator[None] | None = None  # packed weights, into huge pages
 
     @property
     def is_exact(self) -> bool:
@@ -204,6 +206,10 @@ class Decoder:
             if isinstance(linear, PatientLinear) and linear.settle():
                 return True
         self._ready_steps()
+        if self._moving is None:
+            self._moving = hugepages.move(packed_areas(self.linears))
+        for _ in self._moving:
+            return True
         return False
 
     @property

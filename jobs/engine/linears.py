@@ -8,7 +8,7 @@ measured, not assumed, what number of rows each form has to be given multiples o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -85,6 +85,9 @@ class PackedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return _product(x, self.packed, self.bias)
+
+
+Packed = PackedLinear | Bfloat16Linear | Int8Linear  # in oneDNN's order, on a CPU
 
 
 class PatientLinear:
@@ -256,6 +259,14 @@ def innermost(linear: Linear) -> Linear:
     while isinstance(linear, PatientLinear | ExactLinear):
         linear = linear.form
     return linear
+
+
+def packed_areas(linears: Iterable[Linear]) -> Iterator[tuple[int, int]]:
+    """Where the weights of layers that are packed lie: address and bytes of each."""
+    for linear in linears:
+        form = innermost(linear)
+        if isinstance(form, Packed):
+            yield torch.ops.mkldnn.data_ptr(form.packed), torch.ops.mkldnn._nbytes(form.packed)
 
 
 def _step(rows: int) -> int:

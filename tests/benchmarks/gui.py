@@ -75,6 +75,8 @@ def main() -> None:
         if engine.precision != precision:
             say(f"{precision}: not faster here")
             continue
+        while engine.is_unsettled:
+            time.sleep(0.1)
         say(f"{precision}: ready after {time.perf_counter() - begun:.1f} s")
         text = ask(engine, first, args.tokens, f"{precision}: first turn")
         said = [{"role": "assistant", "content": text}, {"role": "user", "content": SECOND}]

@@ -40,6 +40,7 @@ from warmd.daemon.leash import leashed
 from warmd.jobs.bench import machine
 
 PATIENCE_S = 300  # for a server to be ready
+SETTLING_S = 10  # warmd brings weights into the best form while nobody asks
 BATCHING = ("--continuous-batching", "--cb-num-blocks", "64", "--cb-max-batch-tokens", "512")
 
 Request = tuple[str, int]  # prompt, tokens to write
@@ -102,6 +103,7 @@ def main() -> None:
             with server() as (url, model):
                 warming = requests(words, args.requests, args.tokens, seed="to warm up")
                 asyncio.run(ask(url, model, warming, args.requests))
+                time.sleep(SETTLING_S)
                 for way in (Way(name, at_once) for at_once in numbers):
                     # Others every time, so that nothing was read before.
                     asked = requests(words, args.requests, args.tokens, seed=f"{number} {way}")

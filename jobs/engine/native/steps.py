@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ...products import Bfloat16Linear, Int8Linear
-from ..linears import Linear, PackedLinear, innermost
+from ..linears import Linear, Packed, innermost
 from . import plan as p
 from .linear import product
 from .rows import FLOAT
@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 MOST_ROWS = 64  # of a step
 MOST_PRODUCT_ROWS = 512
 
-_PACKED = PackedLinear | Bfloat16Linear | Int8Linear
 _RUNS = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 128, 64)
 _TRIED_ROWS = 4
 _TRIED_OUTPUTS = 16 * WIDTH
@@ -151,7 +150,7 @@ class Steps:
     def _words_of(self, linear: Linear) -> list[int]:
         """The words of a linear layer that gives the same bits. Raises NotPackedAlike."""
         form = innermost(linear)
-        assert isinstance(form, _PACKED)
+        assert isinstance(form, Packed)
         outputs, inputs = form.shape
         weight = torch.ops.mkldnn.data_ptr(form.packed)
         bias = 0
@@ -236,12 +235,12 @@ def _of_block(weight: int, inputs: int) -> torch.Tensor:
 
 
 def _is_packed(linear: Linear) -> bool:
-    return isinstance(innermost(linear), _PACKED)
+    return isinstance(innermost(linear), Packed)
 
 
 def _shape(linear: Linear) -> tuple[int, int]:
     form = innermost(linear)
-    assert isinstance(form, _PACKED)
+    assert isinstance(form, Packed)
     return form.shape
 
 

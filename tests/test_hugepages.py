@@ -1,0 +1,53 @@
+"""Memory in huge pages: what lies there stays, and nothing fails where there are none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from needs import needs
+
+from warmd.jobs import hugepages
+
+PAGES = 9
+KERNEL = tuple(int(number) for number in os.uname().release.split("-")[0].split(".")[:2])
+
+
+def huge_bytes() -> int:
+    """Bytes of this process that lie in huge pages."""
+    with open("/proc/self/smaps_rollup") as lines:
+        (found,) = (int(line.split()[1]) for line in lines if line.startswith("AnonHugePages:"))
+    return 1024 * found
+
+
+def test_numbers_are_as_they_were_at_the_addresses_where_they_were():
+    needs(sys.platform == "linux" and KERNEL >= (6, 1), "Linux 6.1")
+    x = torch.arange(PAGES * hugepages.HUGE_PAGE // 8)
+    before, expected = huge_bytes(), x.clone()
+    steps = sum(1 for _ in hugepages.move([(x.data_ptr(), x.nbytes)]))
+    assert huge_bytes() - before >= (PAGES - 1) * hugepages.HUGE_PAGE
+    assert torch.equal(x, expected)
+    assert steps >= PAGES // 4  # others have their turns between them
+
+
+@pytest.mark.parametrize("areas", [[], [(2**40, 0)]])
+def test_nothing_to_move_takes_no_step(areas):
+    assert list(hugepages.move(areas)) == []
+
+
+def test_a_kernel_that_refuses_is_asked_a_few_times():
+    needs(sys.platform == "linux", "Linux")
+    # PR_SET_THP_DISABLE makes the kernel say no to whatever this process asks of it.
+    script = f"""
+import ctypes
+import torch
+from warmd.jobs import hugepages
+assert ctypes.CDLL(None).prctl(41, 1, 0, 0, 0) == 0
+x = torch.zeros({40 * hugepages.HUGE_PAGE}, dtype=torch.uint8)
+print(sum(1 for _ in hugepages.move([(x.data_ptr(), x.nbytes)])))
+"""
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (told.stdout.strip(), told.returncode) == ("2", 0), told.stderr
