@@ -7,9 +7,10 @@ MODEL is a folder. One server runs at a time, each anew in every round, and is a
 client, greedily: prompts of 16 to 115 random tokens, completions of 8 to --tokens tokens.
 `transformers serve` is asked all at once, as it comes and with --continuous-batching and blocks for
 the whole work, for its default takes nearly all memory. Each is warmed up by a round that does not
-count. Prints completion tokens per second, each with what the machine's rates of products and of
-reading memory allow in float32. On a shared machine these change from minute to minute, so both
-are measured right before and right after the requests, and their means are taken.
+count, and no token ends an answer early. Prints completion tokens per second, each with what the
+machine's rates of products and of reading memory allow in float32. On a shared machine these change
+from minute to minute, so both are measured right before and right after the requests, and their
+means are taken.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -86,7 +88,43 @@ def main() -> None:
     parser.add_argument("--skip", action="append", default=[], choices=["stock"])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    folder = args.model.resolve()
+    with endless(args.model.resolve()) as folder:
+        found = measured(folder, args)
+    if args.json:
+        plain = {str(way): [asdict(one) for one in ones] for way, ones in found.items()}
+        sys.stdout.write(orjson.dumps(plain).decode() + "\n")
+        return
+    together, alone = found[Way("warmd", args.requests)], found[Way("warmd", 1)]
+    ratios = [
+        (a.tokens_s / b.tokens_s, a.allowed_s / b.allowed_s)
+        for a, b in zip(together, alone, strict=True)
+    ]
+    each = ", ".join(f"{ratio:.1f} of {limit:.1f}" for ratio, limit in ratios)
+    sys.stdout.write(f"warmd at once by one by one, of what is allowed: {each}\n")
+    theirs = [_median(ones) for way, ones in found.items() if way.server != "warmd"]
+    if theirs:
+        times = _median(together) / max(theirs)
+        sys.stdout.write(f"warmd at once: {times:.1f} times the best of transformers serve\n")
+
+
+@contextmanager
+def endless(model: Path) -> Iterator[Path]:
+    """Give a folder of the same model in which no token is said to end an answer."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, model.name)
+        folder.mkdir()
+        for file in model.iterdir():
+            if file.name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+                values = orjson.loads(file.read_bytes())
+                kept = {key: value for key, value in values.items() if not key.startswith("eos_")}
+                (folder / file.name).write_bytes(orjson.dumps(kept))
+            else:
+                (folder / file.name).symlink_to(file)
+        yield folder
+
+
+def measured(folder: Path, args: argparse.Namespace) -> dict[Way, list[Answered]]:
+    """Ask each server in each way, so many rounds; tell each figure unless as JSON later."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     # Words that are one token each, with the space before them.
     words = [word[1:] for word in tokenizer.get_vocab() if re.fullmatch("Ġ[a-z]{2,}", word)]
@@ -118,21 +156,7 @@ def main() -> None:
                     if not args.json:
                         sys.stdout.write(f"{way!s:42}{answered}\n")
                         sys.stdout.flush()
-    if args.json:
-        plain = {str(way): [asdict(one) for one in ones] for way, ones in found.items()}
-        sys.stdout.write(orjson.dumps(plain).decode() + "\n")
-        return
-    together, alone = found[Way("warmd", args.requests)], found[Way("warmd", 1)]
-    ratios = [
-        (a.tokens_s / b.tokens_s, a.allowed_s / b.allowed_s)
-        for a, b in zip(together, alone, strict=True)
-    ]
-    each = ", ".join(f"{ratio:.1f} of {limit:.1f}" for ratio, limit in ratios)
-    sys.stdout.write(f"warmd at once by one by one, of what is allowed: {each}\n")
-    theirs = [_median(ones) for way, ones in found.items() if way.server != "warmd"]
-    if theirs:
-        times = _median(together) / max(theirs)
-        sys.stdout.write(f"warmd at once: {times:.1f} times the best of transformers serve\n")
+    return found
 
 
 def _median(ones: Sequence[Answered]) -> float:
@@ -186,6 +210,7 @@ async def ask(url: str, model: str, asked: Sequence[Request], at_once: int) -> f
                     model=model, prompt=prompt, max_tokens=tokens, temperature=0.0
                 )
             assert answer.usage is not None
+            assert answer.usage.completion_tokens == tokens
             return answer.usage.completion_tokens
 
         begun = time.perf_counter()
