@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 HUGE_PAGE = 2**21  # bytes, on x86-64, and on ARM with pages of 4 KB
 _PER_STEP = 4  # pages: moving copies them, which takes 1 to 20 ms
-_MOST_FAILURES = 8  # two for every end of the heap; a kernel that can't fails at each
+_MOST_FAILURES = 8  # one after the other: it fails now and then, as at the heap's end
 _MADV_COLLAPSE = 25
 
 
@@ -35,7 +35,8 @@ def move(areas: Iterable[tuple[int, int]]) -> Iterator[None]:
     )
     failures = 0
     for done, page in enumerate(pages, start=1):
-        failures += madvise(page * HUGE_PAGE, HUGE_PAGE, _MADV_COLLAPSE) != 0
+        has_moved = madvise(page * HUGE_PAGE, HUGE_PAGE, _MADV_COLLAPSE) == 0
+        failures = 0 if has_moved else failures + 1
         if failures > _MOST_FAILURES:
             return
         if done % _PER_STEP == 0:
