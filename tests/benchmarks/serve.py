@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     with endless(args.model.resolve()) as folder:
-        found = measured(folder, args)
+        found = measure_all(folder, args)
     if args.json:
         plain = {str(way): [asdict(one) for one in ones] for way, ones in found.items()}
         sys.stdout.write(orjson.dumps(plain).decode() + "\n")
@@ -123,8 +123,8 @@ def endless(model: Path) -> Iterator[Path]:
         yield folder
 
 
-def measured(folder: Path, args: argparse.Namespace) -> dict[Way, list[Answered]]:
-    """Ask each server in each way, so many rounds; tell each figure unless as JSON later."""
+def measure_all(folder: Path, args: argparse.Namespace) -> dict[Way, list[Answered]]:
+    """Ask each server in each way, so many rounds; print each figure, unless all come as JSON."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     # Words that are one token each, with the space before them.
     words = [word[1:] for word in tokenizer.get_vocab() if re.fullmatch("Ġ[a-z]{2,}", word)]
@@ -145,18 +145,22 @@ def measured(folder: Path, args: argparse.Namespace) -> dict[Way, list[Answered]
                 for way in (Way(name, at_once) for at_once in numbers):
                     # Others every time, so that nothing was read before.
                     asked = requests(words, args.requests, args.tokens, seed=f"{number} {way}")
-                    before = machine.measure()
-                    tokens_s = asyncio.run(ask(url, model, asked, way.at_once))
-                    after = machine.measure()
-                    flops = (before.flops + after.flops) / 2
-                    bytes_s = (before.bytes_s + after.bytes_s) / 2
-                    allowed_s = allowed(folder, asked, way, flops, bytes_s)
-                    answered = Answered(tokens_s, allowed_s, flops, bytes_s)
+                    answered = measure(folder, url, model, asked, way)
                     found.setdefault(way, []).append(answered)
                     if not args.json:
                         sys.stdout.write(f"{way!s:42}{answered}\n")
                         sys.stdout.flush()
     return found
+
+
+def measure(folder: Path, url: str, model: str, asked: Sequence[Request], way: Way) -> Answered:
+    """Ask once; the rates are the means of those right before and right after."""
+    before = machine.measure()
+    tokens_s = asyncio.run(ask(url, model, asked, way.at_once))
+    after = machine.measure()
+    flops = (before.flops + after.flops) / 2
+    bytes_s = (before.bytes_s + after.bytes_s) / 2
+    return Answered(tokens_s, allowed(folder, asked, way, flops, bytes_s), flops, bytes_s)
 
 
 def _median(ones: Sequence[Answered]) -> float:
