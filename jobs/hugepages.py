@@ -1,8 +1,8 @@
 """Memory in pages of 2 MB, for weights that are read from end to end for every token.
 
-In pages of 4 KB a processor looks up the place of each page that it reads, and prefetches no
-further than its end. Linux moves memory into huge pages when asked to, from 6.1 on; elsewhere, and
-where no huge page is free, everything stays as it is.
+In pages of 4 KB a processor has 512 times as many places to look up. Linux moves memory into huge
+pages when asked to, from 6.1 on; elsewhere, and where no huge page is free, everything stays as it
+is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 HUGE_PAGE = 2**21  # bytes, on x86-64, and on ARM with pages of 4 KB
-_PER_STEP = 4  # pages: moving copies them, which takes 1 to 20 ms
+_PER_STEP = 4  # pages: moving copies them, which took 5 to 20 ms
 _MOST_FAILURES = 8  # one after the other: it fails now and then, as at the heap's end
 _MADV_COLLAPSE = 25
 
