@@ -5,8 +5,14 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 READY := $(VENV)/.ready
 IN_VENV := $(VENV)/bin/python -m
+LOWEST := .venv-lowest
+# What these tests use together is every dependency, as the queue, the gateway, the engine and the
+# trainers use it. The other fast tests pass there too, but CI has no time for all of them twice.
+LOWEST_TESTS := compute $(addprefix test_,$(addsuffix .py,adapters checkpoints cli_commands config \
+	corpus encoder engine_text engine_vision gateway gateway_daemon grpo infer queue saving schemas \
+	server stream trainer versions))
 
-.PHONY: help venv demo test test-slow test-all lint bench check clean
+.PHONY: help venv demo test test-slow test-all test-lowest lint bench check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1 \t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -33,6 +39,17 @@ test-slow: venv ## the tests that take longer
 test-all: venv ## every test that needs no GPU
 	@$(IN_VENV) pytest -m "not gpu"
 
+test-lowest: $(LOWEST)/.ready ## tests of every dependency, in the lowest versions that are allowed
+	@$(LOWEST)/bin/python -m pytest -m "not slow and not gpu" $(LOWEST_TESTS:%=tests/%)
+
+$(LOWEST)/.ready: $(READY) .ci/constraints-lowest.txt
+	@$(PYTHON) -m venv --clear $(LOWEST)
+	@cp -al $(foreach part,torch torch-* torchgen functorch,$(VENV)/lib/python3*/site-packages/$(part)) \
+		$(LOWEST)/lib/python3*/site-packages # the same torch, and most of what would be installed
+	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+		-c .ci/constraints-lowest.txt -e '.[dev]'
+	@touch $@
+
 lint: venv ## format, lint and types
 	@$(IN_VENV) ruff format --check
 	@$(IN_VENV) ruff check
@@ -46,5 +63,5 @@ bench: venv ## training and answering beside the stock libraries and the floor: 
 check: lint test ## what must pass before a commit
 
 clean: ## remove .venv and everything else that was made
-	@rm -rf $(VENV) build dist .demo .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(LOWEST) build dist .demo .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
