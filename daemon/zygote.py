@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ import orjson
 from ..configs.config import ModelConfig
 from ..jobs import KINDS, import_all
 from ..jobs.errors import WarmdError
-from . import horse, memory
+from . import horse, memory, zygote_memory
 from .channel import Channel, listen
 from .home import Home
 from .leash import end_with_parent
@@ -50,6 +51,10 @@ ENVIRONMENT = {
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
 }
 
+_QUIET_S = 0.1  # without a horse, before memory is moved into huge pages
+# What the zygote writes between two forks is split into small pages again: a tenth of it in 60.
+_FORKS_PER_MOVE = 50
+
 
 class Zygote:
     """The process' state: models, and the horses that live."""
@@ -62,6 +67,9 @@ class Zygote:
         self.started = time.time()
         self._selector = selectors.DefaultSelector()
         self._callers: set[Channel] = set()  # connected, with their request still to come
+        self._moving: Iterator[None] | None = None  # the rest of a move into huge pages
+        self._quiet_since = 0.0  # when the last horse ended
+        self._forks = 0  # since memory was moved last
 
     def boot(self, configs: list[tuple[ModelConfig, Path]]) -> None:
         """Import the libraries and load the configured models, telling the supervisor on stdout."""
@@ -81,6 +89,7 @@ class Zygote:
             )
         gc.collect()
         gc.freeze()
+        self._moving = zygote_memory.move()
 
     def serve(self) -> None:
         """Answer requests until the supervisor says to stop (SIGTERM) and no horse is left."""
@@ -94,8 +103,12 @@ class Zygote:
         self._selector.register(wake, selectors.EVENT_READ)
         self._own_sockets = [listener, wake, waker]
         _tell(stage="ready", memory_bytes=_resident())
+        self._quiet_since = time.monotonic()
         while True:
-            for key, _ in self._selector.select():
+            ready = self._selector.select(self._patience_s())
+            if not ready:
+                self._move_some()
+            for key, _ in ready:
                 if key.fileobj is wake:
                     with contextlib.suppress(BlockingIOError):
                         wake.recv(4096)
@@ -107,6 +120,20 @@ class Zygote:
                     self._selector.register(caller, selectors.EVENT_READ)
                 else:
                     self._hear(cast(Channel, key.fileobj))
+
+    def _patience_s(self) -> float | None:
+        """How long to wait for a request before memory is moved; None when there is no need.
+
+        A horse that lives would keep the memory that is moved, and there would be two of it.
+        """
+        if self._moving is None or self.horses:
+            return None
+        return max(0.0, self._quiet_since + _QUIET_S - time.monotonic())
+
+    def _move_some(self) -> None:
+        """Move a few more pages; a request waits for no more than these."""
+        if self._moving is not None and next(self._moving, self) is self:
+            self._moving = None
 
     def _hear(self, caller: Channel) -> None:
         """Read what a caller has sent; one that is slow to send its request delays nobody."""
@@ -150,6 +177,7 @@ class Zygote:
                     "started": self.started,
                     "imports_s": round(self.imports_s, 3),
                     "memory_bytes": _resident(),
+                    "settled": self._moving is None,
                     "budget_bytes": self.models.budget_bytes,
                     "horses": [h.to_json(pid) for pid, h in self.horses.items()],
                     "models": [m.to_json() for m in self.models.loaded.values()],
@@ -160,8 +188,12 @@ class Zygote:
         # A resident one may have nothing to do: when its model has to go, so must it.
         users = [horse for horse in self.horses.values() if not horse.is_resident]
         in_use = {horse.model for horse in users if horse.model is not None}
+        found = self.models.loaded.get(config.name)
         try:
-            return self.models.ensure(config, Path(model["folder"]), in_use=in_use)
+            loaded = self.models.ensure(config, Path(model["folder"]), in_use=in_use)
+            if loaded is not found:
+                self._moving = zygote_memory.move()
+            return loaded
         finally:
             self._retire_residents()
 
@@ -178,6 +210,7 @@ class Zygote:
         model = self._ensure(request["model"]) if request.get("model") is not None else None
         pause_openmp()
         request["forked_at"] = time.monotonic()
+        self._forks += 1
         pid = os.fork()
         if pid == 0:
             self._become_horse(channel, request)
@@ -221,6 +254,9 @@ class Zygote:
                 }
             )
             ended.channel.close()
+            self._quiet_since = time.monotonic()
+            if self._forks >= _FORKS_PER_MOVE:
+                self._forks, self._moving = 0, zygote_memory.move()
 
 
 class Horse:
@@ -259,6 +295,9 @@ def import_libraries() -> None:
         import_all(kind)
     with torch.profiler.record_function("first"):  # imports a module, which a job's step would
         pass
+    from ..jobs.compute.levels import levels
+
+    levels()  # measured once on a machine, by one thread: no horse has to
     torch.cuda.is_available()  # by NVML, see ENVIRONMENT; the first time costs, here not there
 
 

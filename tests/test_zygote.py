@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ import psutil
 import pytest
 import tiny
 from daemons import Daemon
+from needs import needs
+from waiting import wait_until
 
 from warmd.configs.config import ModelConfig
 from warmd.daemon import control
 from warmd.jobs.errors import WarmdError
 
 MakeDaemon = Callable[..., Daemon]
+KERNEL = tuple(int(number) for number in os.uname().release.split("-")[0].split(".")[:2])
 
 # Loads a model, forks a child that trains on it, and prints the weights' hash before and after.
 FORKING = """
@@ -139,6 +143,45 @@ def test_models_come_and_go_without_disturbing_a_running_job(shared_daemon: Daem
     assert (job["status"], job["execution"]) == ("finished", 1)
     with pytest.raises(WarmdError, match="not warm"):
         control.unload_model(daemon.config, "other")
+
+
+def is_settled(daemon: Daemon) -> bool:
+    settled: bool = daemon.status()["zygote"]["settled"]
+    return settled
+
+
+def test_idle_zygote_has_its_memory_in_huge_pages(sturdy: Daemon):
+    needs(sys.platform == "linux" and KERNEL >= (6, 1), "Linux 6.1")
+    wait_until(lambda: is_settled(sturdy), timeout_s=60)
+    lines = Path(f"/proc/{sturdy.pid('zygote')}/smaps_rollup").read_text().splitlines()
+    kb = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
+    assert kb["AnonHugePages:"] > 0.6 * kb["Anonymous:"]
+    assert sturdy.wait(sturdy.submit())["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_zygote_moves_again_what_many_forks_have_split(sturdy: Daemon):
+    for _ in range(60):
+        assert sturdy.wait(sturdy.submit())["status"] == "finished"
+    wait_until(lambda: is_settled(sturdy), timeout_s=60)
+    lines = Path(f"/proc/{sturdy.pid('zygote')}/smaps_rollup").read_text().splitlines()
+    kb = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
+    assert kb["AnonHugePages:"] > 0.6 * kb["Anonymous:"]
+
+
+def test_zygote_moves_no_memory_while_a_horse_shares_it(sturdy: Daemon, tmp_path: Path):
+    wait_until(lambda: is_settled(sturdy), timeout_s=60)
+    (sturdy.folder / "gate").touch()
+    job_id = sturdy.submit("behaviours:gated")
+    wait_until(lambda: sturdy.events(job_id, "step"))
+    late = ModelConfig(name="late", path=str(save_model(tmp_path / "late", 3)))
+    loaded = control.load_model(sturdy.config, late)
+    wait_until(lambda: time.time() > loaded["loaded_at"] + 1)  # it moves after a tenth of one
+    assert not is_settled(sturdy)
+    (sturdy.folder / "gate").unlink()
+    assert sturdy.wait(job_id)["status"] == "finished"
+    wait_until(lambda: is_settled(sturdy), timeout_s=60)
+    control.unload_model(sturdy.config, "late")
 
 
 def test_job_that_names_a_cold_model_has_it_loaded_and_kept(shared_daemon: Daemon, tmp_path: Path):
