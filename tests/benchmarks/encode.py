@@ -36,11 +36,11 @@ from warmd.configs.config import WorkerConfig
 from warmd.configs.values import num_cores
 from warmd.daemon.client import Client
 from warmd.jobs.chains import train_tokenizer
+from warmd.jobs.compute.aten_overrides import fast_kernels
 from warmd.jobs.context import WarmModel
 from warmd.jobs.corpus import as_pretrained
 from warmd.jobs.embedder import Embedder
 from warmd.jobs.encoder import CodeGraphConfig, CodeGraphEncoder
-from warmd.jobs.kernels import fast_kernels
 from warmd.jobs.passages import from_texts
 
 LENGTH = 512

@@ -24,14 +24,14 @@ import torch
 import transformers
 
 from warmd.jobs import chats
-from warmd.jobs.allocator import keep_freed_memory
 from warmd.jobs.bench import machine
 from warmd.jobs.bench.apart import apart
+from warmd.jobs.compute.allocator import keep_freed_memory
+from warmd.jobs.compute.threads import without_helpers
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.generation import End, Generation, Picture, Sampling
 from warmd.jobs.engine.patches import place_pictures
-from warmd.jobs.engine.turns import without_helpers
 from warmd.jobs.pictures import Budget
 
 GREEDY = Sampling(temperature=0)

@@ -5,9 +5,10 @@
 
 MODEL is a folder, say one with a 0.5B model. A warmd job is timed from `enqueued_at`, which the
 client sets before it pushes the job, to the `started` event, which the horse writes right before
-it calls `run()`; it is killed there. A stock job imports what a GRPO job needs and loads the model;
-its time ends where training could begin. The first stock job is left out: it waits for the start
-of its worker, too. Both use the same server.
+it calls `run()`; it is killed there. The first job is submitted once the zygote has moved its
+memory into huge pages, which it does within seconds of its start. A stock job imports what a GRPO
+job needs and loads the model; its time ends where training could begin. The first stock job is left
+out: it waits for the start of its worker, too. Both use the same server.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import orjson
 from own_daemon import kill, own_daemon, submit_until
 from rq import Queue
 
+from warmd.daemon import control
 from warmd.daemon.client import Client
 from warmd.daemon.leash import leashed
 
@@ -38,6 +40,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     with own_daemon(f"model={args.model}") as client:
+        while not control.status(client.config)["zygote"]["settled"]:
+            time.sleep(0.1)
         figures = {
             "warmd": summary(time_warmd(client, args.jobs)),
             "stock_rq": summary(time_stock(client, args.model.resolve(), args.stock_jobs)),

@@ -26,7 +26,8 @@ import torch
 import transformers
 from own_daemon import api_of, own_daemon
 
-from warmd.jobs.engine.decoder import Decoder, Part
+from warmd.jobs.engine.decoder import Decoder
+from warmd.jobs.engine.parts import Part
 
 LONGER = 200  # tokens of the model's own that precisions are compared on
 PROMPTS = (
