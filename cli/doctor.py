@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -72,6 +74,8 @@ def _all_checks(app: App) -> Iterator[Check]:
         return
     yield Check("config", "ok", f"home {config.home}, {len(config.models)} models")
     yield from (check(config) for check in _CONFIG_CHECKS)
+    click.echo("processor: torch is asked, which takes some seconds ...", err=True)
+    yield check_processor()
 
 
 def check_python() -> Check:
@@ -145,6 +149,26 @@ def check_memory() -> Check:
             "memory", "warn", found, "a 0.5B model in float32 takes 2 GB, to train it 12 GB"
         )
     return Check("memory", "ok", found)
+
+
+def check_processor() -> Check:
+    """What this processor can do, and which kernels are used for what."""
+    command = [sys.executable, "-m", "warmd.jobs.compute.levels"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        reason = done.stderr.strip().rpartition("\n")[2]
+        return Check("processor", "warn", f"not known: {reason}", "see the libraries above")
+    rows = found["float32_rows"]
+    upto = "" if rows in ("all", 0) else f" up to {rows} rows"
+    parts = [
+        f"{found['processor']}, {found['instructions']}",
+        f"float32 by {found['float32']}{upto}",
+        f"bf16 {found['bf16']}",
+        f"int8 by {found['int8']}" if ":" not in found["int8"] else f"int8 {found['int8']}",
+    ]
+    return Check("processor", "ok", "; ".join(parts))
 
 
 def check_home(config: DaemonConfig) -> Check:

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..configs.values import num_cores
 from ..jobs import run_function, spec_class
-from ..jobs.allocator import keep_freed_memory
+from ..jobs.compute.allocator import keep_freed_memory
 from ..jobs.context import Context
 from ..jobs.errors import Stopped, WarmdError
 from .channel import Channel
@@ -283,7 +283,7 @@ def _failed(rundir: RunDir, events: EventLog, error: str, trace: str | None) -> 
 
 def _choose_threads(threads: int | None, models: HorseModels) -> int:
     """Set and return the number of threads; the same for every execution on one machine."""
-    from ..jobs.engine.turns import compute_with
+    from ..jobs.compute.threads import compute_with
 
     if threads is None:
         size = models.num_parameters()

@@ -84,7 +84,7 @@ class WarmModels:
             needed = stored_bytes(model_folder(folder), config.dtype)
         self._make_room(config, needed, in_use)
         with _blaming(config, folder):
-            warm = _read(config, folder)
+            warm = _read(config, folder, may_pack=self._has_room_twice(needed))
         held = [*warm.model.parameters(), *warm.model.buffers()]
         loaded = Loaded(
             config=config,
@@ -110,6 +110,11 @@ class WarmModels:
         gc.unfreeze()
         gc.collect()
         gc.freeze()
+
+    def _has_room_twice(self, needed: int) -> bool:
+        """Whether the budget has room for a model and for a packed copy, which a horse may make."""
+        held = sum(model.size_bytes * (1 + model.warm.may_pack) for model in self.loaded.values())
+        return held + 2 * needed <= self.budget_bytes
 
     def _make_room(self, config: ModelConfig, needed: int, in_use: Collection[str]) -> None:
         held = sum(model.size_bytes for model in self.loaded.values())
@@ -180,7 +185,7 @@ def _blaming(config: ModelConfig, folder: Path) -> Iterator[None]:
         raise JobFailed(f"model: {config.name} cannot be loaded from {folder}: {reason}") from error
 
 
-def _read(config: ModelConfig, folder: Path) -> WarmModel:
+def _read(config: ModelConfig, folder: Path, *, may_pack: bool) -> WarmModel:
     import torch
     import transformers
 
@@ -203,6 +208,7 @@ def _read(config: ModelConfig, folder: Path) -> WarmModel:
         model=model.eval(),
         tokenizer=tokenizer,
         precision=config.precision,
+        may_pack=may_pack,
     )
 
 

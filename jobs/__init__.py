@@ -49,8 +49,8 @@ def run_function(kind: str) -> Run:
 
 def import_all(kind: str) -> None:
     """Import everything that a kind needs to run, for the zygote to do once."""
-    _module(kind)
     import_module(f".{KINDS[kind].heavy}", __name__)
+    spec_class(kind).options()  # kept: to read them from the annotations takes a horse 4 ms
 
 
 def _module(kind: str) -> Any:

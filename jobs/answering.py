@@ -14,12 +14,13 @@ from typing import Any
 import jinja2
 
 from . import actions, chats, pictures, rows
+from .compute.levels import compute_summary
+from .compute.threads import without_helpers
 from .context import Context, WarmModel
 from .engine.engine import Engine, engine_of
 from .engine.generation import End, Generation, Picture, Piece, Sampling
 from .engine.grammar import Grammar
 from .engine.patches import place_pictures
-from .engine.turns import without_helpers
 from .errors import JobFailed, Stopped
 from .infer import MAX_TOKENS, InferSpec
 
@@ -99,6 +100,7 @@ def answer_one(spec: InferSpec, ctx: Context, warm: WarmModel, prompt: Prompt) -
     answer = _prepare(spec, ctx, warm, prompt, seed, _grammar(spec, engine))
     images = [picture.num_tokens for picture in answer.generation.pictures]
     about: dict[str, Any] = {"image_tokens": images} if images else {}
+    about |= compute_summary(ctx.device)
     ctx.emit("begin", prompt_tokens=len(answer.generation.ids), **about)
     engine.submit(answer.generation)
     _tell(ctx, answer)
@@ -234,6 +236,7 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
     usage: dict[str, int] = {}
     begun = time.perf_counter()
     with rows.Answers(Path(spec.output), ctx.job_id) as answers:
+        ctx.emit("begin", rows=total, done=answers.done, **compute_summary(ctx.device))
         ctx.emit("progress", done=answers.done, total=total)
         told = time.perf_counter()
         for answer in _in_order(spec, ctx, warm, engine, source, answers.done, seed):

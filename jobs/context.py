@@ -24,6 +24,7 @@ class WarmModel:
     model: Any  # transformers.PreTrainedModel, in eval mode, no gradients
     tokenizer: Any  # transformers.PreTrainedTokenizerBase
     precision: str = "own"  # that answers are computed in, unless a job says otherwise
+    may_pack: bool = True  # whether the memory budget has room for a packed copy of the weights
 
 
 class Models(Protocol):

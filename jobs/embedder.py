@@ -19,13 +19,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .chains import CHARACTERS_PER_TOKEN, CLS_ID, SEP_ID, Example, Role
+from .compute.aten_overrides import fast_kernels
+from .compute.linears import int8_linear
+from .compute.quantized import SwappedLinears
 from .context import WarmModel
 from .encoder import CodeGraphEncoder
 from .errors import JobFailed
-from .kernels import fast_kernels
 from .passages import Passage
 from .positions import positions
-from .products import Int8Linear, Replaced
 from .vectors import Floats
 
 USUAL_LENGTH = 512  # tokens, where nothing else is asked for
@@ -48,7 +49,7 @@ class _Shared:
     """What all jobs of a process keep of one model."""
 
     lock: threading.Lock  # a tokenizer is not for two threads at once
-    int8: Replaced | None = None
+    int8: SwappedLinears | None = None
     cosines: Floats | None = None  # of int8 to float32, for the rows of the first job
 
 
@@ -108,7 +109,7 @@ class Embedder:
         """Make the 8-bit weights, and compare them on `sample`, where they are asked for."""
         if not self._is_int8 or self._shared.cosines is not None:
             return
-        self._shared.int8 = self._shared.int8 or Replaced(self._model, Int8Linear)
+        self._shared.int8 = self._shared.int8 or SwappedLinears(self._model, int8_linear)
         chosen = [sample[i * len(sample) // SAMPLE] for i in range(min(SAMPLE, len(sample)))]
         pairs = [
             [

@@ -127,7 +127,7 @@ def run(spec: EncodeSpec, ctx: Context) -> dict[str, Any]:
         pooling=spec.pooling,
         normalize=spec.normalize,
         max_length=spec.max_length,
-        is_int8=spec.dtype == "int8",
+        is_int8=_is_int8(spec, ctx),
         device=ctx.device,
     )
     passages = _passages(spec, ctx, embedder, is_code=warm.model.config.model_type == CODE_GRAPH)
@@ -166,6 +166,16 @@ def _passages(
         on_skip=lambda file, reason: ctx.emit("warning", message=f"{file}: {reason}"),
         heed=heed,
     )
+
+
+def _is_int8(spec: EncodeSpec, ctx: Context) -> bool:
+    """Whether to encode in int8: where it is asked for and the processor serves it."""
+    from .compute.levels import levels, why_not
+
+    if spec.dtype == "int8" and ctx.device == "cpu" and levels().int8 is None:
+        ctx.emit("warning", message=f"dtype: {why_not('int8')}")
+        return False
+    return spec.dtype == "int8"
 
 
 def _identity(spec: EncodeSpec, warm: WarmModel) -> bytes:
@@ -255,6 +265,8 @@ class _Work:
     def _begin(self) -> None:
         import torch
 
+        from .compute.levels import compute_summary
+
         self.ctx.emit(
             "begin",
             rows=len(self.passages),
@@ -264,6 +276,7 @@ class _Work:
             max_length=self.embedder.max_length,
             width=self.embedder.width,
             threads=torch.get_num_threads(),
+            **compute_summary(self.ctx.device),
         )
 
     def result(self) -> dict[str, Any]:

@@ -254,7 +254,7 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     Returns steps, the rewards before and after on held-out problems (None without any), the
     folder of the model and the last step's metrics. Raises Stopped and JobFailed.
     """
-    from .kernels import fast_kernels
+    from .compute.aten_overrides import ONEDNN, fast_kernels, recorded_choice
 
     checkpoint = ctx.checkpoints.latest()
     begun = time.perf_counter()
@@ -270,9 +270,10 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     data_done = time.perf_counter()
     trainer = _trainer(spec, ctx, warm, config, prompts, data)
     seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
-    _announce(spec, ctx, trainer, checkpoint, seconds)
+    gemm = recorded_choice(ctx.run_dir / "gemm", ctx.device)
+    _announce(spec, ctx, trainer, checkpoint, gemm, seconds)
 
-    with fast_kernels():
+    with fast_kernels(onednn=gemm == ONEDNN):
         if checkpoint is None and eval_prompts:
             trainer.check_weights()
             trainer.reward_before = _evaluate(ctx, trainer, eval_prompts, "before")
@@ -302,7 +303,7 @@ def _config(spec: GrpoSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Pro
     import torch
     from trl.trainer.grpo_config import GRPOConfig
 
-    from .accelerators import has_bfloat16
+    from .compute.device import has_bfloat16
 
     if spec.rollout_dtype == "int8" and ctx.device != "cpu":
         raise JobFailed(f"rollout_dtype: must be float32 on a GPU ({ctx.device}), got int8")
@@ -389,9 +390,19 @@ def _trainer(
         prompts=prompts,
         rewards=spec.reward_functions(),
         data=data,
-        rollout_dtype=spec.rollout_dtype,
+        rollout_dtype=_rollout_dtype(spec, ctx),
         samples_shown=spec.log_completions,
     )
+
+
+def _rollout_dtype(spec: GrpoSpec, ctx: Context) -> str:
+    """The precision of completions: float32 where the processor does not serve int8."""
+    from .compute.levels import levels, why_not
+
+    if spec.rollout_dtype == "int8" and levels().int8 is None:
+        ctx.emit("warning", message=f"rollout_dtype: {why_not('int8')}")
+        return "float32"
+    return spec.rollout_dtype
 
 
 def _announce(
@@ -399,11 +410,13 @@ def _announce(
     ctx: Context,
     trainer: GroupTrainer,
     checkpoint: Path | None,
+    gemm: str,
     seconds: dict[str, Any],
 ) -> None:
     import torch
 
     from .checkpointing import step_of
+    from .compute.levels import compute_summary
 
     batch_size, accumulation = spec.geometry
     ctx.emit(
@@ -414,12 +427,15 @@ def _announce(
         parameters=trainer.model.num_parameters(),
         device=str(trainer.config.device),
         threads=torch.get_num_threads(),
+        gemm=gemm,
         num_generations=spec.num_generations,
         batch_size=batch_size,
         gradient_accumulation=accumulation,
         max_completion_length=trainer.config.max_completion_length,
         pack_tokens=trainer.most_tokens,  # in one pass of the model; None: by padded batches
         learning_rate=trainer.config.learning_rate,
+        rollout_dtype=trainer.rollout_dtype,
+        **compute_summary(ctx.device),
         **seconds,
     )
 

@@ -265,7 +265,7 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
     Returns steps, the last evaluation (None without any), the folder of the model and the last
     step's metrics. Raises Stopped and JobFailed.
     """
-    from .kernels import fast_kernels
+    from .compute.aten_overrides import ONEDNN, fast_kernels, recorded_choice
     from .mlm_model import given_tokenizer, model_to_train, read_tokenizer
 
     checkpoint = ctx.checkpoints.latest()
@@ -278,9 +278,10 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
     model = model_to_train(spec, warm, tokenizer, is_trained=given is None)
     trainer = _trainer(spec, ctx, model, tokenizer, corpus)
     seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
-    _announce(spec, ctx, trainer, checkpoint, seconds)
+    gemm = recorded_choice(ctx.run_dir / "gemm", ctx.device)
+    _announce(spec, ctx, trainer, checkpoint, gemm, seconds)
 
-    with fast_kernels():
+    with fast_kernels(onednn=gemm == ONEDNN):
         if checkpoint is None and spec.eval_first and len(trainer.held_out):
             trainer.check_weights()
             trainer.evaluate_before()
@@ -390,7 +391,7 @@ def _arguments(spec: MlmSpec, ctx: Context) -> TrainingArguments:
     import torch
     from transformers import TrainingArguments
 
-    from .accelerators import has_bfloat16
+    from .compute.device import has_bfloat16
 
     return TrainingArguments(
         output_dir=str(ctx.run_dir),
@@ -420,11 +421,13 @@ def _announce(
     ctx: Context,
     trainer: MaskedTrainer,
     checkpoint: Path | None,
+    gemm: str,
     seconds: dict[str, Any],
 ) -> None:
     import torch
 
     from .checkpointing import step_of
+    from .compute.levels import compute_summary
 
     ctx.emit(
         "begin",
@@ -436,10 +439,12 @@ def _announce(
         parameters=trainer.model.num_parameters(),
         device=str(trainer.args.device),
         threads=torch.get_num_threads(),
+        gemm=gemm,
         batch_size=spec.batch_size,
         gradient_accumulation=spec.gradient_accumulation,
         seq_len=spec.seq_len,
         learning_rate=spec.learning_rate,
         warmup_steps=spec.warmup,
+        **compute_summary(ctx.device),
         **seconds,
     )

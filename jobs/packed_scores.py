@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .accelerators import free_bytes
+from .compute.device import free_bytes
 from .logps import KEPT_BYTES, score
 from .packing import Pack, Row, hidden_states
 

@@ -27,11 +27,12 @@ from transformers import TrainerCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
+from .compute.levels import levels
+from .compute.linears import InPlaceLinear, has_onednn, int8_linear, packed_float32
+from .compute.quantized import CastLinear, LinearFactory, WeightOnlyInt8Linear
 from .engine.decoder import Decoder
-from .engine.linears import InPlaceLinear, PackedLinear, has_onednn
 from .packed_scores import Embedded, rows_of, score_pack, split, tokens_that_fit
 from .packing import Pack, Row, can_pack, packed_attention
-from .products import CastLinear, Int8Linear, Make, WeightOnlyInt8Linear
 from .rollout import Completion, generate, ways
 from .sampling import Sampler
 
@@ -129,17 +130,17 @@ class PackedTrainer(GRPOTrainer):
             wants_logps=self._is_rough,
         )
 
-    def _form(self, rows: int) -> Make:
+    def _form(self, rows: int) -> LinearFactory:
         """Return the form of the linear layers in which so many completions are written."""
         if self._is_rough:
             pays = rows > FEW_ROWS or self.max_completion_length >= PACKING_INT8_PAYS
-            return Int8Linear if pays else WeightOnlyInt8Linear
+            return int8_linear if pays or levels().int8 == "warmd" else WeightOnlyInt8Linear
         if self.args.bf16:
             return CastLinear
         weight = self.model.get_input_embeddings().weight
         is_packable = has_onednn(weight) and weight.dtype == torch.float32
         pays = self.max_completion_length >= PACKING_PAYS
-        return PackedLinear if is_packable and pays else InPlaceLinear
+        return packed_float32 if is_packable and pays else InPlaceLinear
 
     @property
     def _is_rough(self) -> bool:

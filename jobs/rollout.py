@@ -145,8 +145,9 @@ class _Cache:
             self._padding = self._padding[going]
 
     def attend(self, qkv: Tensor, layer: int) -> Tensor:
-        """Store one more token of each row and return what it sees; see `decoder.Attend`."""
-        heads, key_heads, size = self._decoder.heads, self._decoder.kv_heads, self._decoder.size
+        """Store one more token of each row and return what it sees; see `parts.Attend`."""
+        shape = self._decoder.shape
+        heads, key_heads, size = shape.heads, shape.kv_heads, shape.head_dim
         query, key, value = torch.split(qkv, [heads, key_heads, key_heads], dim=1)
         self.keys[layer][:, :, self.used] = key
         self.values[layer][:, :, self.used] = value
@@ -156,7 +157,7 @@ class _Cache:
             self.keys[layer][:, :, seen],
             self.values[layer][:, :, seen],
             attn_mask=None if self._padding is None else self._padding[..., seen],
-            scale=self._decoder.scale,
+            scale=shape.scale,
         )
         return attended.reshape(len(qkv), heads, size)
 
@@ -173,11 +174,13 @@ def _read(
     pack = Pack([Row(0, prompt, ()) for prompt in places], decoder.embedding.device)
     cache = _Cache(decoder, [len(prompt) for prompt in prompts], room)
 
+    shape = decoder.shape
+
     def attend(qkv: Tensor, layer: int) -> Tensor:
         states = qkv.transpose(0, 1)[None]  # (1, heads, N, D)
-        query, key, value = torch.split(states, [decoder.heads, *2 * [decoder.kv_heads]], dim=1)
+        query, key, value = torch.split(states, [shape.heads, *2 * [shape.kv_heads]], dim=1)
         cache.fill(key, value, of_rows)
-        return pack.attend(layer, query, key, value, decoder.scale)[0]
+        return pack.attend(layer, query, key, value, shape.scale)[0]
 
     turns = decoder.rope.at(pack.positions[0].cpu())
     states = decoder.hidden(decoder.embedding[pack.ids[0]], *turns, attend)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from .compute.device import processor_name
 
 _LIBRARIES = ("warmd", "torch", "transformers", "trl", "accelerate", "numpy")
 
@@ -18,8 +18,12 @@ def surroundings(device: torch.device) -> dict[str, Any]:
     return {
         "versions": {name: version(name) for name in _LIBRARIES},
         "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        "device": _name(device),
     }
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -31,12 +35,3 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [
         f"{name} {old.get(name)}, now {new[name]}" for name in new if old.get(name) != new[name]
     ]
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

@@ -13,7 +13,7 @@ from shell import warmd
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from warmd.jobs.bench import model as bench_model, works
-from warmd.jobs.products import is_bfloat16_faster
+from warmd.jobs.compute.levels import levels
 
 
 def test_a_floor_counts_products_decoding_and_adamw():
@@ -76,7 +76,7 @@ def test_mlm_is_measured_beside_stock_kernels_and_many_updates_are_projected(tmp
 @pytest.mark.slow
 def test_decoding_is_measured_in_float32_and_int8_beside_transformers(tmp_path):
     own, *halves, int8 = rows(tmp_path, "infer", "--work", "tiny")
-    assert len(halves) == is_bfloat16_faster()
+    assert len(halves) == (levels().bfloat16 is not None)
     assert [row["unit"] for row in (own, int8)] == ["tok/s"] * 2
     assert own["stock"] == int8["stock"]
     for row, weight_bytes in ((own, 4), (int8, 1)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,18 @@ import torch
 import transformers
 from waiting import wait_until
 
+from warmd.jobs.compute.levels import levels
+from warmd.jobs.compute.linears import UnpackedLinear, innermost, packed_float32
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine import engine as engines
 from warmd.jobs.engine.asis import AsIs
 from warmd.jobs.engine.cache import CHUNK, MOST_PREFIXES, Prefixes
-from warmd.jobs.engine.decoder import Decoder, Part
+from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.engine import Engine, engine_of
 from warmd.jobs.engine.generation import End, Generation, Piece, Sampling
-from warmd.jobs.engine.linears import PackedLinear, innermost
+from warmd.jobs.engine.parts import Part
 from warmd.jobs.engine.turns import TURNS
 from warmd.jobs.errors import JobFailed
-from warmd.jobs.products import is_bfloat16_faster
 
 SIZES = {
     "vocab_size": 200,
@@ -216,7 +218,7 @@ def test_layers_are_packed_while_nobody_asks(engine):
     generate(engine, asked)
     wait_until(lambda: engine._is_settled)
     packed = [innermost(linear) for linear in engine._runner.linears]
-    assert {type(form) for form in packed} == {PackedLinear}
+    assert {type(form) for form in packed} == {type(packed_float32([torch.ones(64, 64)], None))}
     again = Generation(ids=prompt(5), sampling=GREEDY, max_tokens=20)
     assert generate(engine, again)[0][2] == 20
 
@@ -452,7 +454,8 @@ def gpt2() -> Any:
 
 def test_jobs_whose_precisions_are_served_alike_share_an_engine(monkeypatch):
     monkeypatch.setattr(engines, "_engines", {})  # those of this test alone
-    for model, kinds in ((gpt2(), 1), (make("Qwen2"), 2 + is_bfloat16_faster())):
+    served = {levels().served(precision) for precision in ("own", "bf16", "int8")}
+    for model, kinds in ((gpt2(), 1), (make("Qwen2"), len(served))):
         warm = WarmModel(name="m", path=Path("none"), model=model, tokenizer=tiny.tokenizer())
         asked = {precision: engine_of(warm, precision) for precision in ("own", "bf16", "int8")}
         assert len(set(asked.values())) == kinds
@@ -488,3 +491,21 @@ def test_memory_of_an_idle_engine_does_not_grow_with_requests(engine):
         generate(engine, Generation(ids=ids, sampling=GREEDY, max_tokens=3))
     wait_until(lambda: engine.is_idle, timeout_s=10)
     assert engine._prefixes.num_bytes == 0
+
+
+def test_a_model_whose_packed_copy_the_memory_budget_has_no_room_for_is_served_unpacked(qwen):
+    warm = WarmModel(
+        name="m", path=Path("none"), model=qwen, tokenizer=tiny.tokenizer(), may_pack=False
+    )
+    engine, packing = Engine(warm), start(qwen)
+    answers = []
+    for one in (engine, packing):
+        generate(one, Generation(ids=prompt(5), sampling=GREEDY, max_tokens=20))
+        wait_until(partial(getattr, one, "_is_settled"))
+        answers.append(generate(one, Generation(ids=prompt(9), sampling=GREEDY, max_tokens=20)))
+    forms = [{type(innermost(linear)) for linear in e._runner.linears} for e in (engine, packing)]
+    assert forms[0] == {UnpackedLinear}
+    assert forms[0] != forms[1]
+    assert answers[0] == answers[1]
+    engine.close()
+    packing.close()

@@ -20,18 +20,19 @@ from test_engine import make, prompt
 from test_grpo_speed import train, trainer
 
 from warmd.daemon.placement import Placement, own_device
+from warmd.jobs.compute.quantized import CastLinear
 from warmd.jobs.context import WarmModel
 from warmd.jobs.encoder import CodeGraphConfig, new_encoder
 from warmd.jobs.engine.cache import CHUNK
-from warmd.jobs.engine.decoder import Decoder, Part
+from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.fixed import SHORTEST, FixedSteps, Rows
 from warmd.jobs.engine.graphs import Graphs
+from warmd.jobs.engine.parts import Part
 from warmd.jobs.errors import JobFailed
 from warmd.jobs.grpo import GrpoSpec, run
 from warmd.jobs.packed_scores import score_pack
 from warmd.jobs.packed_trainer import PackedTrainer
 from warmd.jobs.packing import Pack, Row, packed_attention
-from warmd.jobs.products import CastLinear
 
 CAPACITY = SHORTEST + 100
 

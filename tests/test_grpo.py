@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from warmd.daemon.checkpoints import Checkpoints
 from warmd.jobs import spec_class
+from warmd.jobs.compute import aten_overrides
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.grpo import GrpoSpec, run
 
@@ -190,6 +191,7 @@ def test_each_step_is_one_event_with_everything_that_happened_in_it(tmp_path):
     assert begin["steps_total"] == 6
     assert begin["resumed_from"] is None
     assert begin["threads"] == 1
+    assert begin["gemm"] == (job.ctx.run_dir / "gemm").read_text()
     events = job.of_type("step")
     assert [event["step"] for event in events] == [1, 2, 3, 4, 5, 6]
     for event in events:
@@ -229,7 +231,7 @@ def test_nothing_but_the_run_directory_is_written(tmp_path):
     job = tiny.surroundings(tmp_path)
     run(spec(), job.ctx)
     written = sorted(path.name for path in tmp_path.iterdir())
-    assert written == ["checkpoints", "model", "pack_tokens"]
+    assert written == ["checkpoints", "gemm", "model", "pack_tokens"]
 
 
 def test_beta_keeps_the_reference_and_measures_the_distance_to_it(tmp_path):
@@ -426,6 +428,27 @@ def test_a_run_that_died_resumes_bit_by_bit_where_its_checkpoint_was(tmp_path, o
     assert list(again) == list(range(save_every + 1, job.steps_total + 1))
     assert again == {step: expected[step] for step in again}
     assert same_weights(weights(tmp_path / "died" / "model"), weights(tmp_path / "whole" / "model"))
+
+
+@pytest.mark.parametrize("gemm", ["onednn", "torch"])
+def test_a_run_resumes_with_the_gemm_that_it_began_with(tmp_path, monkeypatch, gemm):
+    used: list[bool] = []
+    install = aten_overrides._install
+
+    def noted(onednn: bool) -> Any:
+        used.append(onednn)
+        return install(onednn)
+
+    monkeypatch.setattr(aten_overrides, "_install", noted)
+    first = tiny.surroundings(tmp_path)
+    first.stop_at_step = 3
+    (tmp_path / "gemm").write_text(gemm)  # one of them would not be chosen now
+    with pytest.raises(Stopped):
+        run(spec(), first.ctx)
+    second = tiny.surroundings(tmp_path)
+    run(spec(), second.ctx)
+    assert [job.of_type("begin")[0]["gemm"] for job in (first, second)] == [gemm, gemm]
+    assert used == [gemm == "onednn"] * 2
 
 
 def test_every_epoch_has_its_own_order_whatever_ran_before():

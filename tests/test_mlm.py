@@ -396,6 +396,7 @@ def test_a_job_on_text_learns_and_leaves_a_model_that_loads(home, name):
     assert data["documents"] == 80
     assert data["examples_held_out"] == 16
     (event,) = job.of_type("begin")
+    assert event["gemm"] == (job.ctx.run_dir / "gemm").read_text()
     assert (event["steps_total"], event["micro_steps_total"]) == (60, 120)
     before, during, after = job.of_type("eval")
     assert [e["phase"] for e in (before, during, after)] == ["before", "during", "after"]

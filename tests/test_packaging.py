@@ -51,7 +51,8 @@ def test_wheel_holds_every_source_file_config_and_model(built):
 def test_sdist_holds_what_building_and_testing_need(built):
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         shipped = {name.partition("/")[2] for name in archive.getnames()}
-    needed = {"pyproject.toml", "constraints.txt", "Makefile", "README.md", "LICENSE"}
+    needed = {"pyproject.toml", "constraints.txt", ".ci/constraints-lowest.txt"}
+    needed |= {"Makefile", "README.md", "LICENSE"}
     for folder in [*FOLDERS, "tests", "deploy"]:
         needed |= files_below(folder)
     assert needed <= shipped

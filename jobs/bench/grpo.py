@@ -25,8 +25,8 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from ..allocator import keep_freed_memory
-from ..kernels import fast_kernels
+from ..compute.allocator import keep_freed_memory
+from ..compute.aten_overrides import fast_kernels
 from ..packed_trainer import PackedTrainer, twin
 from . import machine, model
 from .memory import Peak

@@ -20,11 +20,11 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 
-from ..allocator import keep_freed_memory
 from ..chains import MASK_ID, MIN_VOCAB_SIZE, Role, train_tokenizer
+from ..compute.allocator import keep_freed_memory
+from ..compute.aten_overrides import fast_kernels
 from ..corpus import as_pretrained
 from ..encoder import CodeGraphConfig, new_encoder
-from ..kernels import fast_kernels
 from ..masks import Masker
 from ..mlm_objectives import Batch, GraphObjective, Objective, Row, TextObjective, targets
 from . import machine

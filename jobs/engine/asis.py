@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .decoder import Part
+from .parts import Part
 
 
 class OwnCache:

@@ -29,6 +29,11 @@ class KeyValues:
     def num_bytes(self) -> int:
         return self.data.nbytes
 
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Where the data lies, its capacity, and its length: what a fused decode step takes."""
+        return self.data.data_ptr(), self.capacity, self.length
+
     def fill_from(self, other: KeyValues, length: int) -> None:
         """Copy the first positions of another sequence."""
         self.data[:, :, :, :length].copy_(other.data[:, :, :, :length])

@@ -11,21 +11,29 @@ to rounding there, not to the bit.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from .. import hugepages
-from ..products import Make
+from ..compute import hugepages
+from ..compute.linears import (
+    LazilyPackedLinear,
+    Linear,
+    Linears,
+    Uniform,
+    packed_areas,
+    served_precision,
+)
+from ..compute.quantized import LinearFactory
+from ..compute.shape import Shape
 from .cache import CHUNK, KeyValues
 from .fixed import FixedSteps
-from .linears import Linear, Linears, PatientLinear, Uniform, packed_areas, served_precision
-from .native.steps import MOST_PRODUCT_ROWS, MOST_ROWS, NotPackedAlike, Steps
-from .native.team import team
-from .rowwise import Native, Norms, Rowwise, Single, Torch
+from .parts import Attend, Part
+from .rope import Rope
+from .rowwise import Norms, Rowwise, Single, Torch, native_rowwise
 
 log = logging.getLogger(__name__)
 
@@ -33,25 +41,8 @@ log = logging.getLogger(__name__)
 _MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen2_vl_text", "qwen3")
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # whose frequencies depend on no length
 
+_MOST_SEQUENCES = 64  # of a fused decode step
 _PATIENCE = 4  # turns before the first layer is packed; after that one layer a turn
-
-
-@dataclass(frozen=True)
-class Part:
-    """The next positions of one sequence: `ids` follow what `kv` holds."""
-
-    kv: Any  # what the runner's `new` made
-    ids: Sequence[int]
-    wants_logits: bool
-    # Of sequences with pictures: where the positions are, and the rows that stand for pictures.
-    places: torch.Tensor | None = None  # (3, ids): time, row, column
-    offset: int = 0  # of the position of ids that have no places
-    seen: Sequence[tuple[int, torch.Tensor]] = ()  # the first of the ids, (rows, hidden)
-
-
-# Of one layer: what its rows see, (rows, heads, size), from their queries, keys and values, side by
-# side in (rows, heads + 2 key heads, size), and the number of the layer.
-Attend = Callable[[torch.Tensor, int], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -75,6 +66,11 @@ class Layer:
     gate_up: Linear
     down: Linear
 
+    @property
+    def norms(self) -> tuple[torch.Tensor, ...]:
+        """Before attention and the MLP, and of queries and keys, if there are such."""
+        return self.attention_norm, self.mlp_norm, *(self.head_norms or ())
+
 
 class Decoder:
     """Computes logits for the parts of many sequences at once."""
@@ -86,26 +82,30 @@ class Decoder:
         model: Any,
         *,
         precision: str = "own",
-        make: Make | None = None,
+        make: LinearFactory | None = None,
         is_fixed: bool | None = None,
+        spare_bytes: int | None = None,
     ) -> None:
         """`make`: the form of all linear layers, in the place of those that suit `precision`.
 
         Rows may depend on each other then. `is_fixed`: whether to write in steps of fixed shapes;
-        by default on a GPU.
+        by default on a GPU. `spare_bytes`: of memory that packing leaves free.
         """
         config = model.config.get_text_config()
         text = _text_model(model)
-        self.heads: int = config.num_attention_heads
-        self.kv_heads: int = config.num_key_value_heads
-        self._groups = self.heads // self.kv_heads
         attention = text.layers[0].self_attn
-        self.size: int = attention.head_dim
-        self.scale: float = attention.scaling
-        self.eps: float = config.rms_norm_eps
+        self.shape = Shape(
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=attention.head_dim,
+            eps=config.rms_norm_eps,
+            scale=attention.scaling,
+        )
         self.embedding: torch.Tensor = text.embed_tokens.weight.detach()
         self.precision = served_precision(precision, self.embedding)
-        self._linears = Linears(self.precision) if make is None else Uniform(make)
+        self._linears = (
+            Linears(self.precision, spare_bytes=spare_bytes) if make is None else Uniform(make)
+        )
         self.layers = [
             _layer(layer, self._linears, patience=_PATIENCE + number)
             for number, layer in enumerate(text.layers)
@@ -118,10 +118,28 @@ class Decoder:
         if is_fixed is None:
             is_fixed = self.embedding.device.type == "cuda"
         self._fixed = FixedSteps(self) if is_fixed else None
-        threads = team() if Native.takes(self) else None
-        self._rowwise: Rowwise = Torch(self) if threads is None else Native(self, threads)
-        self._steps = None if threads is None else Steps(self, threads)
+        norms = [norm for layer in self.layers for norm in layer.norms]
+        natively = native_rowwise(self.shape, self.embedding, [self.norm, *norms])
+        self._rowwise: Rowwise = natively or Torch(self.shape)
+        self._steps = None if natively is None else self._decode_steps()
         self._moving: Iterator[None] | None = None  # packed weights, into huge pages
+
+    def _decode_steps(self) -> Any:
+        from ..compute.native.fused import DecodeSteps, FusedLayer
+        from ..compute.native.openmp import openmp
+
+        team = openmp()
+        assert team is not None
+        return DecodeSteps(
+            self.shape,
+            [
+                FusedLayer(layer.norms, (layer.qkv, layer.out, layer.gate_up, layer.down))
+                for layer in self.layers
+            ],
+            self.norm,
+            self.head,
+            team,
+        )
 
     @property
     def is_exact(self) -> bool:
@@ -149,15 +167,15 @@ class Decoder:
 
     def num_bytes(self, capacity: int) -> int:
         """The memory of a sequence of that many positions."""
-        size: int = self.embedding.element_size() * self.size
-        return 2 * len(self.layers) * self.kv_heads * capacity * size
+        size: int = self.embedding.element_size() * self.shape.head_dim
+        return 2 * len(self.layers) * self.shape.kv_heads * capacity * size
 
     def new(self, capacity: int) -> KeyValues:
         """Return room for a sequence of at most so many positions."""
         return KeyValues(
             layers=len(self.layers),
-            heads=self.kv_heads,
-            size=self.size,
+            heads=self.shape.kv_heads,
+            size=self.shape.head_dim,
             capacity=capacity,
             like=self.embedding,
         )
@@ -189,9 +207,9 @@ class Decoder:
                 x[row + first : row + first + len(rows)] = rows
             row += len(part.ids)
         wanted = _wanted(parts)
-        steps = self._ready_steps() if len(wanted) == len(ids) <= MOST_ROWS else None
+        steps = self._ready_steps() if len(wanted) == len(ids) <= _MOST_SEQUENCES else None
         if steps is not None:
-            logits = steps.logits(x, cos, sin, [part.kv for part in parts])
+            logits: torch.Tensor = steps.logits(x, cos, sin, [part.kv.place for part in parts])
         else:
             rows = torch.tensor(wanted, dtype=torch.long, device=x.device)
             x = self.hidden(x, cos, sin, self._attention(parts), rows)
@@ -203,7 +221,7 @@ class Decoder:
     def settle(self) -> bool:
         """Do a part of what makes later passes faster; return whether there was something to do."""
         for linear in self.linears:
-            if isinstance(linear, PatientLinear) and linear.settle():
+            if isinstance(linear, LazilyPackedLinear) and linear.settle():
                 return True
         self._ready_steps()
         if self._moving is None:
@@ -222,11 +240,16 @@ class Decoder:
         )
         return [*of_layers, self.head]
 
-    def _ready_steps(self) -> Steps | None:
+    def _ready_steps(self) -> Any:
+        """The fused decode steps (native.fused.DecodeSteps), or None while they cannot be used."""
+        if self._steps is None:
+            return None
+        from ..compute.native.fused import NotPackedAlike
+
         try:
-            return self._steps if self._steps is not None and self._steps.is_ready else None
+            return self._steps if self._steps.is_ready else None
         except NotPackedAlike as error:
-            log.info("tokens take PyTorch's operations: %s", error)
+            log.info("decode steps take PyTorch's operations: %s", error)
             self._steps = None
             return None
 
@@ -234,7 +257,7 @@ class Decoder:
         singles, spans = self._spans(parts)
 
         def attend(qkv: torch.Tensor, number: int) -> torch.Tensor:
-            attended = torch.empty_like(qkv[:, : self.heads])
+            attended = torch.empty_like(qkv[:, : self.shape.heads])
             for span in spans:
                 self._attend(qkv, attended, span, number)
             if singles:
@@ -266,8 +289,11 @@ class Decoder:
 
     def _product(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
         """A layer's outputs (rows, outputs) of x (rows, inputs)."""
-        steps = self._ready_steps() if len(x) <= MOST_PRODUCT_ROWS else None
-        return linear(x) if steps is None else steps.product(linear, x)
+        steps = self._ready_steps()
+        if steps is None:
+            return linear(x)
+        y: torch.Tensor = steps.product(linear, x)
+        return y
 
     def _spans(self, parts: Sequence[Part]) -> tuple[list[Single], list[_Span]]:
         singles, spans, row = [], [], 0
@@ -289,7 +315,7 @@ class Decoder:
         columns = torch.arange(end, device=like.device)
         rows = torch.arange(begin, end, device=like.device)
         mask.masked_fill_(columns > rows[:, None], float("-inf"))
-        return mask.repeat(self._groups, 1)
+        return mask.repeat(self.shape.heads // self.shape.kv_heads, 1)
 
     def _compute(
         self,
@@ -304,14 +330,17 @@ class Decoder:
         """One layer; of what comes behind its attention only the rows `wanted`, unless None."""
         rowwise = self._rowwise
         h = rowwise.normalise(x, layer.attention_norm)
-        qkv = self._product(layer.qkv, h).view(len(x), self.heads + 2 * self.kv_heads, self.size)
+        shape = self.shape
+        qkv = self._product(layer.qkv, h).view(
+            len(x), shape.heads + 2 * shape.kv_heads, shape.head_dim
+        )
         rowwise.turn(qkv, layer.head_norms, cos, sin)
         attended = attend(qkv, number)
         if wanted is not None:
             x, attended = x[wanted], attended[wanted]
             if not len(wanted):
                 return x
-        x = x + self._product(layer.out, attended.view(len(x), self.heads * self.size))
+        x = x + self._product(layer.out, attended.view(len(x), shape.heads * shape.head_dim))
         h = rowwise.normalise(x, layer.mlp_norm)
         return x + self._product(layer.down, rowwise.gate(self._product(layer.gate_up, h)))
 
@@ -319,18 +348,19 @@ class Decoder:
         """Attention of one span, its groups of heads folded into the rows of a query."""
         written, keys, values = span.kv.layers[number]
         begin, end = span.begin, span.end
-        heads, groups, size = self.kv_heads, self._groups, self.size
+        shape, heads, size = self.shape, self.shape.kv_heads, self.shape.head_dim
+        groups = shape.heads // heads
         count = end - begin
         rows = qkv[span.row : span.row + count]
-        new = rows[:, self.heads :].view(count, 2, heads, size)
+        new = rows[:, shape.heads :].view(count, 2, heads, size)
         written[:, :, begin:end] = new.permute(1, 2, 0, 3)
-        query = rows[:, : self.heads].view(count, heads, groups, size).permute(1, 2, 0, 3)
+        query = rows[:, : shape.heads].view(count, heads, groups, size).permute(1, 2, 0, 3)
         result = functional.scaled_dot_product_attention(
             query.reshape(1, heads, groups * count, size),
             keys[:, :, :end],
             values[:, :, :end],
             attn_mask=span.mask,
-            scale=self.scale,
+            scale=shape.scale,
         ).view(heads, groups, count, size)
         target = attended[span.row : span.row + count].view(count, heads, groups, size)
         target.copy_(result.permute(2, 0, 1, 3))
@@ -364,50 +394,6 @@ def _places(parts: Sequence[Part]) -> torch.Tensor:
         line_of_part = torch.arange(begin, begin + len(part.ids)).expand(3, -1)
         columns.append(line_of_part if part.places is None else part.places)
     return torch.cat(columns, dim=1)
-
-
-class Rope:
-    """Cosines and sines of rotary positions, computed once."""
-
-    def __init__(self, rotary: Any, like: torch.Tensor) -> None:
-        sections = (rotary.config.rope_parameters or {}).get("mrope_section")
-        # Which of time, row and column turns each element of a head (Qwen2-VL, section 2.1).
-        self._axes: torch.Tensor | None = None
-        if sections:
-            half = torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
-            self._axes = torch.cat([half, half]).to(like.device)
-        self._frequencies = rotary.inv_freq.float()
-        self._scaling: float = rotary.attention_scaling
-        self._like = like
-        self._cos = self._sin = like.new_empty(0, 0)
-
-    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of positions (rows,) or (3, rows), on the CPU, as (rows, 1, size).
-
-        The first half of sin is negated: then x cos + roll(x, size / 2) sin turns x.
-        """
-        self.tables(int(positions.max()) + 1)
-        positions = positions.to(self._cos.device)
-        if positions.ndim == 1:
-            return self._cos[positions][:, None], self._sin[positions][:, None]
-        assert self._axes is not None
-        elements = torch.arange(len(self._axes), device=positions.device)
-        # (rows, size): the position that turns each element. What is looked up lies in its order.
-        rows = positions[self._axes].T.contiguous()
-        return self._cos[rows, elements][:, None], self._sin[rows, elements][:, None]
-
-    def tables(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of at least so many positions, (positions, size) each; never changed."""
-        if length > len(self._cos):
-            self._grow(max(length, 2 * len(self._cos), 256))
-        return self._cos, self._sin
-
-    def _grow(self, length: int) -> None:
-        positions = torch.arange(length, device=self._frequencies.device, dtype=torch.float)
-        angles = positions[:, None] * self._frequencies
-        cos, sin = angles.cos() * self._scaling, angles.sin() * self._scaling
-        self._cos = torch.cat([cos, cos], dim=1).to(self._like.dtype)
-        self._sin = torch.cat([-sin, sin], dim=1).to(self._like.dtype)
 
 
 def _layer(layer: Any, linears: Linears | Uniform, *, patience: int) -> Layer:

@@ -16,17 +16,19 @@ from typing import Any
 
 import torch
 
-from ..accelerators import free_bytes
+from ..compute.device import free_bytes
+from ..compute.linears import served_precision
+from ..compute.threads import compute_with
 from ..context import WarmModel
 from ..errors import JobFailed
 from .asis import AsIs
 from .cache import Prefixes
 from .choice import Choice, keys_of, now
-from .decoder import Decoder, Part
+from .decoder import Decoder
 from .generation import End, Generation
 from .grammar import Grammar, Grammars
-from .linears import served_precision
-from .turns import TURNS, compute_with
+from .parts import Part
+from .turns import TURNS
 from .vision import Eyes, Sight
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ MAX_SEQUENCES = 64  # that are computed at once
 _ALONE_S = 0.5  # of prompts per turn, while nobody writes
 _BESIDE_S = 0.2  # the same, at least, while somebody writes, by this model or another one
 _MEMORY_SHARE = 0.4  # of the memory that is free when the engine starts: for keys and values
+_NO_ROOM = 2**62  # bytes: no machine has so many to spare
 _FEATURES_SHARE = 0.1  # of the same, in addition: for the features of pictures
 
 
@@ -142,7 +145,11 @@ class Engine:
         """Return the runner, and the eyes of a model that has some."""
         model = self._warm.model
         takes = Decoder.takes(model)
-        runner: Any = Decoder(model, precision=self._precision) if takes else AsIs(model)
+        # What packing leaves free is for keys and values.
+        spare = self._budget_bytes if self._warm.may_pack else _NO_ROOM
+        runner: Any = AsIs(model)
+        if takes:
+            runner = Decoder(model, precision=self._precision, spare_bytes=spare)
         if not Eyes.are_in(model):
             return runner, None
         features_bytes = int(self._budget_bytes * _FEATURES_SHARE)

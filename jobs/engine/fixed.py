@@ -14,22 +14,52 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
 
-from ..accelerators import free_bytes
+from ..compute.device import free_bytes
+from ..compute.shape import Shape
 from .cache import KeyValues
 from .graphs import Graphs
-
-if TYPE_CHECKING:
-    from .decoder import Decoder, Part
+from .parts import Attend, Part
+from .rope import Rope
 
 Pass = Callable[[Sequence[Any]], torch.Tensor]  # over parts, as Decoder.forward
 
 SHORTEST = 256  # positions that are looked at: fewer would gain nothing
 _MEMORY_SHARE = 0.2  # of what is free at first: more takes the decoder's own pass
+
+
+class Model(Protocol):
+    """What these steps need of a decoder."""
+
+    @property
+    def shape(self) -> Shape:
+        """The sizes of its attention."""
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        """(V, hidden)."""
+
+    @property
+    def rope(self) -> Rope:
+        """Its rotary positions."""
+
+    def new(self, capacity: int) -> KeyValues:
+        """Return room for a sequence of at most so many positions."""
+
+    def num_bytes(self, capacity: int) -> int:
+        """The memory of a sequence of that many positions."""
+
+    def hidden(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        """All layers. x: (rows, hidden); cos, sin: (rows, 1, head_dim)."""
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """The logits of rows (rows, hidden) after the last layer: (rows, V)."""
 
 
 @dataclass
@@ -43,7 +73,7 @@ class _Seat:
 class Rows:
     """Keys and values of sequences that write, side by side: rows 0, 1, … without a gap."""
 
-    def __init__(self, decoder: Decoder, most_bytes: int) -> None:
+    def __init__(self, decoder: Model, most_bytes: int) -> None:
         self._decoder = decoder
         self.most_bytes = most_bytes
         # (layers, keys and values, rows, heads, positions, size)
@@ -120,13 +150,13 @@ class Rows:
 class FixedSteps:
     """Computes the next token of many sequences at once, whoever joins and leaves."""
 
-    def __init__(self, decoder: Decoder, *, most_bytes: int | None = None) -> None:
+    def __init__(self, decoder: Model, *, most_bytes: int | None = None) -> None:
         """`most_bytes`: for the keys and values of those that write."""
         device = decoder.embedding.device
         if most_bytes is None:
             most_bytes = int(free_bytes(device) * _MEMORY_SHARE)
         # The decoder has these steps: a circle would keep a closed engine's memory.
-        self._decoder: Decoder = weakref.proxy(decoder)
+        self._decoder: Model = weakref.proxy(decoder)
         self._rows = Rows(self._decoder, most_bytes)
         self._graphs = Graphs() if device.type == "cuda" else None
         # The tokens, where their keys and values come to, and their rotary positions.
@@ -197,7 +227,8 @@ class FixedSteps:
         is_later = torch.arange(length, device=x.device) > positions[:, None]
         mask = x.new_zeros(rows, length).masked_fill_(is_later, -torch.inf)[:, None, None]
         every = torch.arange(rows, device=x.device)
-        heads, kv_heads, size = decoder.heads, decoder.kv_heads, decoder.size
+        shape = decoder.shape
+        heads, kv_heads, size = shape.heads, shape.kv_heads, shape.head_dim
 
         def attend(qkv: torch.Tensor, number: int) -> torch.Tensor:
             keys, values = data[number, 0], data[number, 1]
@@ -209,7 +240,7 @@ class FixedSteps:
                 keys[:rows, :, :length],
                 values[:rows, :, :length],
                 attn_mask=mask,
-                scale=decoder.scale,
+                scale=shape.scale,
             ).reshape(rows, heads, size)
 
         cos, sin = self._cos[places][:, None], self._sin[places][:, None]

@@ -10,11 +10,11 @@ engine has some, for that while. Imports torch.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Protocol
 
 import torch
+
+from ..compute.threads import compute_with
 
 
 class Turned(Protocol):
@@ -112,24 +112,3 @@ class Turns:
 
 
 TURNS = Turns()
-
-
-def compute_with(threads: int) -> None:
-    """Have this thread compute with so many threads, whatever others set.
-
-    It is a setting of each thread. But when one asks or computes for the first time, torch gives it
-    the number that any thread has set last, in place of its own: so it asks before.
-    """
-    torch.get_num_threads()
-    torch.set_num_threads(threads)
-
-
-@contextmanager
-def without_helpers() -> Iterator[None]:
-    """Compute in this thread alone for a while, for the engines to have all processors ready."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from transformers.vision_utils import get_vision_attention_seqlens, get_vision_position_ids
 
-from ..kernels import fast_kernels
-from ..products import Replaced, bfloat16_linear, is_bfloat16_faster
+from ..compute.aten_overrides import fast_kernels
+from ..compute.levels import levels
+from ..compute.linears import bfloat16_linear
+from ..compute.quantized import SwappedLinears
 from .generation import Generation, Picture
 
 
@@ -24,10 +26,14 @@ class Eyes:
     """The vision part of a model, and what it saw lately."""
 
     def __init__(self, model: Any, budget_bytes: int, *, precision: str = "own") -> None:
-        """`precision`: of the decoder. Beside int8 the vision part has bf16, where it is faster."""
+        """`precision`: of the decoder. With int8 and bf16 the vision part computes in bf16, where
+        the processor has units for it.
+        """
         self._visual = _visual_of(model)
-        is_half = precision == "bf16" or (precision == "int8" and is_bfloat16_faster())
-        self._replaced = Replaced(self._visual, bfloat16_linear) if is_half else None
+        is_half = precision in ("bf16", "int8") and (
+            self._visual.device.type != "cpu" or levels().bfloat16 == "units"
+        )
+        self._swapped = SwappedLinears(self._visual, bfloat16_linear) if is_half else None
         self._budget_bytes = budget_bytes
         self._seen: OrderedDict[int, torch.Tensor] = OrderedDict()
 
@@ -44,7 +50,7 @@ class Eyes:
     @contextmanager
     def fast(self) -> Iterator[None]:
         """Compute by the fastest products while this lasts: those in bfloat16 in this thread."""
-        with fast_kernels(), self._replaced.in_place() if self._replaced else nullcontext():
+        with fast_kernels(), self._swapped.in_place() if self._swapped else nullcontext():
             yield
 
     def features(self, picture: Picture) -> Iterator[torch.Tensor | None]:

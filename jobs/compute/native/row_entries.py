@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from . import rows as r
+from . import rowwise as r
 from .compiling import entry
-from .rows import FLOAT, WORD
-from .vectors import address_of, call, floats, words
+from .intrinsics import address_of, call, floats, words
+from .rowwise import FLOAT, WORD
 
 SPAN = 4  # words of a row that is attended for
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 
-class Team:
+class OpenMP:
     """Runs functions `void f(int64 *words)`.
 
     `barrier` is the address of a function by which a thread waits for the others.
@@ -46,11 +46,11 @@ class Team:
 
 
 @lru_cache(maxsize=1)
-def team() -> Team | None:
+def openmp() -> OpenMP | None:
     """Return PyTorch's threads; None where they are not OpenMP's."""
     path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
-        return Team(ctypes.CDLL(str(path)))  # loaded long since: this finds what it found
+        return OpenMP(ctypes.CDLL(str(path)))  # loaded long since: this finds what it found
     except (OSError, AttributeError):
         return None
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from needs import needs
 
-from warmd.jobs import hugepages
+from warmd.jobs.compute import hugepages
 
 PAGES = 9
 KERNEL = tuple(int(number) for number in os.uname().release.split("-")[0].split(".")[:2])
@@ -45,7 +45,7 @@ def test_a_kernel_that_refuses_is_asked_a_few_times():
     script = f"""
 import ctypes
 import torch
-from warmd.jobs import hugepages
+from warmd.jobs.compute import hugepages
 assert ctypes.CDLL(None).prctl(41, 1, 0, 0, 0) == 0
 x = torch.zeros({40 * hugepages.HUGE_PAGE}, dtype=torch.uint8)
 print(sum(1 for _ in hugepages.move([(x.data_ptr(), x.nbytes)])))

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from .compiling import compiled
-from .sums import FLOAT32, products
-from .vectors import LANES, WIDTH, dot, float_of, floats, fma, largest, total
+from .gemm import FLOAT32, gemm
+from .intrinsics import LANES, WIDTH, dot, float_of, floats, fma, largest, total
 
 FLOAT, WORD = 4, 8  # bytes
 
-_sum_up = products(FLOAT32, WIDTH, 1)
+_sum_up = gemm(FLOAT32, WIDTH, 1)
 
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 # Cephes' expf: e^x = 2^n e^r, where |r| <= ln(2) / 2; its error is below 2 units in the last place.
@@ -56,8 +56,16 @@ def normalise(x: Any, weight: Any, y: Any, length: Any, eps: Any) -> None:
 
 
 @compiled
+def normalise_rows(x: Any, weight: Any, y: Any, rows: Any, length: Any, eps: Any) -> None:
+    """`normalise` each of the rows of x into y, both (rows, length)."""
+    for row in range(rows):
+        place = row * length * FLOAT
+        normalise(x + place, weight, y + place, length, eps)
+
+
+@compiled
 def rotate(x: Any, cos: Any, sin: Any, size: Any) -> None:
-    """Turn a head in place: x cos + roll(x, size / 2) sin; see decoder.Rope."""
+    """Turn a head in place: x cos + roll(x, size / 2) sin; see rope.Rope."""
     half = size // 2
     head, c, s = floats(x), floats(cos), floats(sin)
     for i in range(half):

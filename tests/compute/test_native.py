@@ -1,4 +1,4 @@
-"""Our own code for what few rows ask for: the bits of the decoder's own pass."""
+"""Native kernels and fused decode steps: they have the bits of the decoder's own pass."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,26 @@ import torch
 from needs import needs
 from test_engine import NATIVE_SIZES, make, prompt
 
-from warmd.jobs.engine import native
+from warmd.jobs import compute
+from warmd.jobs.compute import linears, native
+from warmd.jobs.compute.levels import MANY_ROWS, levels
 from warmd.jobs.engine.cache import CHUNK
-from warmd.jobs.engine.decoder import Decoder, Part
-from warmd.jobs.engine.native.steps import MOST_PRODUCT_ROWS
-from warmd.jobs.engine.native.team import team
-from warmd.jobs.engine.native.vectors import HAS_PAIRS, HAS_QUADS
-from warmd.jobs.engine.rowwise import Native, Single, Torch
+from warmd.jobs.engine.decoder import Decoder
+from warmd.jobs.engine.native_rowwise import Native
+from warmd.jobs.engine.parts import Part
+from warmd.jobs.engine.rowwise import Single, Torch
 
+MOST_PRODUCT_ROWS = 512  # that were measured
 MOST_ROWS = 14  # three groups: four, five and five
 PACKED = 8  # turns after which every layer of these models is packed
 
 
 @pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    needs(HAS_QUADS and HAS_PAIRS, "a processor with AVX-512 VNNI and BF16")
+def inference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    needs(native.is_available(), "numba and PyTorch's OpenMP")
+    # Also where they were measured to be slower than oneDNN, and are not used.
+    ours = replace(levels(), float32="warmd", most_rows=MANY_ROWS)
+    monkeypatch.setattr(linears, "levels", lambda: ours)
     with torch.inference_mode():
         yield
 
@@ -108,10 +114,9 @@ def test_prompts_have_the_bits_of_pytorchs_products(precision, threads):
 
 def test_operations_on_rows_are_those_of_pytorch():
     decoder = Decoder(small("Qwen3", head_dim=64, num_attention_heads=6, num_key_value_heads=3))
-    threads = team()
-    assert threads is not None
-    ours, theirs = Native(decoder, threads), Torch(decoder)
-    heads, kv_heads, size = decoder.heads, decoder.kv_heads, decoder.size
+    shape = decoder.shape
+    ours, theirs = Native(shape), Torch(shape)
+    heads, kv_heads, size = shape.heads, shape.kv_heads, shape.head_dim
     for rows in (1, 5, 300):
         x, weight = torch.randn(rows, 128) * 5, torch.randn(128)
         torch.testing.assert_close(ours.normalise(x, weight), theirs.normalise(x, weight))
@@ -139,13 +144,12 @@ def test_operations_on_rows_are_those_of_pytorch():
 
 @pytest.mark.parametrize("gate", [0.0, 1e-30, -1e-30, 87.5, 100.0, 3e38, -87.5, -100.0, -3e38])
 def test_gates_of_any_size_are_those_of_pytorch(gate):
-    decoder, threads = Decoder(small()), team()
-    assert threads is not None
+    decoder = Decoder(small())
     gate_up = torch.full((1, 384), gate)
     gate_up[:, 192:] = 1
     wanted = torch.nn.functional.silu(torch.tensor(gate))
     torch.testing.assert_close(
-        Native(decoder, threads).gate(gate_up)[0, 5], wanted, atol=1e-35, rtol=1e-6
+        Native(decoder.shape).gate(gate_up)[0, 5], wanted, atol=1e-35, rtol=1e-6
     )
 
 
@@ -194,7 +198,8 @@ def test_where_numba_compiles_for_less_than_the_processor_has_tokens_are_right(a
     script = """
 import torch
 from test_engine import NATIVE_SIZES, make
-from warmd.jobs.engine.decoder import Decoder, Part
+from warmd.jobs.engine.decoder import Decoder
+from warmd.jobs.engine.parts import Part
 torch.inference_mode().__enter__()
 model = make("Qwen2", **NATIVE_SIZES)
 wanted = model(torch.tensor([[3]])).logits[0, 0]
@@ -255,17 +260,17 @@ def test_zeros_tell_no_order_of_sums(name, precision):
 
 
 @pytest.mark.slow
-def test_where_weights_are_packed_in_another_order_pytorch_computes():
+def test_where_onednn_packs_in_another_order_bits_do_not_change_while_layers_are_packed():
     """As on an older processor: oneDNN is told to do as if this were one."""
     script = """
 import torch
 from test_engine import NATIVE_SIZES, make
-from warmd.jobs.engine.decoder import Decoder, Part
+from warmd.jobs.engine.decoder import Decoder
+from warmd.jobs.engine.parts import Part
 torch.inference_mode().__enter__()
 for precision in ("own", "bf16", "int8"):
     decoder = Decoder(make("Qwen2", **NATIVE_SIZES), precision=precision)
     ones = [decoder.forward([Part(decoder.new(1), [3], True)]) for _ in range(9)]
-    assert decoder._steps is None
     assert all(torch.equal(one, ones[0]) for one in ones)
 """
     paths = os.pathsep.join([os.path.dirname(__file__), *sys.path])
@@ -276,12 +281,12 @@ for precision in ("own", "bf16", "int8"):
 @pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["spoilt", "nowhere to write", "several at once", "no JIT"])
 def test_whatever_became_of_the_machine_code_that_was_kept_it_is_compiled(tmp_path, trouble):
-    sources = tmp_path / "native"
-    shutil.copytree(Path(native.__file__).parent, sources, ignore=shutil.ignore_patterns("__py*"))
+    sources = tmp_path / "compute"
+    shutil.copytree(Path(compute.__file__).parent, sources, ignore=shutil.ignore_patterns("__py*"))
     (tmp_path / "pyproject.toml").touch()
     script = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from native import compiling, linear; "
-        "assert linear.product.address; print(compiling._folder())"
+        "import sys; sys.path.insert(0, sys.argv[1]); from compute.native import linear; "
+        "from compute import cache; assert linear.product.address; print(cache.folder())"
     )
     settings = {"PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1"}  # and no home
 

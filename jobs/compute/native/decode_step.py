@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from . import plan as p
+from . import layout as p
 from .compiling import compiled, entry
-from .linear import add_product, block, multiply, prepare
-from .rows import FLOAT, WORD, attend_group, gate, normalise, turn
-from .shares import meet, take
-from .vectors import WIDTH, address_of, call as invoke, floats, words
+from .intrinsics import WIDTH, address_of, call as invoke, floats, words
+from .linear import add_product, block, more_of, multiply, prepare
+from .rowwise import FLOAT, WORD, attend_group, gate, normalise_rows, turn
+from .work_stealing import meet, take
 
 
 @compiled
@@ -68,9 +68,7 @@ def step(data: Any) -> None:
     for number in range(m[p.LAYERS]):
         layer = c[p.PLAN] + (p.FIRST_LAYER + number * p.LAYER) * WORD
         fields = words(layer)
-        for row in range(rows):
-            place = row * hidden * FLOAT
-            normalise(x + place, fields[p.ATTENTION_NORM], normed + place, hidden, eps)
+        normalise_rows(x, fields[p.ATTENTION_NORM], normed, rows, hidden, eps)
         qkv = layer + p.QKV * WORD
         multiply(qkv, normed, rows, c[p.QKVS], scratch, thread, threads, taken)
         taken = meet(c[p.BARRIER], taken, threads)
@@ -83,20 +81,18 @@ def step(data: Any) -> None:
         out = layer + p.OUT * WORD
         add_product(out, c[p.ATTENDED], rows, x, pairs, scratch, thread, threads, taken)
         taken = meet(c[p.BARRIER], taken, threads)
-        for row in range(rows):
-            place = row * hidden * FLOAT
-            normalise(x + place, fields[p.MLP_NORM], normed + place, hidden, eps)
+        normalise_rows(x, fields[p.MLP_NORM], normed, rows, hidden, eps)
         gate_up = layer + p.GATE_UP * WORD
-        prepare(gate_up, normed, rows, scratch)
+        prepare(gate_up, normed, 0, rows, rows, scratch)
+        more = more_of(gate_up, rows, scratch)
         count = inner // WIDTH
         while True:
             b = take(count, thread, threads, taken)
             if b < 0:
                 break
-            block(gate_up, b, normed, rows, scratch, pairs, 2 * WIDTH * FLOAT)
-            block(
-                gate_up, b + count, normed, rows, scratch, pairs + WIDTH * FLOAT, 2 * WIDTH * FLOAT
-            )
+            block(gate_up, b, normed, rows, scratch, more, pairs, 2 * WIDTH * FLOAT)
+            ups = pairs + WIDTH * FLOAT
+            block(gate_up, b + count, normed, rows, scratch, more, ups, 2 * WIDTH * FLOAT)
             for row in range(rows):
                 pair = pairs + row * 2 * WIDTH * FLOAT
                 y = c[p.GATED] + (row * inner + b * WIDTH) * FLOAT
@@ -105,8 +101,6 @@ def step(data: Any) -> None:
         down = layer + p.DOWN * WORD
         add_product(down, c[p.GATED], rows, x, pairs, scratch, thread, threads, taken)
         taken = meet(c[p.BARRIER], taken, threads)
-    for row in range(rows):
-        place = row * hidden * FLOAT
-        normalise(x + place, m[p.NORM], normed + place, hidden, eps)
+    normalise_rows(x, m[p.NORM], normed, rows, hidden, eps)
     head = c[p.PLAN] + p.HEAD * WORD
     multiply(head, normed, rows, c[p.LOGITS], scratch, thread, threads, taken)

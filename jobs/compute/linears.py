@@ -1,8 +1,8 @@
-"""Linear layers in the form that this machine computes fastest, and alike for any batch.
+"""Batch-invariant linear layers in the form that this machine computes fastest.
 
-The same row must give the same bits whatever other rows are computed beside it: then a request
-gets the tokens that it would get alone. Libraries choose other kernels for few rows, so it is
-measured, not assumed, what number of rows each form has to be given multiples of (its quantum).
+The same row must give the same bits whatever other rows are computed with it: then a request gets
+the tokens that it would get alone. Libraries choose other kernels for few rows, so it is measured,
+not assumed, what number of rows each form has to be given multiples of.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ..accelerators import has_bfloat16
-from ..products import (
+from ...configs.memory import available_bytes
+from . import onednn
+from .device import has_bfloat16
+from .levels import MANY_ROWS, levels, why_not
+from .quantized import (
     Bfloat16Linear,
+    CastLinear,
     Int8Linear,
-    Make,
-    Product,
-    bfloat16_linear,
-    is_bfloat16_faster,
+    LinearFactory,
+    LinearFn,
 )
 
 log = logging.getLogger(__name__)
@@ -30,10 +32,12 @@ log = logging.getLogger(__name__)
 _QUANTA = (1, 2, 4, 8, 16, 32)
 _PROBED_ROWS = 64
 _TRIED_ROWS = 4  # of them, in the smaller batches
+_TRIED_OUTPUTS = 1024
+_SPARE_BYTES = 2**30  # of memory that packing leaves free
 _PROBED_OUTPUTS = 16_384  # of a vocabulary: all of it would take a second
 
 
-Linear = Product  # x: (rows, in); y: (rows, out)
+Linear = LinearFn  # x: (rows, in); y: (rows, out)
 
 
 class PlainLinear:
@@ -63,15 +67,10 @@ class InPlaceLinear:
         return y if self._bias is None else y.add_(self._bias)
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
-    return y
-
-
 class UnpackedLinear(InPlaceLinear):
     """float32 on a CPU by oneDNN, on the weights where they are."""
 
-    _multiply = staticmethod(_product)
+    _multiply = staticmethod(onednn.linear)
 
 
 class PackedLinear:
@@ -79,24 +78,108 @@ class PackedLinear:
 
     def __init__(self, weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> None:
         weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        self.packed = onednn.pack(weight)
         self.bias = bias
         self.shape: tuple[int, int] = (len(weight), weight.shape[1])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return _product(x, self.packed, self.bias)
+        return onednn.linear(x, self.packed, self.bias)
 
 
-Packed = PackedLinear | Bfloat16Linear | Int8Linear  # in oneDNN's order, on a CPU
+class NativeFloat32Linear:
+    """float32 on a CPU by warmd's kernels, up to so many rows as they are faster; the same bits."""
+
+    def __init__(
+        self,
+        panels: Any,
+        weights: Sequence[torch.Tensor],
+        bias: torch.Tensor | None,
+        most_rows: int,
+    ) -> None:
+        """`panels`: a native.panels.PanelLinear of these weights."""
+        self.panels = panels
+        self.shape: tuple[int, int] = panels.shape
+        self._most_rows = most_rows
+        self._unpacked = UnpackedLinear(weights, bias) if most_rows < MANY_ROWS else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._unpacked is not None and len(x) > self._most_rows:
+            return self._unpacked(x)
+        y: torch.Tensor = self.panels(x)
+        return y
 
 
-class PatientLinear:
+def packed_float32(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> LinearFn:
+    """Return a float32 layer on packed weights, by the kernel that `levels` names."""
+    if levels().float32 == "warmd":
+        from .native import panels
+
+        # Where oneDNN packs in the order that warmd's kernels read, one copy serves both
+        # (native.fused).
+        if not panels.READS_ONEDNN_ORDER:
+            run = _run_of(weights, bias)
+            if run is not None:
+                packed = panels.float32_linear(weights, bias, run=run)
+                return NativeFloat32Linear(packed, weights, bias, levels().most_rows)
+    return PackedLinear(weights, bias)
+
+
+_runs: dict[tuple[Any, ...], int | None] = {}  # by the shape of a layer
+
+
+def _run_of(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> int | None:
+    """How many inputs oneDNN sums up before it adds that to the sum of those before.
+
+    Tried on the first outputs, for layers of one shape once; None where its sums are none of these.
+    """
+    from .native import panels
+
+    kind = (tuple(weight.shape for weight in weights), bias is None)
+    if kind not in _runs:
+        some, first = [], _TRIED_OUTPUTS
+        for weight in weights:
+            some.append(weight[:first])
+            first -= len(some[-1])
+        x = torch.randn(
+            _TRIED_ROWS, weights[0].shape[1], generator=torch.Generator().manual_seed(0)
+        )
+        whole = [
+            onednn.linear(x, weight, None)[:, : len(part)]
+            for weight, part in zip(weights, some, strict=True)
+        ]
+        found = panels.run_of(some, x, torch.cat(whole, dim=1))
+        if not any(bool(weight.any()) for weight in some):
+            return found  # of zeros: that says nothing of other layers
+        _runs[kind] = found
+    return _runs[kind]
+
+
+def int8_linear(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> LinearFn:
+    """Return a layer in dynamic int8 by the kernel that `levels` names (a LinearFactory)."""
+    if levels().int8 == "warmd":
+        from .native import panels
+
+        return panels.int8_linear(weights, bias)
+    return Int8Linear(weights, bias)
+
+
+def bfloat16_linear(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> LinearFn:
+    """Return a layer in bfloat16 in the form that its device takes (a LinearFactory)."""
+    if weights[0].device.type != "cpu":
+        return CastLinear(weights, bias)
+    if levels().bfloat16 == "storage":
+        from .native import panels
+
+        return panels.bfloat16_linear(weights, bias)
+    return Bfloat16Linear(weights, bias)
+
+
+class LazilyPackedLinear:
     """float32 on a CPU: unpacked at first, packed later on; the bits are the same.
 
-    To pack a 0.5B model takes seconds, which a first token should not wait for: so each layer is
-    packed after some calls of its own, one after the other. Without memory for that it stays as it
-    is. Per CPU second on an AMD EPYC with AVX-512, against PyTorch's own (MKL): 1.2 times as fast
-    for one row, 1.8 for 16 and 2.1 for 64; packed 1.5, 2.3 and 2.3.
+    To pack a 0.5B model takes up to seconds, which a first token should not wait for: so each layer
+    is packed after some calls of its own, one after the other. Without memory for that it stays as
+    it is.
     """
 
     def __init__(
@@ -122,32 +205,39 @@ class PatientLinear:
         return True
 
 
+_told: set[str] = set()  # precisions that are not served here, once logged
+
+
 def served_precision(asked: str, weight: torch.Tensor) -> str:
     """Return "int8", "bf16" or "own", the dtype that the weights have: what is served as `asked`.
 
-    int8 is for a CPU, and bf16 for one that is measured to be faster with it. A GPU that has bf16
-    gives it for int8, too: torch's product of 8-bit integers there takes more than 16 rows, and who
-    writes alone has one.
+    On a CPU `levels` says what is served. A GPU that has bf16 gives it for int8, too: torch's
+    product of 8-bit integers there takes more than 16 rows, and a single sequence has one.
     """
-    if asked in ("int8", "bf16") and has_bfloat16(weight.device):
+    if asked not in ("int8", "bf16"):
+        return "own"
+    if has_bfloat16(weight.device):
         return "bf16"
-    if asked == "int8" and has_onednn(weight):
-        return "int8"
-    if asked == "bf16" and has_onednn(weight) and is_bfloat16_faster():
-        return "bf16"
-    return "own"
+    if weight.device.type != "cpu":
+        return "own"
+    served = levels().served(asked)
+    if served != asked and asked not in _told:
+        _told.add(asked)
+        log.warning("%s", why_not(asked))
+    return served
 
 
 def has_onednn(weight: torch.Tensor) -> bool:
     """Whether oneDNN's products are there for a layer of these weights."""
-    return weight.device.type == "cpu" and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return weight.device.type == "cpu" and onednn.is_available()
 
 
 class Linears:
-    """Makes the layers of one model."""
+    """LinearFactorys the layers of one model."""
 
-    def __init__(self, precision: str) -> None:
-        """`precision`: what `served_precision` returned."""
+    def __init__(self, precision: str, *, spare_bytes: int | None = None) -> None:
+        """`precision`: what `served_precision` returned. `spare_bytes`: see `_pack`."""
+        self._spare_bytes = _SPARE_BYTES if spare_bytes is None else spare_bytes
         self.is_exact = True  # whether no row depends on the others, for layers that were made
         self._precision = precision
         self._lacks_memory = False  # to pack more layers
@@ -158,7 +248,7 @@ class Linears:
     ) -> Linear:
         """Return layers of one input as one layer, their outputs side by side.
 
-        `patience`: see PatientLinear.
+        `patience`: see LazilyPackedLinear.
         """
         weights = [layer.weight.detach() for layer in layers]
         makes = _forms(self._precision, weights[0])
@@ -168,27 +258,34 @@ class Linears:
         if len(makes) == 1:
             return first
         pack = partial(self._pack, makes[1], quanta[1], weights, bias)
-        return PatientLinear(first, pack, patience=patience)
+        return LazilyPackedLinear(first, pack, patience=patience)
 
     def _pack(
         self,
-        make: Make,
+        make: LinearFactory,
         quantum: int,
         weights: Sequence[torch.Tensor],
         bias: torch.Tensor | None,
     ) -> Linear | None:
-        """Return a layer packed; None from the first one on that memory lacks for."""
+        """Return a layer packed; None from the first one on that leaves too little memory."""
         if self._lacks_memory:
             return None
-        try:
-            return ExactLinear(make(weights, bias), quantum)
-        except (MemoryError, RuntimeError) as error:  # the latter from torch and oneDNN
-            self._lacks_memory = True
-            reason = str(error).partition("\n")[0]
-            log.warning("layers stay unpacked, which is slower, but needs less memory: %s", reason)
-            return None
+        needed = sum(weight.numel() for weight in weights) * weights[0].element_size()
+        reason = ""
+        if available_bytes() < needed + self._spare_bytes:  # Linux would kill the process instead
+            reason = f"{available_bytes() / 2**30:.1f} GiB are free"
+        else:
+            try:
+                return ExactLinear(make(weights, bias), quantum)
+            except (MemoryError, RuntimeError) as error:  # torch and oneDNN raise the second
+                reason = str(error).partition("\n")[0]
+        self._lacks_memory = True
+        log.warning("layers stay unpacked, which is slower, but needs less memory: %s", reason)
+        return None
 
-    def _quanta_of(self, makes: Sequence[Make], weights: Sequence[torch.Tensor]) -> list[int]:
+    def _quanta_of(
+        self, makes: Sequence[LinearFactory], weights: Sequence[torch.Tensor]
+    ) -> list[int]:
         """Return the quantum of each form, measured once for layers of one shape."""
         if weights[0].device.type != "cpu":
             # A GPU's libraries choose among kernels by the number of rows. Steps of fixed shapes
@@ -205,7 +302,10 @@ class Linears:
             quanta = row_quanta([make(probed, None) for make in makes], like=weights[0])
             if quanta is None:
                 self.is_exact = False
-                log.warning("rows depend on each other here: batches may change the last bits")
+                log.warning(
+                    "not batch-invariant on this machine: results may differ in the last bits with "
+                    "the batch size"
+                )
             quanta = quanta or [1] * len(makes)
             if not any(weight.any() for weight in probed):
                 return quanta  # of zeros: that says nothing of other layers
@@ -214,11 +314,11 @@ class Linears:
 
 
 class Uniform:
-    """Makes all layers of a model in one form, whatever that means for batches."""
+    """LinearFactorys all layers of a model in one form, whatever that means for batches."""
 
     is_exact = False
 
-    def __init__(self, make: Make) -> None:
+    def __init__(self, make: LinearFactory) -> None:
         self._make = make
 
     def fused(
@@ -229,14 +329,14 @@ class Uniform:
         return self._make(weights, _bias(layers, weights))
 
 
-def _forms(precision: str, weight: torch.Tensor) -> tuple[Make, ...]:
+def _forms(precision: str, weight: torch.Tensor) -> tuple[LinearFactory, ...]:
     """The form of a layer, or two: the one that it begins in and the one that it gets later."""
     if precision == "int8":
-        return (Int8Linear,)
+        return (int8_linear,)
     if precision == "bf16":
         return (bfloat16_linear,)
     if has_onednn(weight) and weight.dtype == torch.float32:
-        return (UnpackedLinear, PackedLinear)
+        return (UnpackedLinear, packed_float32)
     return (PlainLinear,)
 
 
@@ -256,17 +356,27 @@ class ExactLinear:
 
 def innermost(linear: Linear) -> Linear:
     """The form in which a layer is computed now."""
-    while isinstance(linear, PatientLinear | ExactLinear):
+    while isinstance(linear, LazilyPackedLinear | ExactLinear):
         linear = linear.form
     return linear
+
+
+OnednnPacked = PackedLinear | Bfloat16Linear | Int8Linear
+
+
+def panels_of(form: Linear) -> Any:
+    """The native.panels.PanelLinear that computes a form, or None."""
+    return getattr(form, "panels", None)
 
 
 def packed_areas(linears: Iterable[Linear]) -> Iterator[tuple[int, int]]:
     """Where the weights of layers that are packed lie: address and bytes of each."""
     for linear in linears:
         form = innermost(linear)
-        if isinstance(form, Packed):
-            yield torch.ops.mkldnn.data_ptr(form.packed), torch.ops.mkldnn._nbytes(form.packed)
+        if isinstance(form, OnednnPacked):
+            yield onednn.address_of(form.packed), onednn.bytes_of(form.packed)
+        elif (panels := panels_of(form)) is not None:
+            yield panels.packed.data_ptr(), panels.num_bytes
 
 
 def _step(rows: int) -> int:

@@ -1,55 +1,69 @@
-"""Tokens of a few sequences by `step`, and products of more rows, once every layer is packed."""
+"""Decode steps of several sequences in one native call, once every layer is packed.
+
+Layers in our own panels are taken as they are. Layers that oneDNN packed are tried: where its order
+and its sums are ours, the same memory serves both, and our kernels multiply few rows.
+"""
 
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from ...products import Bfloat16Linear, Int8Linear
-from ..linears import Linear, Packed, innermost
-from . import plan as p
-from .linear import product
-from .rows import FLOAT
-from .step import step
-from .team import Team, address
-from .vectors import HAS_PAIRS, HAS_QUADS, LANES, LINE, WIDTH
+from .. import onednn
+from ..levels import levels
+from ..linears import Linear, OnednnPacked, innermost, panels_of
+from ..quantized import Bfloat16Linear, Int8Linear
+from ..shape import Shape
+from . import layout as p
+from .decode_step import step
+from .intrinsics import HAS_BFLOAT16, HAS_VNNI, LANES, WIDTH
+from .linear import QUADS_PANEL
+from .openmp import OpenMP, address
+from .panels import RUNS, multiply, whole_lines
+from .rowwise import FLOAT
 
-if TYPE_CHECKING:
-    from ..cache import KeyValues
-    from ..decoder import Decoder
+_MOST_ROWS = 512  # of layers that oneDNN packed: for more, nothing was measured
 
-log = logging.getLogger(__name__)
-
-# Up to so many rows this was measured to take less time than oneDNN's products.
-MOST_ROWS = 64  # of a step
-MOST_PRODUCT_ROWS = 512
-
-_RUNS = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 128, 64)
 _TRIED_ROWS = 4
 _TRIED_OUTPUTS = 16 * WIDTH
 _TELLING = 4096  # inputs of rows that tell orders apart: of shorter ones it takes more
 _LARGE = 4096.0  # so that a bias is small beside it
 
 
-class Steps:
-    """The steps and products of one decoder, once it is packed.
+@dataclass(frozen=True)
+class FusedLayer:
+    """The norms and linear layers of one decoder layer. Norms are float32 (hidden,)."""
 
-    Their bits are those of its own pass by PyTorch: it is tried at first.
+    norms: Sequence[torch.Tensor]  # before attention, before the MLP; of queries and keys, if any
+    linears: Sequence[Linear]  # qkv, out, gate_up, down
+
+
+class DecodeSteps:
+    """The decode steps of one model, and products of its layers that oneDNN packed.
+
+    Their bits are those of the decoder's own pass.
     """
 
-    def __init__(self, decoder: Decoder, team: Team) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        layers: Sequence[FusedLayer],
+        norm: torch.Tensor,
+        head: Linear,
+        team: OpenMP,
+    ) -> None:
+        """`norm`: (hidden,) float32, before the vocabulary's linear layer `head`."""
         self._team = team
-        # Whatever a word tells the address of must stay: layers, norms, and this.
-        self._layers, self._norm, self._head = decoder.layers, decoder.norm, decoder.head
-        self._linears = decoder.linears
-        self._constants = np.array([decoder.eps, decoder.scale], dtype=np.float32)
-        self._hidden = len(decoder.norm)
-        self._sizes = (decoder.heads, decoder.kv_heads, decoder.size)
+        self._most_rows = min(_MOST_ROWS, levels().most_rows)
+        # Whatever a field holds the address of must stay: layers, norms, and these.
+        self._shape, self._layers, self._norm, self._head = shape, layers, norm, head
+        self._linears = [*(linear for layer in layers for linear in layer.linears), head]
+        self._constants = np.array([shape.eps, shape.scale], dtype=np.float32)
+        self._hidden = len(norm)
         self._inner = 0
         self._vocabulary = 0
         self._widest = 0  # inputs of a layer
@@ -68,7 +82,7 @@ class Steps:
         if self._plan is None:
             linears = self._linears
             while self._num_packed < len(linears) and _is_packed(linears[self._num_packed]):
-                self._num_packed += 1  # they are packed in their order; asked at every product
+                self._num_packed += 1  # they are packed in their order; asked at every step
             if self._num_packed == len(linears):
                 self._plan = self._planned()
         return self._plan is not None
@@ -78,30 +92,29 @@ class Steps:
         x: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        sequences: Sequence[KeyValues],
+        sequences: Sequence[tuple[int, int, int]],
     ) -> torch.Tensor:
         """Compute the next position of each sequence, whose keys and values are kept: (rows, V).
 
-        x: (rows, hidden), which is overwritten; cos, sin: (rows, 1, size).
+        x: (rows, hidden), which is overwritten; cos, sin: (rows, 1, head_dim). sequences: where the
+        keys and values (layers, 2, kv_heads, capacity, head_dim) lie, capacity, and length so far.
         """
         assert self._plan is not None
         rows, threads = len(x), torch.get_num_threads()
-        heads, kv_heads, size = self._sizes
+        heads, kv_heads, size = self._shape.heads, self._shape.kv_heads, self._shape.head_dim
         logits = x.new_empty(rows, self._vocabulary)
-        of_sequences = np.array(
-            [(address(kv.data), kv.capacity, kv.length) for kv in sequences], dtype=np.int64
-        )
-        longest = max(kv.length for kv in sequences) + 1
-        private = _room(rows * self._hidden * FLOAT, rows * 2 * WIDTH * FLOAT) + _room(
+        of_sequences = np.array(sequences, dtype=np.int64)
+        longest = int(of_sequences[:, p.LENGTH].max()) + 1
+        private = whole_lines(rows * self._hidden * FLOAT, rows * 2 * WIDTH * FLOAT) + whole_lines(
             rows * WIDTH, max(rows * (2 * self._widest + WIDTH * FLOAT), (longest + LANES) * FLOAT)
         )
         shared = [
             rows * width * FLOAT
             for width in ((heads + 2 * kv_heads) * size, heads * size, self._inner)
         ]
-        scratch = torch.empty(_room(*shared) + threads * private, dtype=torch.uint8)
+        scratch = torch.empty(whole_lines(*shared) + threads * private, dtype=torch.uint8)
         taken = np.zeros((p.PHASES * len(self._layers) + 1) * threads, dtype=np.int64)
-        places = np.cumsum([scratch.data_ptr(), *map(_room, shared)]).tolist()
+        places = np.cumsum([scratch.data_ptr(), *map(whole_lines, shared)]).tolist()
         self._team.run(
             step.address,
             [
@@ -124,35 +137,45 @@ class Steps:
 
     def product(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
         """Compute a layer's outputs (rows, outputs) of x (rows, inputs)."""
-        return self._product(self._words[linear], x, threads=torch.get_num_threads())
+        form = innermost(linear)
+        if panels_of(form) is not None or len(x) > self._most_rows:
+            return linear(x)
+        return multiply(self._words[linear], x, self._team)
 
     def _planned(self) -> np.ndarray:
-        heads, kv_heads, size = self._sizes
-        self._inner = _shape(self._layers[0].down)[1]
+        """Return the fields of all layers. Raises NotPackedAlike."""
+        sizes = {tuple(_shape(linear) for linear in layer.linears[2:]) for layer in self._layers}
+        if len(sizes) > 1:
+            raise NotPackedAlike("layers of several sizes")  # the plan has one size for all
+        if any(size % WIDTH for linear in self._linears for size in _shape(linear)):
+            raise NotPackedAlike(f"layers of other sizes than multiples of {WIDTH}")
+        self._inner = _shape(self._layers[0].linears[3])[1]
         self._vocabulary = _shape(self._head)[0]
         self._widest = max(_shape(linear)[1] for linear in self._linears)
-        if len({(_shape(layer.gate_up), _shape(layer.down)) for layer in self._layers}) > 1:
-            raise NotPackedAlike("layers of several sizes")  # the plan has one size for all
         for linear in self._linears:
             self._words[linear] = np.array(self._words_of(linear), dtype=np.int64)
+        shape = self._shape
         words = [
-            len(self._layers), self._hidden, heads, kv_heads, size, self._inner,
-            self._constants.ctypes.data, address(self._norm), *self._words[self._head],
+            len(self._layers), self._hidden, shape.heads, shape.kv_heads, shape.head_dim,
+            self._inner, self._constants.ctypes.data, address(self._norm),
+            *self._words[self._head],
         ]  # fmt: skip
         for layer in self._layers:
-            norms = (layer.attention_norm, layer.mlp_norm, *(layer.head_norms or ()))
-            addresses = [address(norm) for norm in norms]
+            addresses = [address(norm) for norm in layer.norms]
             words += addresses + [0] * (p.QKV - len(addresses))
-            for linear in (layer.qkv, layer.out, layer.gate_up, layer.down):
+            for linear in layer.linears:
                 words.extend(self._words[linear])
         return np.array(words, dtype=np.int64)
 
     def _words_of(self, linear: Linear) -> list[int]:
-        """The words of a linear layer that gives the same bits. Raises NotPackedAlike."""
+        """The fields of a linear layer that gives the same bits. Raises NotPackedAlike."""
         form = innermost(linear)
-        assert isinstance(form, Packed)
+        panels = panels_of(form)
+        if panels is not None:
+            return list(panels.words)
+        assert isinstance(form, OnednnPacked)
         outputs, inputs = form.shape
-        weight = torch.ops.mkldnn.data_ptr(form.packed)
+        weight = onednn.address_of(form.packed)
         bias = 0
         if form.bias is not None:
             self._biases.append(form.bias.float())
@@ -162,18 +185,18 @@ class Steps:
         if isinstance(form, Int8Linear):
             num_bytes = whole + outputs * FLOAT
             scale = address(form.scale)
-            panels = (WIDTH, WIDTH // 2) if HAS_QUADS else ()
+            widths = (QUADS_PANEL, QUADS_PANEL // 2) if HAS_VNNI else ()
             tried = [
-                [p.QUADS, weight, *sizes, inputs, scale, weight + whole, panel] for panel in panels
+                [p.QUADS, weight, *sizes, inputs, scale, weight + whole, width] for width in widths
             ]
         else:
-            runs = [inputs, *(run for run in _RUNS if run < inputs)]
+            runs = [inputs, *(run for run in RUNS if run < inputs)]
             is_half = isinstance(form, Bfloat16Linear)
             num_bytes = whole * (2 if is_half else FLOAT)
             named = p.PAIRS if is_half else p.FLOATS
-            can = HAS_PAIRS or not is_half
+            can = HAS_BFLOAT16 or not is_half
             tried = [[named, weight, *sizes, run, 0, 0, WIDTH] for run in runs] if can else []
-        if outputs % WIDTH or inputs % WIDTH or torch.ops.mkldnn._nbytes(form.packed) != num_bytes:
+        if onednn.bytes_of(form.packed) != num_bytes:
             raise NotPackedAlike(f"{outputs} x {inputs}")
         ways, kind = tried, (type(form), form.shape, bias == 0)
         if kind in self._ways:
@@ -193,24 +216,11 @@ class Steps:
     def _is_right(self, words: Sequence[int], x: torch.Tensor, expected: torch.Tensor) -> bool:
         some = np.array(words, dtype=np.int64)
         some[p.OUTPUTS] = expected.shape[1]
-        return torch.equal(self._product(some, x, threads=1), expected)
-
-    def _product(self, words: np.ndarray, x: torch.Tensor, *, threads: int) -> torch.Tensor:
-        rows, inputs = x.shape
-        y = x.new_empty(rows, words[p.OUTPUTS])
-        private = _room(rows * WIDTH, rows * (2 * inputs + WIDTH * FLOAT))
-        scratch = torch.empty(threads * private, dtype=torch.uint8)
-        taken = np.zeros(threads, dtype=np.int64)
-        addresses = [
-            words.ctypes.data, address(x), rows, address(y), scratch.data_ptr(), private,
-            taken.ctypes.data,
-        ]  # fmt: skip
-        self._team.run(product.address, addresses, threads=threads)
-        return y
+        return torch.equal(multiply(some, x, self._team, threads=1), expected)
 
 
 class NotPackedAlike(Exception):
-    """oneDNN packs weights in another order on this machine, or adds up in another."""
+    """Layers have sizes that a step is not for, or oneDNN packs or adds up in another order."""
 
 
 def _any_rows(inputs: int) -> torch.Tensor:
@@ -235,15 +245,15 @@ def _of_block(weight: int, inputs: int) -> torch.Tensor:
 
 
 def _is_packed(linear: Linear) -> bool:
-    return isinstance(innermost(linear), Packed)
+    form = innermost(linear)
+    return isinstance(form, OnednnPacked) or panels_of(form) is not None
 
 
 def _shape(linear: Linear) -> tuple[int, int]:
     form = innermost(linear)
-    assert isinstance(form, Packed)
+    panels = panels_of(form)
+    if panels is not None:
+        shape: tuple[int, int] = panels.shape
+        return shape
+    assert isinstance(form, OnednnPacked)
     return form.shape
-
-
-def _room(*num_bytes: int) -> int:
-    """Bytes for all of these, in whole lines of a cache."""
-    return sum(-(-count // LINE) * LINE for count in num_bytes)

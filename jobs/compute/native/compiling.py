@@ -1,28 +1,23 @@
-"""Compiles functions, once for each state of the sources.
+"""Compiles functions with numba, once for each state of the sources.
 
 numba keeps machine code beside the source as Python keeps bytecode. It looks at the file of a
 function, but not at those that the function calls. So what it keeps lies in a folder that is named
-after all of them.
+after all of them (`cache.folder`).
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
 from collections.abc import Callable
-from contextlib import suppress
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, Protocol
 
 import numba
-import xxhash
 from numba import types
+
+from .. import cache
 
 _Function = Callable[..., Any]
 _CONFIG: Any = numba.config
-_ROOM_BYTES = 16 * 2**20  # several times what is kept
 
 
 class Entry(Protocol):
@@ -44,7 +39,7 @@ def entry(function: Callable[[Any], None]) -> Entry:
 
 
 def _kept(decorator: Any, function: _Function, *types_of_it: Any) -> Any:
-    folder = _folder()
+    folder = cache.folder()
     options = {"cache": folder is not None, "error_model": "numpy"}
     before = {name: getattr(_CONFIG, name) for name in ("CACHE_DIR", "DISABLE_JIT")}
     _CONFIG.CACHE_DIR, _CONFIG.DISABLE_JIT = str(folder or ""), 0
@@ -60,20 +55,3 @@ def _kept(decorator: Any, function: _Function, *types_of_it: Any) -> Any:
     finally:
         for name, value in before.items():
             setattr(_CONFIG, name, value)
-
-
-@lru_cache(maxsize=1)
-def _folder() -> Path | None:
-    """Where machine code is kept; None where nothing can be written."""
-    here = Path(__file__).parent
-    sources = b"".join(path.read_bytes() for path in sorted(here.glob("*.py")))
-    name = f"warmd-{xxhash.xxh3_128_hexdigest(sources)}"
-    for parent in (here / "__pycache__", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))):
-        with suppress(OSError, RuntimeError):  # the latter: no home
-            folder = parent.expanduser() / name
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-            if shutil.disk_usage(folder).free > _ROOM_BYTES:
-                return folder
-    return None

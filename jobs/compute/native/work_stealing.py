@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from .compiling import compiled
-from .rows import WORD
-from .vectors import add_to, call, words
+from .intrinsics import add_to, call, words
+from .rowwise import WORD
 
 _FROM_END = 1 << 32
 _FROM_BEGIN = _FROM_END - 1

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from needs import needs
+from torch import library as operators
 from torch.nn import functional as F
 
-from warmd.jobs import kernels
+from warmd.jobs.compute import aten_overrides
+from warmd.jobs.compute.aten_overrides import fast_kernels
 from warmd.jobs.encoder import CodeGraphConfig, CodeGraphEncoder
-from warmd.jobs.kernels import fast_kernels
 
 
 def onednn_kernels() -> AbstractContextManager[None]:
@@ -103,21 +104,89 @@ def test_an_encoder_has_the_loss_and_gradients_of_torchs_kernels():
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 1.0])
-def test_ones_are_drawn_with_their_probability_and_each_alone(p):
+def dropped(x: torch.Tensor, p: float, seed: int = 5) -> torch.Tensor:
+    torch.manual_seed(seed)
+    return F.dropout(x, p)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.001, 0.1, 0.5, 0.9, 1.0])
+def test_dropout_drops_with_its_probability_and_each_element_alone(p):
     count = 400_000
     with fast_kernels():
-        drawn = torch.empty(count // 8, 8).bernoulli_(p)
-    assert set(drawn.unique().tolist()) <= {0.0, 1.0}
+        y = dropped(torch.ones(count // 8, 8), p)
+    kept = (y != 0).float()
+    torch.testing.assert_close(y, kept / (1 - p) if p < 1 else kept)
     error = 5 * (p * (1 - p) / count) ** 0.5
-    assert abs(float(drawn.mean()) - p) <= error
-    # The four that come out of one number, and neighbours of two, have nothing to do with another.
-    for apart in (1, 2, 3, 4):
-        both = float((drawn.flatten()[:-apart] * drawn.flatten()[apart:]).mean())
-        assert abs(both - p * p) <= 2 * error
+    assert abs(float(kept.mean()) - (1 - p)) <= error
+    # The two that come out of one number, and neighbours of two, have nothing to do with another.
+    for apart in (1, 2, 3):
+        both = float((kept.flatten()[:-apart] * kept.flatten()[apart:]).mean())
+        assert abs(both - (1 - p) ** 2) <= 2 * error
 
 
-def test_draws_follow_from_the_state_of_the_generator_and_move_it_on():
+@pytest.mark.parametrize("p", [2e-6, 1e-4, 1 - 2e-6])
+def test_dropout_of_a_probability_near_to_0_or_1_is_torchs_own(p):
+    x = torch.ones(4_000_000)
+    stock = dropped(x, p)
+    with fast_kernels():
+        found = dropped(x, p)
+    assert torch.equal(found, stock)
+    assert 0 < int((found == 0).sum()) < len(x)
+
+
+def test_nothing_outside_dropout_draws_other_numbers():
+    def draw():
+        torch.manual_seed(3)
+        x = torch.empty(100, 101)
+        p = torch.full_like(x, 0.3)
+        drawn = [x.bernoulli_(0.3).clone(), torch.bernoulli(p), x.bernoulli_(p).clone()]
+        return [*drawn, x.uniform_().clone(), x.normal_().clone(), torch.randperm(5000)]
+
+    stock = draw()
+    with fast_kernels():
+        found = draw()
+    assert all(map(torch.equal, found, stock))
+
+
+def test_the_gradient_of_dropout_goes_through_what_was_kept():
+    x = torch.randn(100, 101, requires_grad=True)
+    weight = torch.randn(100, 101)
+    with fast_kernels():
+        y = F.dropout(x, 0.3)
+        (y * weight).sum().backward()
+    kept = (y != 0).float()
+    torch.testing.assert_close(x.grad, weight * kept / 0.7)
+    torch.testing.assert_close(y, x * kept / 0.7)
+
+
+def test_dropout_inside_of_attention_is_the_same():
+    length = 100
+    query = torch.zeros(2, 3, length, 8)  # sees all alike
+    value = torch.eye(length).expand(2, 3, length, length)
+    with fast_kernels():
+        torch.manual_seed(5)
+        found = F.scaled_dot_product_attention(query, query, value, dropout_p=0.1)
+        expected = dropped(torch.full_like(value, 1 / length), 0.1)
+        torch.manual_seed(5)
+        with torch.inference_mode():
+            without_autograd = F.scaled_dot_product_attention(query, query, value, dropout_p=0.1)
+    torch.testing.assert_close(found, expected)
+    assert torch.equal(without_autograd, found)
+
+
+def test_dropout_of_what_is_small_or_of_another_dtype_or_off_is_torchs_own():
+    for x in (torch.ones(50), torch.ones(100, 101).double(), torch.ones(100, 101).bfloat16()):
+        stock = dropped(x, 0.3)
+        with fast_kernels():
+            assert torch.equal(dropped(x, 0.3), stock)
+    x = torch.randn(100, 101)
+    with fast_kernels():
+        assert torch.equal(F.dropout(x, 0.3, training=False), x)
+        with pytest.raises(ValueError, match="probability"):
+            F.dropout(x, 1.5)
+
+
+def test_masks_follow_from_the_state_of_the_generator_and_move_it_on():
     x = torch.ones(100, 101)
     with fast_kernels():
         state = torch.get_rng_state()
@@ -126,25 +195,26 @@ def test_draws_follow_from_the_state_of_the_generator_and_move_it_on():
         assert torch.equal(F.dropout(x, 0.1), first)
         assert torch.equal(F.dropout(x, 0.1), second)
         assert not torch.equal(first, second)
-        mine = [torch.empty(5000).bernoulli_(0.3, generator=_generator(seed)) for seed in (1, 1, 2)]
-    assert torch.equal(mine[0], mine[1])
-    assert not torch.equal(mine[0], mine[2])
     assert torch.allclose(first.unique(), torch.tensor([0.0, 1 / 0.9]))
 
 
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def outcome() -> list[torch.Tensor]:
+    torch.manual_seed(5)
+    a, b = torch.randn(100, 100), torch.randn(100, 100)
+    return [a @ b, torch.addmm(a[0], a, b), F.dropout(a, 0.3), torch.empty(5000).bernoulli_(0.3)]
 
 
 def test_afterwards_torch_is_as_it_was():
-    a, b = torch.randn(100, 100), torch.randn(100, 100)
-    product = a @ b
-    state = torch.get_rng_state()
-    drawn = torch.empty(5000).bernoulli_(0.3)
+    stock = outcome()
     for _ in range(2):
         with onednn_kernels(), fast_kernels():
-            a @ b
-        torch.set_rng_state(state)
-        assert torch.equal(a @ b, product)
-        assert torch.equal(torch.empty(5000).bernoulli_(0.3), drawn)
-    assert kernels._depth == 0
+            assert not torch.equal(outcome()[2], stock[2])
+        assert all(map(torch.equal, outcome(), stock))
+    assert aten_overrides._depth == 0
+
+
+def test_a_torch_that_hands_out_no_kernels_keeps_its_own(monkeypatch):
+    stock = outcome()
+    monkeypatch.delattr(operators, "get_kernel")  # as before torch 2.9
+    with fast_kernels(onednn=True):
+        assert all(map(torch.equal, outcome(), stock))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, strategies as st
 
-from warmd.jobs.engine.native.shares import take
+from warmd.jobs.compute.native.work_stealing import take
 
 
 def taken_in(order: list[int], *, count: int, threads: int) -> list[list[int]]:
@@ -18,6 +18,9 @@ def taken_in(order: list[int], *, count: int, threads: int) -> list[list[int]]:
         if piece >= 0:
             found[thread].append(piece)
     return found
+
+
+taken_in([0], count=1, threads=1)  # compiles it, for which no example of Hypothesis has the time
 
 
 @given(count=st.integers(0, 40), threads=st.integers(1, 9), data=st.data())

@@ -1,13 +1,14 @@
-"""What machine code is told of a model: addresses and sizes, in words of 64 bits.
+"""The memory layout of what machine code is told of a model: addresses and sizes, as int64.
 
-Named as the code reads them. A linear layer has LINEAR words, a layer of the model LAYER ones, of
-which four linear layers are the last; the model's own words come first, then its head, then the
-layers.
+A linear layer has LINEAR fields, a layer of the model LAYER ones, of which four linear layers are
+the last; the model's own fields come first, then its head, then the layers.
 """
 
 from __future__ import annotations
 
-FLOATS, PAIRS, QUADS = 0, 1, 2  # the forms of a linear layer
+# The forms of a linear layer: float32; bfloat16 and int8 whose products an instruction adds up,
+# pairs and quads of inputs at a time; the same weights, widened to float32 and int16 when loaded.
+FLOATS, PAIRS, QUADS, WIDENED_PAIRS, WIDENED_QUADS = range(5)
 
 # Of a linear layer.
 FORM = 0
@@ -15,10 +16,10 @@ WEIGHT = 1
 OUTPUTS = 2
 INPUTS = 3
 BIAS = 4  # or 0
-RUN = 5  # inputs that oneDNN sums up before it adds that to the sum of those before
+RUN = 5  # inputs that are summed up before that is added to the sum of those before, as oneDNN does
 SCALE = 6  # of each output: what one unit of its weights is
-SUMS = 7  # of each output: minus the sum of its weights
-PANEL = 8  # outputs whose weights oneDNN puts side by side: WIDTH or half of it
+SUMS = 7  # of each output: minus the sum of its weights; 0 where inputs have no zero point
+PANEL = 8  # outputs whose weights lie side by side: WIDTH or a part of it
 LINEAR = 9
 
 # Of a layer.

@@ -7,6 +7,7 @@ are multiples of LANES."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,11 +23,21 @@ LINE = 64  # bytes of a cache
 # What numba makes of a function has other arguments than the function.
 intrinsic: Callable[[Callable[..., Any]], Callable[..., Any]] = _intrinsic
 
-# Whether these can be compiled: not all that the processor has need be what numba compiles for. To
-# processors that LLVM has no name for, in virtual machines, it gives no AVX; and NUMBA_CPU_NAME and
-# others may ask for less. LLVM ends the process for an instruction that it may not use.
-_, _, _features = cpu_target.target_context.codegen().magic_tuple()
-HAS_QUADS, HAS_PAIRS = (f"+{name}" in _features.split(",") for name in ("avx512vnni", "avx512bf16"))
+# What numba compiles for, which need not be all that the processor has: for processors that LLVM
+# has no name for, in virtual machines, it leaves out AVX; and NUMBA_CPU_NAME and NUMBA_CPU_FEATURES
+# may ask for less. LLVM ends the process for an instruction that it may not use.
+_, CPU, _features = cpu_target.target_context.codegen().magic_tuple()
+FEATURES = frozenset(
+    name[1:] for name in _features.split(",") if name.startswith("+")
+)  # LLVM's names
+IS_X86 = platform.machine() in ("AMD64", "x86_64")
+HAS_AVX2 = {"avx2", "fma"} <= FEATURES
+HAS_AVX512 = {"avx512f", "avx512bw", "avx512vl"} <= FEATURES
+VECTOR_BYTES = 64 if HAS_AVX512 else 32 if HAS_AVX2 else 16
+REGISTERS = 16 if IS_X86 and not HAS_AVX512 else 32  # of vectors
+HAS_VNNI = HAS_AVX512 and "avx512vnni" in FEATURES
+HAS_AVX_VNNI = "avxvnni" in FEATURES  # the same on 256 bits, without AVX-512
+HAS_BFLOAT16 = HAS_AVX512 and "avx512bf16" in FEATURES
 
 
 _FLOAT, _INT, _WORD, _BYTE = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8)
@@ -49,34 +60,22 @@ def pointer(of: Any) -> Callable[..., Any]:
     return lambda builder, address: builder.inttoptr(address, of.as_pointer())
 
 
-@intrinsic
-def floats(typing: Any, address: Any) -> Typed:
-    """What is at an address, as float32."""
-    return typed(pointer(_FLOAT), types.CPointer(types.float32), types.int64)
+def _view(element: Any, of: Any) -> Callable[..., Any]:
+    """Make the intrinsic that takes an address and returns a C pointer to numbers of a type."""
+
+    @intrinsic
+    def view(typing: Any, address: Any) -> Typed:
+        return typed(pointer(of), types.CPointer(element), types.int64)
+
+    return view
 
 
-@intrinsic
-def ints(typing: Any, address: Any) -> Typed:
-    """What is at an address, as int32."""
-    return typed(pointer(_INT), types.CPointer(types.int32), types.int64)
-
-
-@intrinsic
-def unsigned(typing: Any, address: Any) -> Typed:
-    """What is at an address, as uint8."""
-    return typed(pointer(_BYTE), types.CPointer(types.uint8), types.int64)
-
-
-@intrinsic
-def shorts(typing: Any, address: Any) -> Typed:
-    """What is at an address, as uint16."""
-    return typed(pointer(ir.IntType(16)), types.CPointer(types.uint16), types.int64)
-
-
-@intrinsic
-def words(typing: Any, address: Any) -> Typed:
-    """What is at an address, as int64."""
-    return typed(pointer(_WORD), types.CPointer(types.int64), types.int64)
+floats = _view(types.float32, _FLOAT)
+ints = _view(types.int32, _INT)
+unsigned = _view(types.uint8, _BYTE)
+signed = _view(types.int8, _BYTE)
+shorts = _view(types.uint16, ir.IntType(16))
+words = _view(types.int64, _WORD)
 
 
 @intrinsic
@@ -217,10 +216,11 @@ def over(
     index.add_incoming(ir.Constant(_WORD, 0) if begin is None else begin, before)
     found = step(index, values)
     following = builder.add(index, ir.Constant(_WORD, stride))
-    index.add_incoming(following, loop)
+    last = builder.block  # another one than `loop` where a step has loops of its own
+    index.add_incoming(following, last)
     for value, at_first, then in zip(values, first, found, strict=True):
         value.add_incoming(at_first, before)
-        value.add_incoming(then, loop)
+        value.add_incoming(then, last)
     builder.cbranch(builder.icmp_signed("<", following, end), loop, done)
     builder.position_at_end(done)
     return found

@@ -1,0 +1,154 @@
+"""Overrides of torch's CPU operations that training spends its time in: mm, addmm and dropout.
+
+GEMM: torch multiplies float32 matrices by MKL, which takes a slow path on some processors: it
+leaves the AVX-512 units of AMD's alone. There oneDNN, which torch has on board too, is nearly
+twice as fast. Which of the two is faster is measured (`levels`). Dropout: torch draws its
+masks one element after another; here they are cut out of random numbers of 64 bits.
+
+`fast_kernels` overrides them in the whole process, for every model and in the backward pass too.
+Results are the same to rounding; masks of dropout are others for the same seed, of the same
+distribution. Imports torch: only `run` of a kind imports it.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, library as operators
+
+from ..durable import write_atomic
+from . import onednn as onednn_linear
+from .levels import levels
+
+# Smaller GEMMs are left to torch: the call itself is what costs. One row or column is bound by
+# memory bandwidth.
+MIN_PRODUCT = 2**16  # multiplications
+MIN_SIDE = 2  # rows, columns and depth
+MIN_DROPPED = 2**12  # elements of an input of dropout
+# Dropout with a probability nearer to 0 or 1 is left to torch. Here it is rounded to a multiple of
+# 2^-32: of this one that is at most a millionth.
+MIN_PROBABILITY = 2**-12
+_LANES = 2  # of 32 bits in a random number of 64
+_ONE = 2**32
+
+ONEDNN, TORCH = "onednn", "torch"  # as a job records its choice
+
+_lock = threading.Lock()  # of what follows: a resident horse runs several jobs
+_depth = 0  # of the calls of `fast_kernels` that are open
+_overrides: Any = None  # what the first of them has installed
+
+
+@contextmanager
+def fast_kernels(*, onednn: bool | None = None) -> Iterator[None]:
+    """Override the operations of this module for a while.
+
+    `onednn`: whether GEMMs are oneDNN's, where torch has it; None: where it is measured to be
+    faster. A job records its choice, to resume with the same (`recorded_choice`).
+    While another call is open, it is the first one's choice that counts.
+    """
+    global _depth, _overrides
+    with _lock:
+        if _depth == 0:
+            _overrides = _install(levels().training == ONEDNN if onednn is None else onednn)
+        _depth += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _depth -= 1
+            if _depth == 0:
+                _overrides._destroy()
+                _overrides = None
+
+
+def recorded_choice(path: Path, device: str) -> str:
+    """Return the GEMM of a job, ONEDNN or TORCH: the one that its first execution wrote down.
+
+    The two round differently, so a job is resumed with the one that it began with. The choice is
+    made, and written to `path`, where there is none; on a GPU it is always TORCH.
+    """
+    if device != "cpu":
+        return TORCH
+    if not path.exists():
+        write_atomic(path, levels().training.encode())
+    return path.read_text()
+
+
+def _install(onednn: bool) -> Any:
+    overrides = cast(Any, operators).Library("aten", "IMPL")
+    if not hasattr(operators, "get_kernel"):  # torch before 2.9: its own kernels stay
+        return overrides
+    # An operation with its dispatch keys. That of dropout is made of others, also for autograd.
+    kernels: list[tuple[str, str, Any]] = [
+        ("dropout", "CPU", _dropout),
+        ("dropout", "AutogradCPU", _dropout),
+    ]
+    if onednn and onednn_linear.is_available():
+        kernels += [("mm", "CPU", _mm), ("addmm", "CPU", _addmm)]
+    # All of torch's before the first is replaced: later they would be found to be these.
+    stock = [operators.get_kernel(f"aten::{name}", key) for name, key, _ in kernels]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning only once for all operators")
+        for (name, key, kernel), replaced in zip(kernels, stock, strict=True):
+            bound = partial(kernel, replaced)
+            overrides.impl(name, bound, key, with_keyset=True, allow_override=True)
+    return overrides
+
+
+# The kernels. `stock` is the one that each stands in for, and is handed what it is not for; `keys`
+# is what torch's dispatcher goes by.
+
+
+def _mm(stock: Any, keys: Any, a: Tensor, b: Tensor) -> Tensor:
+    if _is_worth_it(a, b):
+        return _product(a, b, None)
+    product: Tensor = stock.call_boxed(keys, a, b)
+    return product
+
+
+def _addmm(
+    stock: Any, keys: Any, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    if beta == alpha == 1 and bias.shape == b.shape[1:] and _is_worth_it(a, b):
+        return _product(a, b, bias)
+    total: Tensor = stock.call_boxed(keys, bias, a, b, beta=beta, alpha=alpha)
+    return total
+
+
+def _is_worth_it(a: Tensor, b: Tensor) -> bool:
+    if a.dtype is not torch.float32:
+        return False
+    (rows, depth), columns = a.shape, b.shape[1]
+    return min(rows, depth, columns) >= MIN_SIDE and rows * depth * columns >= MIN_PRODUCT
+
+
+def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    if a.shape[1] != b.shape[0] or b.dtype is not a.dtype:
+        raise RuntimeError(f"matrices {tuple(a.shape)} and {tuple(b.shape)} of {b.dtype}")
+    # Of the products of oneDNN the one that takes any strides.
+    product: Tensor = onednn_linear.linear(a, b.t(), bias)
+    return product
+
+
+def _dropout(stock: Any, keys: Any, x: Tensor, p: float, train: bool) -> Tensor:
+    """torch's own formula with another mask: x * mask / (1 - p).
+
+    Two elements of the mask are cut out of each 64-bit number of the generator. Differentiable: as
+    torch's own, it is made of operations that are.
+    """
+    is_usual = MIN_PROBABILITY <= p <= 1 - MIN_PROBABILITY
+    if not (train and is_usual) or x.dtype is not torch.float32 or x.numel() < MIN_DROPPED:
+        dropped: Tensor = stock.call_boxed(keys, x, p, train)
+        return dropped
+    bits = torch.empty(-(-x.numel() // _LANES), dtype=torch.int64).random_(-(2**63), None)
+    drawn = bits.view(torch.int32)[: x.numel()].view(x.shape)
+    is_kept = round((1 - p) * _ONE) - _ONE // 2  # of the numbers from -2^31 on, so many
+    mask = torch.lt(drawn, is_kept, out=torch.empty(x.shape))
+    return x * mask.div_(1 - p)

@@ -1,0 +1,35 @@
+"""The folder for what is made once for a machine: machine code, and what was measured of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+import xxhash
+
+_ROOM_BYTES = 16 * 2**20  # several times what is kept
+
+
+@lru_cache(maxsize=1)
+def folder() -> Path | None:
+    """Return a folder named after the sources that fill it; None where nothing can be written.
+
+    It lies beside the bytecode, or in the user's cache folder where that cannot be written.
+    """
+    here = Path(__file__).parent
+    made_by = [*sorted((here / "native").glob("*.py")), here / "levels.py", here / "quantized.py"]
+    sources = b"".join(path.read_bytes() for path in made_by)
+    name = f"warmd-{xxhash.xxh3_128_hexdigest(sources)}"
+    for parent in (here / "__pycache__", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))):
+        with suppress(OSError, RuntimeError):  # RuntimeError: the user has no home
+            found = parent.expanduser() / name
+            found.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=found):
+                pass
+            if shutil.disk_usage(found).free > _ROOM_BYTES:
+                return found
+    return None

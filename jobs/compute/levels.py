@@ -1,0 +1,293 @@
+"""What this processor can do, and what is used for linear layers in each precision: one answer.
+
+Instruction sets say what may be used; whether it is worth it is measured once on each machine, on a
+layer that is larger than most caches, and kept next to the machine code. Imports torch; it is asked
+in the process that computes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+import xxhash
+from torch import Tensor
+
+from ..durable import write_atomic
+from . import cache, native, onednn
+from .device import processor_name
+from .quantized import Bfloat16Linear, Int8Linear, LinearFn
+from .threads import compute_with
+from .training_gemm import measure_gemm
+
+log = logging.getLogger(__name__)
+
+MANY_ROWS = 2**31  # more than any product has
+_TRIED_ROWS = (512, 128, 32, 8, 1)  # our kernels are at their best with few
+_FEW, _SEVERAL = 1, 64  # rows of a decode step of one sequence, and of a prompt or a batch
+_INPUTS, _OUTPUTS = 1024, 4096  # of the layer that is tried: 16 MB in float32
+_TRIALS = 7
+_AS_FAST = 1.1  # times as long; what differs by less is noise
+# bfloat16 as storage halves what a decode step reads; prompts may take this many times as long.
+_STORAGE_MAY_COST = 1.15
+_CAPS = (
+    "ATEN_CPU_CAPABILITY",
+    "NUMBA_CPU_FEATURES",
+    "NUMBA_CPU_NAME",
+    "ONEDNN_MAX_CPU_ISA",
+)
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The answer. Kernels are "warmd" (jobs/compute/native), "onednn" or "torch"."""
+
+    processor: str
+    instructions: str  # the best set that is used, in words
+    float32: str  # kernel of float32 layers, once they are packed
+    most_rows: int  # up to so many rows float32 layers take warmd's kernel
+    # "units" (arithmetic in it: oneDNN), "storage" (float32 arithmetic: warmd), None: not served
+    bfloat16: str | None
+    training: str  # whose GEMM float32 training takes: "onednn" or "torch" (MKL)
+    int8: str | None  # kernel, or None: the model's own precision is served
+    reasons: dict[str, str] = field(default_factory=dict)  # why a precision is not served
+    # Seconds as a multiple of float32's on the same rows, or of oneDNN's for float32 itself.
+    measured: dict[str, float] = field(default_factory=dict)
+
+    def served(self, precision: str) -> str:
+        """The precision that a CPU serves where `precision` ("own", "bf16" or "int8") is asked."""
+        has = {"int8": self.int8, "bf16": self.bfloat16}.get(precision)
+        return precision if has else "own"
+
+    def summary(self) -> dict[str, Any]:
+        """What a job's `begin` event and `warmd doctor` show."""
+        rows = "all" if self.most_rows >= MANY_ROWS else self.most_rows
+        return {
+            "processor": self.processor,
+            "instructions": self.instructions,
+            "float32": self.float32,
+            "float32_rows": rows,
+            "training": self.training,
+            "bf16": self.bfloat16 or f"not served: {self.reasons['bf16']}",
+            "int8": self.int8 or f"not served: {self.reasons['int8']}",
+        }
+
+
+_lock = threading.Lock()
+
+
+def levels() -> Levels:
+    """Return the answer for this machine.
+
+    It is measured on the first call on a machine, which takes about a second, and read later on.
+    """
+    with _lock:
+        return _levels()
+
+
+def compute_summary(device: str) -> dict[str, Any]:
+    """What a job's `begin` event tells of its processor: `compute`, for a job on a CPU."""
+    return {"compute": levels().summary()} if device == "cpu" else {}
+
+
+def why_not(precision: str) -> str:
+    """Say why a precision that was asked for is not served on this processor."""
+    reason = levels().reasons[precision]
+    return f"{precision} is not served on this processor, the model's own precision is: {reason}"
+
+
+@lru_cache(maxsize=1)
+def _levels() -> Levels:
+    path = _path()
+    if path is not None:
+        try:
+            kept = Levels(**orjson.loads(path.read_bytes()))
+        except (OSError, TypeError, ValueError):
+            pass  # not measured yet, or by another version
+        else:
+            return kept
+    # By one thread: forms are compared with each other, and a process that will fork may ask, too.
+    with ThreadPoolExecutor(1, initializer=compute_with, initargs=(1,)) as pool:
+        try:
+            found = pool.submit(measure).result()
+        except (MemoryError, RuntimeError) as error:  # torch and oneDNN raise the second
+            log.warning("warmd's own kernels are not used: measuring failed: %s", error)
+            return _unmeasured(str(error).partition("\n")[0])
+    if path is not None:
+        try:
+            write_atomic(path, orjson.dumps(asdict(found)))
+        except OSError as error:
+            log.info("what was measured of this processor is not kept: %s", error)
+    return found
+
+
+def _unmeasured(reason: str) -> Levels:
+    """The answer where measuring failed: it is tried again by the next process."""
+    return Levels(
+        processor=processor_name(),
+        instructions=instructions(),
+        float32="onednn" if onednn.is_available() else "torch",
+        most_rows=0,
+        bfloat16=None,
+        training="torch",
+        int8=None,
+        reasons=dict.fromkeys(("bf16", "int8"), f"measuring failed: {reason}"),
+    )
+
+
+def instructions() -> str:
+    """The best instruction set that the native kernels, or else torch, use here."""
+    if not native.is_available():
+        return str(torch.backends.cpu.get_cpu_capability())
+    from .native import intrinsics as i
+
+    if not i.HAS_AVX2:
+        return "portable"
+    name = "AVX-512" if i.HAS_AVX512 else "AVX2"
+    extras = [
+        (i.HAS_VNNI, "VNNI"),
+        (i.HAS_AVX_VNNI and not i.HAS_VNNI, "AVX-VNNI"),
+        (i.HAS_BFLOAT16, "BF16"),
+    ]
+    return " ".join([name, *(extra for has, extra in extras if has)])
+
+
+@torch.inference_mode()
+def measure() -> Levels:
+    """Measure, with the threads of the calling thread: about a second, 60 MB."""
+    panels = _panels()
+    reasons: dict[str, str] = {}
+    measured: dict[str, float] = {}
+    # No random numbers: a job may count on its own.
+    weight = torch.linspace(-1, 1, _INPUTS * _OUTPUTS).view(_OUTPUTS, _INPUTS)
+    plain = _plain(weight)
+    best, most_rows = plain, 0
+    if panels is not None:
+        ours = panels.float32_linear([weight], None, run=_INPUTS)
+        for rows in _TRIED_ROWS:
+            ratio = _ratio(ours, plain, rows)
+            measured[f"float32 warmd, {rows} rows"] = round(ratio, 3)
+            if ratio <= _AS_FAST:
+                most_rows = MANY_ROWS if rows == _TRIED_ROWS[0] else rows
+                break
+        best = ours if most_rows else plain
+        del ours
+
+    def served(name: str, candidates: Sequence[tuple[str, LinearFn]], slower: float) -> str | None:
+        """Return the first that is faster for a few rows and at most `slower` times for several."""
+        if not candidates:
+            reasons[name] = "no kernel for it here"
+        for kernel, form in candidates:
+            few, several = _ratio(form, best, _FEW), _ratio(form, best, _SEVERAL)
+            measured[f"{name} {kernel}, {_FEW} rows"] = round(few, 3)
+            measured[f"{name} {kernel}, {_SEVERAL} rows"] = round(several, 3)
+            if few < 1 and several < slower:
+                return kernel
+            reasons[name] = f"it is not faster here ({few:.2f} and {several:.2f} times as long)"
+        return None
+
+    halves: list[tuple[str, LinearFn]] = []
+    eights: list[tuple[str, LinearFn]] = []
+    if onednn.has_bfloat16():
+        halves.append(("units", Bfloat16Linear([weight], None)))
+    if panels is not None:
+        halves.append(("storage", panels.bfloat16_linear([weight], None)))
+    if onednn.has_exact_int8():
+        eights.append(("onednn", Int8Linear([weight], None)))
+    if panels is not None and panels.has_int8() and _is_exact(panels.int8_linear):
+        eights.append(("warmd", panels.int8_linear([weight], None)))
+    return Levels(
+        processor=processor_name(),
+        instructions=instructions(),
+        float32="warmd" if most_rows else "onednn" if onednn.is_available() else "torch",
+        most_rows=most_rows,
+        bfloat16=served("bf16", halves, _STORAGE_MAY_COST),
+        training=_training(measured),
+        int8=served("int8", eights, 1),
+        reasons=reasons,
+        measured=measured,
+    )
+
+
+def _training(measured: dict[str, float]) -> str:
+    if not onednn.is_available():
+        return "torch"
+    measured["training by oneDNN, times as fast"] = ratio = round(measure_gemm(), 3)
+    return "onednn" if ratio >= _AS_FAST else "torch"
+
+
+def _plain(weight: Tensor) -> LinearFn:
+    if onednn.is_available():
+        packed = onednn.pack(weight)
+        return lambda x: onednn.linear(x, packed, None)
+    return lambda x: torch.nn.functional.linear(x, weight)
+
+
+def _is_exact(make: Callable[[Sequence[Tensor], None], LinearFn]) -> bool:
+    """Whether an int8 layer gives the sums of integers, tried on the largest ones."""
+    weight = torch.full((128, 256), 1.0)
+    weight[1::2] = -1
+    x = torch.full((64, 256), -1.0)
+    expected = -256.0 * weight[:, :1].T
+    form = make([weight], None)
+    return all(torch.equal(form(x[:rows]), expected.expand(rows, -1)) for rows in (1, 4, 64))
+
+
+def _ratio(one: LinearFn, other: LinearFn, rows: int) -> float:
+    """How many times as long one layer takes as another, tried in turn, by one thread."""
+    x = torch.linspace(-1, 1, rows * _INPUTS).view(rows, _INPUTS)
+    for form in (one, other):
+        form(x)  # the first call is a matter of its own
+    trials = [(_seconds(one, x), _seconds(other, x)) for _ in range(_TRIALS)]
+    fastest: float = min(seconds for seconds, _ in trials)
+    return fastest / min(seconds for _, seconds in trials)
+
+
+def _seconds(form: LinearFn, x: Tensor) -> float:
+    begun = time.thread_time()  # others may have the processor meanwhile
+    form(x)
+    return time.thread_time() - begun
+
+
+def _panels() -> Any:
+    """The module of warmd's kernels, or None where it cannot be had."""
+    if not native.is_available():
+        return None
+    from .native import panels
+
+    return panels
+
+
+def _path() -> Path | None:
+    """Where the answer is kept; None where nothing can be written."""
+    folder = cache.folder()
+    if folder is None:
+        return None
+    asked = [
+        processor_name(),
+        instructions(),
+        torch.__version__,
+        str(onednn.is_available()),
+    ]
+    asked += [os.environ.get(name, "") for name in _CAPS]
+    return folder / f"levels-{xxhash.xxh3_64_hexdigest(chr(0).join(asked).encode())}.json"
+
+
+def main() -> None:
+    """Print the answer as JSON: what `warmd doctor` runs in a process of its own."""
+    sys.stdout.buffer.write(orjson.dumps({**levels().summary(), "measured": levels().measured}))
+
+
+if __name__ == "__main__":
+    main()

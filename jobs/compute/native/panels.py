@@ -1,0 +1,195 @@
+"""Linear layers on weights that are packed into our own panels: float32, bfloat16 and int8."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import layout as p
+from .intrinsics import HAS_AVX2, HAS_AVX_VNNI, HAS_VNNI, LINE, WIDTH
+from .linear import (
+    FLOATS_PANEL,
+    QUADS_PANEL,
+    WIDENED_PAIRS_PANEL,
+    WIDENED_QUADS_PANEL,
+    product,
+)
+from .openmp import OpenMP, address, openmp
+from .packing import pack
+from .rowwise import FLOAT
+
+_LARGEST = 127
+_BYTES = {p.FLOATS: 4, p.WIDENED_PAIRS: 2, p.QUADS: 1, p.WIDENED_QUADS: 1}
+_INT8 = p.QUADS if HAS_VNNI or HAS_AVX_VNNI else p.WIDENED_QUADS
+_PANELS = {
+    p.FLOATS: FLOATS_PANEL,
+    p.WIDENED_PAIRS: WIDENED_PAIRS_PANEL,
+    p.QUADS: QUADS_PANEL,
+    p.WIDENED_QUADS: WIDENED_QUADS_PANEL,
+}
+
+
+class PanelLinear:
+    """y (rows, out) = x W^T + b, for any number of float32 rows; each row by itself, to the bit.
+
+    Inputs and outputs are padded to multiples of WIDTH.
+    """
+
+    def __init__(
+        self,
+        form: int,
+        weights: Sequence[Tensor],
+        bias: Tensor | None,
+        *,
+        run: int | None = None,
+    ) -> None:
+        """`weights`: (out, in) each, of one input, in float32 or bfloat16; their outputs stand side
+        by side. `run`: inputs that are summed up before that is added to the sum of those before;
+        all by default.
+        """
+        team = openmp()
+        assert team is not None
+        self._team = team
+        weights = _readable(weights)
+        outputs, inputs = sum(map(len, weights)), weights[0].shape[1]
+        self.shape: tuple[int, int] = (outputs, inputs)
+        rows, columns = _whole(outputs), _whole(inputs)
+        self._padded_inputs, self._padded_outputs = columns, rows
+        self.packed = torch.empty(rows * columns * _BYTES[form], dtype=torch.uint8)
+        self.scale = torch.empty(rows)
+        self._sums = torch.empty(rows if form == p.QUADS else 0, dtype=torch.int32)
+        self.bias: Tensor | None = None
+        if bias is not None:
+            self.bias = torch.nn.functional.pad(bias.detach().float(), (0, rows - outputs))
+        panel = _PANELS[form]
+        self._pack(form, panel, weights)
+        sums = self._sums.data_ptr() if form == p.QUADS else 0
+        self.words: np.ndarray = np.array(
+            [
+                form, self.packed.data_ptr(), rows, columns,
+                0 if self.bias is None else address(self.bias), run or columns,
+                address(self.scale), sums, panel,
+            ],
+            dtype=np.int64,
+        )  # fmt: skip
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.ndim != 2 or x.dtype != torch.float32:
+            rows = self(x.reshape(-1, x.shape[-1]).float())
+            return rows.to(x.dtype).view(*x.shape[:-1], -1)
+        outputs, inputs = self.shape
+        if inputs < self._padded_inputs:
+            x = torch.nn.functional.pad(x, (0, self._padded_inputs - inputs))
+        y = multiply(self.words, x.contiguous(), self._team)
+        return y if outputs == self._padded_outputs else y[:, :outputs].contiguous()
+
+    @property
+    def panels(self) -> PanelLinear:
+        """Itself: see linears.panels_of."""
+        return self
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that the packed weights take."""
+        return self.packed.numel()
+
+    def _pack(self, form: int, panel: int, weights: Sequence[Tensor]) -> None:
+        threads = torch.get_num_threads()
+        places = np.zeros(self._padded_outputs, dtype=np.int64)
+        place = 0
+        for weight in weights:
+            stride = weight.stride(0) * weight.element_size()
+            places[place : place + len(weight)] = weight.data_ptr() + stride * np.arange(
+                len(weight)
+            )
+            place += len(weight)
+        scratch = torch.empty(threads * self._padded_inputs)
+        taken = np.zeros(threads, dtype=np.int64)
+        self._team.run(
+            pack.address,
+            [
+                form, panel, self.shape[1], self._padded_inputs, self._padded_outputs,
+                places.ctypes.data, int(weights[0].dtype == torch.bfloat16), self.packed.data_ptr(),
+                address(self.scale), self._sums.data_ptr() if form == p.QUADS else 0,
+                address(scratch), taken.ctypes.data,
+            ],
+            threads=threads,
+        )  # fmt: skip
+        if form in (p.QUADS, p.WIDENED_QUADS):
+            self.scale /= _LARGEST  # that of a row of x is its largest then
+
+
+# Whether oneDNN packs float32 in the order of these panels.
+READS_ONEDNN_ORDER = FLOATS_PANEL == WIDTH
+
+RUNS = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 128, 64)
+
+
+def run_of(weights: Sequence[Tensor], x: Tensor, expected: Tensor) -> int | None:
+    """The `run` of a float32 layer that gives `expected` of x (rows, in) to the bit, or None."""
+    inputs = x.shape[1]
+    layer = PanelLinear(p.FLOATS, weights, None)
+    for run in (inputs, *(run for run in RUNS if run < inputs)):
+        layer.words[p.RUN] = run
+        if torch.equal(layer(x), expected):
+            return run
+    return None
+
+
+def float32_linear(weights: Sequence[Tensor], bias: Tensor | None, *, run: int) -> PanelLinear:
+    """Return a layer in float32; `run`: see PanelLinear."""
+    return PanelLinear(p.FLOATS, weights, bias, run=run)
+
+
+def bfloat16_linear(weights: Sequence[Tensor], bias: Tensor | None) -> PanelLinear:
+    """Return a layer whose weights are bfloat16 and whose arithmetic is float32."""
+    return PanelLinear(p.WIDENED_PAIRS, weights, bias)
+
+
+def int8_linear(weights: Sequence[Tensor], bias: Tensor | None) -> PanelLinear:
+    """Return a layer in int8, quantized as quantized.Int8Linear does, with the same sums."""
+    return PanelLinear(_INT8, weights, bias)
+
+
+def has_int8() -> bool:
+    """Whether this processor has the instructions for `int8_linear`."""
+    return HAS_AVX2
+
+
+def multiply(words: np.ndarray, x: Tensor, team: OpenMP, *, threads: int | None = None) -> Tensor:
+    """Compute the outputs (rows, outputs) of the layer with these words of x (rows, inputs)."""
+    rows, inputs = x.shape
+    threads = threads or torch.get_num_threads()
+    y = x.new_empty(rows, int(words[p.OUTPUTS]))
+    prepared, private = whole_lines(rows * (WIDTH + 2 * inputs)), whole_lines(rows * WIDTH * FLOAT)
+    scratch = torch.empty(prepared + threads * private, dtype=torch.uint8)
+    taken = np.zeros(threads, dtype=np.int64)
+    team.run(
+        product.address,
+        [
+            team.barrier, words.ctypes.data, address(x), rows, address(y),
+            scratch.data_ptr(), scratch.data_ptr() + prepared, private, taken.ctypes.data,
+        ],
+        threads=threads,
+    )  # fmt: skip
+    return y
+
+
+def whole_lines(*num_bytes: int) -> int:
+    """Bytes for all of these, in whole lines of a cache."""
+    return sum(-(-count // LINE) * LINE for count in num_bytes)
+
+
+def _whole(size: int) -> int:
+    return -(-size // WIDTH) * WIDTH
+
+
+def _readable(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Weights of one dtype, float32 or bfloat16, whose rows lie in one piece each."""
+    detached = [weight.detach() for weight in weights]
+    if {weight.dtype for weight in detached} not in ({torch.float32}, {torch.bfloat16}):
+        detached = [weight.float() for weight in detached]
+    return [weight if weight.stride(1) == 1 else weight.contiguous() for weight in detached]

@@ -1,0 +1,16 @@
+"""The sizes that attention computes with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the attention of a decoder is like; `heads` is a multiple of `kv_heads`."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float  # of RMSNorm
+    scale: float  # of attention

@@ -1,0 +1,199 @@
+"""What the processor can do, at every level that this machine can play.
+
+A level below the machine's own is played by a child process that is told to do as if this were an
+older processor: ATen, oneDNN and numba are capped, each by its own variable.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+import torch
+from needs import needs
+
+from warmd.jobs.compute import levels as module, native, onednn
+from warmd.jobs.compute.levels import Levels, instructions, levels
+from warmd.jobs.compute.linears import int8_linear, served_precision
+
+TESTS = Path(__file__).resolve().parents[1]
+HASWELL = "avx avx2 bmi bmi2 cmov cx16 f16c fma fxsr lzcnt mmx movbe popcnt sse sse2 sse3 sse4.1"
+HASWELL += " sse4.2 ssse3 xsave 64bit"
+SKYLAKE = HASWELL + " avx512f avx512bw avx512cd avx512dq avx512vl"
+
+
+def capped(cpu: str, features: str, onednn_isa: str, aten: str) -> dict[str, str]:
+    return {
+        "NUMBA_CPU_NAME": cpu,
+        "NUMBA_CPU_FEATURES": ",".join(f"+{name}" for name in features.split()),
+        "ONEDNN_MAX_CPU_ISA": onednn_isa,
+        "ATEN_CPU_CAPABILITY": aten,
+    }
+
+
+# By name: the processor's flags that playing it takes, and what it is told.
+LEVELS = {
+    "AVX-512 VNNI": (
+        {"avx512f", "avx512_vnni"},
+        capped("cascadelake", f"{SKYLAKE} avx512vnni", "AVX512_CORE_VNNI", "avx512"),
+    ),
+    "AVX-512": ({"avx512f"}, capped("skylake-avx512", SKYLAKE, "AVX512_CORE", "avx512")),
+    "AVX2": ({"avx2", "fma"}, capped("haswell", HASWELL, "AVX2", "avx2")),
+    "torch alone": (set(), {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"}),
+}
+
+EXACT = """
+import torch
+from warmd.jobs.compute.levels import levels
+from warmd.jobs.compute.linears import int8_linear
+generator = torch.Generator().manual_seed(0)
+if levels().int8 is not None:
+    for outputs, inputs in ((64, 64), (200, 96), (1152, 896), (130, 4864)):
+        # The largest of each row is 127, so a unit is 1 and sums are of integers.
+        weight = torch.randint(-127, 128, (outputs, inputs), generator=generator).float()
+        x = torch.randint(-127, 128, (70, inputs), generator=generator).float()
+        weight[:, 0], x[:, 0] = 127, -127
+        weight[:9], x[:9] = 127, -127  # what saturates where anything does
+        exact = (x.double() @ weight.double().T)
+        layer = int8_linear([weight[:50], weight[50:]], None)
+        for rows in (1, 2, 5, 6, 7, 13, 64, 70):
+            found = layer(x[:rows]).double()
+            assert (found - exact[:rows]).abs().max() <= 2e-7 * exact.abs().max(), (outputs, inputs)
+print(levels().instructions, levels().int8)
+"""
+
+
+def play(level: str, tmp_path: Path) -> dict[str, str]:
+    """The environment of a child at a level; skips one that is above this machine."""
+    flags, told = LEVELS[level]
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    has = next((line for line in lines if line.startswith("flags")), "").split()
+    if missing := flags - set(has):  # CI's machines differ: each tries the levels that it has
+        pytest.skip(f"this processor lacks {', '.join(sorted(missing))}")
+    if level == instructions():
+        pytest.skip("this is the machine's own level, at which tests/compute runs as a whole")
+    paths = [str(TESTS), *sys.path]
+    if level == "torch alone":
+        (tmp_path / "numba.py").write_text("raise ImportError('no numba, as a test has it')")
+        paths.insert(0, str(tmp_path))
+    return {**os.environ, **told, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", LEVELS)
+def test_int8_sums_are_exact_at_every_level(level, tmp_path):
+    environment = play(level, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", EXACT],
+        env=environment,
+        check=True,
+        timeout=200,
+        stdout=-1,
+        text=True,
+    )
+    if level != "torch alone":
+        assert done.stdout.startswith(f"{level} ")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_depends_on_the_processor_is_right_at_every_level(level, tmp_path):
+    environment = play(level, tmp_path)
+    files = ["compute/test_linears.py", "test_engine.py"]
+    if level != "torch alone":
+        files.append("compute/test_native.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, *(str(TESTS / name) for name in files)], env=environment, stdout=-1, text=True
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_int8_sums_are_exact_here():
+    exec(EXACT, {})
+
+
+def test_the_answer_is_measured_once_and_kept():
+    found = levels()
+    path = module._path()
+    assert path is not None
+    assert Levels(**orjson.loads(path.read_bytes())) == found
+    assert found.float32 in ("warmd", "onednn", "torch")
+    assert set(found.reasons) >= {
+        name for name, kernel in (("bf16", found.bfloat16), ("int8", found.int8)) if kernel is None
+    }
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"processor": "another"}'])
+def test_an_answer_that_was_spoilt_on_disk_is_measured_again(content):
+    found, path = levels(), module._path()
+    assert path is not None
+    path.write_bytes(content)
+    module._levels.cache_clear()
+    again = levels()
+    assert (again.processor, again.instructions) == (found.processor, found.instructions)
+    assert Levels(**orjson.loads(path.read_bytes())) == again
+
+
+def test_without_memory_to_measure_libraries_compute_and_the_next_process_tries_again(monkeypatch):
+    path = module._path()
+    assert path is not None
+    path.unlink(missing_ok=True)
+    monkeypatch.setattr(module, "measure", lambda: torch.empty(2**50))
+    module._levels.cache_clear()
+    found = levels()
+    assert found.float32 != "warmd"
+    assert (found.int8, found.bfloat16) == (None, None)
+    assert "allocate memory" in found.summary()["int8"]
+    assert not path.exists()
+    monkeypatch.undo()
+    module._levels.cache_clear()
+    assert levels().reasons != found.reasons
+
+
+def test_a_precision_is_served_where_a_kernel_for_it_was_measured_to_be_faster():
+    weight = torch.ones(4, 4)
+    for asked, kernel in (("int8", levels().int8), ("bf16", levels().bfloat16), ("own", None)):
+        assert served_precision(asked, weight) == (asked if kernel else "own")
+
+
+def test_int8_has_the_same_bits_by_every_kernel():
+    """Sums of integers are exact, so the kernel does not matter: warmd's and oneDNN's are equal."""
+    if not (native.is_available() and onednn.has_exact_int8() and levels().int8):
+        # Without VNNI oneDNN's sums saturate: there is no second kernel to compare with.
+        pytest.skip("one kernel alone has exact sums on this processor")
+    from warmd.jobs.compute.native import panels
+    from warmd.jobs.compute.quantized import Int8Linear
+
+    weights, bias = [torch.randn(100, 192), torch.randn(28, 192)], torch.randn(128)
+    x = torch.randn(9, 192)
+    assert torch.equal(panels.int8_linear(weights, bias)(x), Int8Linear(weights, bias)(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(64, 64), (200, 97), (130, 4864), (1, 1)])
+def test_layers_in_panels_are_those_of_torch_for_any_size(sizes, dtype):
+    needs(native.is_available(), "numba")
+    from warmd.jobs.compute.native import panels
+
+    torch.manual_seed(0)
+    outputs, inputs = sizes
+    weights = [torch.randn(outputs, inputs, dtype=dtype), torch.randn(3, inputs, dtype=dtype)]
+    bias = torch.randn(outputs + 3, dtype=dtype)
+    whole = torch.cat(weights)
+    for rows in (1, 5, 6, 7, 40):
+        x = torch.randn(rows, inputs)
+        exact = torch.nn.functional.linear(x, whole.float(), bias.float())
+        rounded = torch.nn.functional.linear(x, whole.bfloat16().float(), bias.float())
+        float32 = panels.float32_linear(weights, bias, run=inputs)
+        torch.testing.assert_close(float32(x), exact, rtol=1e-4, atol=1e-3)
+        storage = panels.bfloat16_linear(weights, bias)
+        torch.testing.assert_close(storage(x), rounded, rtol=1e-4, atol=1e-3)
+        if panels.has_int8():
+            eight = int8_linear(weights, bias)(x)
+            assert (eight - exact).norm() <= 0.03 * exact.norm()

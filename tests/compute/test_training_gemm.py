@@ -1,0 +1,49 @@
+"""Which GEMM training takes: measured, and the same for all of a job."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from needs import needs
+
+from warmd.jobs.compute import onednn
+from warmd.jobs.compute.aten_overrides import fast_kernels, recorded_choice
+from warmd.jobs.compute.levels import levels
+from warmd.jobs.compute.training_gemm import measure_gemm
+
+
+@pytest.fixture(autouse=True)
+def _has_onednn() -> None:
+    needs(onednn.is_available(), "a torch with oneDNN")
+
+
+def test_the_measurement_is_of_torchs_own_gemm_also_where_it_is_overridden():
+    # What is measured must tell the two apart: each by its own bits.
+    a, b = torch.randn(200, 300), torch.randn(300, 400)
+    stock, out = a @ b, torch.empty(200, 400)
+    with fast_kernels(onednn=True):
+        torch.mm(a, b, out=out)
+    assert torch.equal(out, stock)
+
+
+def test_the_measurement_leaves_threads_and_random_numbers_alone():
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    assert measure_gemm() > 0
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_job_keeps_the_gemm_that_it_began_with(tmp_path):
+    path = tmp_path / "gemm"
+    chosen = recorded_choice(path, "cpu")
+    assert chosen == levels().training
+    assert path.read_text() == chosen
+    for name in ("onednn", "torch"):
+        path.write_text(name)
+        assert recorded_choice(path, "cpu") == name
+        assert path.read_text() == name
+
+
+def test_on_a_gpu_nothing_is_measured_or_written(tmp_path):
+    assert recorded_choice(tmp_path / "gemm", "cuda") == "torch"
+    assert not (tmp_path / "gemm").exists()
