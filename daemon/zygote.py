@@ -52,7 +52,8 @@ ENVIRONMENT = {
 }
 
 _QUIET_S = 0.1  # without a horse, before memory is moved into huge pages
-# What the zygote writes between two forks is split into small pages again: a tenth of it in 60.
+# What the zygote writes while a horse lives is split into small pages again: of 83 % that lie in
+# huge ones 70 % are left after 5 jobs and after 50, 45 % where models came and went meanwhile.
 _FORKS_PER_MOVE = 50
 
 
