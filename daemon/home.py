@@ -70,6 +70,11 @@ class Home:
         return self.path / "models.json"
 
     @property
+    def weight_digests(self) -> Path:
+        """The folder of the digests of models' files, by folder."""
+        return self.path / "cache" / "weights"
+
+    @property
     def key(self) -> str:
         """Eight hexadecimal digits that tell this home from others (in worker names).
 

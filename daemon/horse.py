@@ -25,7 +25,7 @@ from ..jobs.context import Context
 from ..jobs.errors import Stopped, WarmdError
 from .channel import Channel
 from .checkpoints import Checkpoints
-from .events import EventLog
+from .events import EventLog, read
 from .models import HorseModels, WarmModels
 from .placement import Placement, own_device
 from .rundir import RunDir
@@ -135,6 +135,7 @@ def run_jobs(channel: Channel, request: dict[str, Any], models: WarmModels) -> N
     keep_freed_memory()
     line = Line(channel, request)
     line.send({"pid": os.getpid()})
+    _hold_files(models, request["model"])
     placement = Placement(own_device())
     is_resident = request["isolation"] == "resident"
     if is_resident and request["slots"] > 1:
@@ -144,6 +145,25 @@ def run_jobs(channel: Channel, request: dict[str, Any], models: WarmModels) -> N
         _run_one(line, job, orders, models, placement, is_resident=is_resident)
         if not is_resident:
             return
+
+
+def _hold_files(models: WarmModels, model: dict[str, Any] | None) -> None:
+    """Keep the model as it is mapped, whoever writes to its files; see held_files.
+
+    The signal is heard between two operations of the thread that trains, so nothing changes the
+    weights meanwhile; a horse with several threads only reads them.
+    """
+
+    def keep(*_: Any) -> None:
+        try:
+            models.keep_as_mapped()
+        except MemoryError:
+            log.exception("horse: its model's files are about to be changed")
+            os._exit(1)  # it would compute with what is written there
+
+    signal.signal(signal.SIGIO, keep)
+    models.hold_in_fork(None if model is None else model["config"]["name"])
+    keep()  # what was asked for while there was no handler of ours
 
 
 def _run_together(line: Line, models: WarmModels, placement: Placement) -> None:
@@ -242,9 +262,18 @@ def _execute(
         run = run_function(document["kind"])
         forked_at = request.get("forked_at")  # a resident horse was forked for another
         fork_s = None if forked_at is None else time.monotonic() - forked_at
-        events.emit("started", pid=os.getpid(), threads=threads, queued_s=waited, fork_s=fork_s)
+        weights = models.weights()
+        _tell_of_changes(request, rundir, events, weights)
+        events.emit(
+            "started",
+            pid=os.getpid(),
+            threads=threads,
+            queued_s=waited,
+            fork_s=fork_s,
+            weights=weights,
+        )
         try:
-            result = run(spec, context)
+            result = {**run(spec, context), "weights": weights}
         finally:
             # One that a stop or an error has left behind, as in an evaluation after the last step.
             checkpoints.settle()
@@ -268,6 +297,25 @@ def _execute(
         text = traceback.format_exc()
         reason = "".join(traceback.format_exception_only(error)).strip()
         return _failed(rundir, events, reason, text)
+
+
+def _tell_of_changes(
+    request: dict[str, Any], rundir: RunDir, events: EventLog, weights: dict[str, str] | None
+) -> None:
+    """Warn of a model that is not what it was: when it was loaded, or when the job began."""
+    if weights is None:
+        return
+    if request.pop("is_model_changed", False):
+        events.emit("warning", message="model: its files have changed, so it was loaded again")
+    if request["execution"] > 1:
+        started = (e for e in read(rundir.events) if e["type"] == "started" and e.get("weights"))
+        before = next((event["weights"]["digest"] for event in started), weights["digest"])
+        if before != weights["digest"]:
+            events.emit(
+                "warning",
+                message="model: its files have changed since this job began: "
+                f"{weights['digest']}, and {before} then",
+            )
 
 
 def _failed(rundir: RunDir, events: EventLog, error: str, trace: str | None) -> dict[str, Any]:

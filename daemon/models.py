@@ -19,7 +19,9 @@ from ..configs.config import ModelConfig
 from ..jobs.adapters import merge, model_folder
 from ..jobs.context import WarmModel
 from ..jobs.errors import Conflict, JobFailed, NotFound
+from . import model_files
 from .headers import check_sizes, tensors
+from .held_files import HeldFiles
 from .memory import shown
 from .placement import Placement
 
@@ -38,6 +40,10 @@ class Loaded:
     size_bytes: int
     seconds: float
     loaded_at: float
+    files: str  # fingerprint
+    weights: str  # digest
+    held: HeldFiles
+    is_again: bool = False  # whether it was warm already, from files that have changed since
     used_at: float = field(default_factory=time.time)
 
     def to_json(self) -> dict[str, Any]:
@@ -51,62 +57,112 @@ class Loaded:
             "bytes": self.size_bytes,
             "seconds": round(self.seconds, 3),
             "loaded_at": self.loaded_at,
+            "weights": self.weights,
         }
 
 
 class WarmModels:
     """The models in this process, at most `budget_bytes` of them."""
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(
+        self, budget_bytes: int, *, holds_files: bool = False, digests: Path | None = None
+    ) -> None:
+        """`holds_files`: whether this process hears SIGIO; `digests`: where digests are kept."""
         self.budget_bytes = budget_bytes
         self.loaded: dict[str, Loaded] = {}
+        self.spoilt: Conflict | None = None  # why a fork cannot use what it has of its model
+        self._holds_files = holds_files
+        self._digests = digests
 
     def ensure(self, config: ModelConfig, folder: Path, *, in_use: Collection[str]) -> Loaded:
-        """Return the model, loading it from `folder` if it is not warm (or not this one).
+        """Return the model, loading it from `folder` if it is not warm, or another one there.
 
-        The least recently used go when it does not fit, never one `in_use`. Raises JobFailed with
-        the numbers when it cannot fit, or when the folder holds no model; Conflict when a model of
-        that name is in use with other weights.
+        One whose files have changed is read again; horses go on with what they began with. The
+        least recently used go when it does not fit, never one `in_use`. Raises JobFailed with the
+        numbers when it cannot fit, or when the folder holds no model; Conflict when a model of that
+        name is in use with other settings, or when its files are being written to.
         """
+        with _blaming(config, folder):
+            files = model_files.fingerprint(folder)
         found = self.loaded.get(config.name)
         if found is not None:
-            if found.config == config:
+            if found.config == config and found.files == files:
                 found.used_at = time.time()
                 return found
-            if config.name in in_use:
+            if found.config != config and config.name in in_use:
                 raise Conflict(
-                    f"model: {config.name} is in use with other weights: wait, or rename"
+                    f"model: {config.name} is in use with other settings: wait, or rename"
                 )
             self.unload(config.name)
         begun = time.perf_counter()
-        with _blaming(config, folder):
-            check_sizes(model_folder(folder))
-            needed = stored_bytes(model_folder(folder), config.dtype)
-        self._make_room(config, needed, in_use)
-        with _blaming(config, folder):
-            warm = _read(config, folder, may_pack=self._has_room_twice(needed))
-        held = [*warm.model.parameters(), *warm.model.buffers()]
-        loaded = Loaded(
-            config=config,
-            warm=warm,
-            dtype=str(warm.model.dtype).removeprefix("torch."),
-            num_parameters=sum(p.numel() for p in warm.model.parameters()),
-            size_bytes=sum(t.numel() * t.element_size() for t in held),
-            seconds=time.perf_counter() - begun,
-            loaded_at=time.time(),
-        )
+        held = HeldFiles(model_files.weights(folder) if self._holds_files else ())
+        try:
+            loaded = self._load(config, folder, held, in_use)
+        except BaseException:
+            held.give_back()
+            raise
+        loaded.seconds = time.perf_counter() - begun
+        loaded.is_again = found is not None and found.config == config
         self.loaded[config.name] = loaded
         # A collection in a child would otherwise write to every page that holds an object.
         gc.collect()
         gc.freeze()
         return loaded
 
+    def _load(
+        self, config: ModelConfig, folder: Path, held: HeldFiles, in_use: Collection[str]
+    ) -> Loaded:
+        with _blaming(config, folder):
+            files = model_files.fingerprint(folder)
+            weights = model_files.digest(folder, self._digests)
+            check_sizes(model_folder(folder))
+            needed = stored_bytes(model_folder(folder), config.dtype)
+        self._make_room(config, needed, in_use)
+        with _blaming(config, folder):
+            warm = _read(config, folder, may_pack=self._has_room_twice(needed))
+            if model_files.fingerprint(folder) != files:
+                raise ValueError("its files were changed while they were read: try again")
+        tensors_of = [*warm.model.parameters(), *warm.model.buffers()]
+        return Loaded(
+            config=config,
+            warm=warm,
+            dtype=str(warm.model.dtype).removeprefix("torch."),
+            num_parameters=sum(p.numel() for p in warm.model.parameters()),
+            size_bytes=sum(t.numel() * t.element_size() for t in tensors_of),
+            seconds=0.0,
+            loaded_at=time.time(),
+            files=files,
+            weights=weights,
+            held=held,
+        )
+
+    def hold_in_fork(self, name: str | None) -> None:
+        """Hold the files of one model for this process, a fork, and no others.
+
+        Where they were written to since the fork, whoever takes the model is told.
+        """
+        for loaded in self.loaded.values():
+            if loaded.config.name != name:
+                loaded.held.close()
+        try:
+            if name is not None:
+                self.loaded[name].held.renew()
+        except Conflict as error:
+            self.spoilt = error
+
+    def keep_as_mapped(self) -> None:
+        """Copy what is mapped of files that somebody waits to write to. Raises MemoryError."""
+        for loaded in self.loaded.values():
+            loaded.held.copy_wanted()
+
     def unload(self, name: str) -> None:
         """Forget a model. Horses that run with it keep their own mapping. Raises NotFound."""
-        if self.loaded.pop(name, None) is None:
+        unloaded = self.loaded.pop(name, None)
+        if unloaded is None:
             raise NotFound(
                 f"model: {name!r} is not warm; warm are: {', '.join(self.loaded) or '-'}"
             )
+        unloaded.held.give_back()
         gc.unfreeze()
         gc.collect()
         gc.freeze()
@@ -157,8 +213,17 @@ class HorseModels:
         loaded = self._warm.loaded.get(self._names.get(name, name))
         if loaded is None:
             raise NotFound(f"model: {name!r} is not warm")
+        if self._warm.spoilt is not None:
+            raise self._warm.spoilt
         place = self._placement.copied if self._copies else self._placement.shared
         return place(loaded.warm)
+
+    def weights(self) -> dict[str, str] | None:
+        """What the job's warm model was read from: its folder and the digest of its files."""
+        for name in self._names.values():
+            loaded = self._warm.loaded[name]
+            return {"folder": str(loaded.warm.path), "digest": loaded.weights}
+        return None
 
     def num_parameters(self) -> int | None:
         """The parameters of the job's warm model, None when it makes one of its own."""

@@ -28,6 +28,7 @@ from .home import Home
 from .jobstore import Begun, JobStore
 from .leash import end_with_parent
 from .mailbox import Mailbox
+from .model_files import fingerprint
 from .roster import Roster
 from .rundir import RunDir
 from .stable import Horse, Stable
@@ -187,9 +188,6 @@ class Worker:
     def _request(self, job: Job, begun: Begun, rundir: RunDir) -> dict[str, Any]:
         """What a horse is told to do. Raises WarmdError."""
         model = rundir.read_spec().get("model")
-        folder = None
-        if model is not None:
-            folder = str(fetch.local_folder(ModelConfig(**model)))
         enqueued = job.enqueued_at
         return {
             "op": "run",
@@ -201,7 +199,7 @@ class Worker:
             "threads": self.config.threads,
             "niceness": self.config.niceness,
             "enqueued_at": enqueued.timestamp() if enqueued else None,
-            "model": {"config": model, "folder": folder} if model is not None else None,
+            "model": _files_of(model) if model is not None else None,
         }
 
     # --- with the horses --------------------------------------------------------------------
@@ -257,6 +255,12 @@ class Worker:
             return True
         suspects = [other for other in self.attempts if other.is_suspect and other.settle is None]
         return not any(other.horse is not None for other in suspects) and suspects[0] is attempt
+
+
+def _files_of(model: dict[str, Any]) -> dict[str, Any]:
+    """A model, its folder and what its files are now: a resident horse has it only if all agree."""
+    folder = fetch.local_folder(ModelConfig(**model))
+    return {"config": model, "folder": str(folder), "files": fingerprint(folder)}
 
 
 def main() -> None:

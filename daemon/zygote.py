@@ -62,7 +62,7 @@ class Zygote:
 
     def __init__(self, home: Home, budget_bytes: int) -> None:
         self.home = home
-        self.models = WarmModels(budget_bytes)
+        self.models = WarmModels(budget_bytes, holds_files=True, digests=home.weight_digests)
         self.horses: dict[int, Horse] = {}
         self.imports_s = 0.0
         self.started = time.time()
@@ -104,6 +104,7 @@ class Zygote:
         self._selector.register(wake, selectors.EVENT_READ)
         self._own_sockets = [listener, wake, waker]
         _tell(stage="ready", memory_bytes=_resident())
+        self._let_write()  # to what was loaded while there was nobody to wake
         self._quiet_since = time.monotonic()
         while True:
             ready = self._selector.select(self._patience_s())
@@ -113,6 +114,7 @@ class Zygote:
                 if key.fileobj is wake:
                     with contextlib.suppress(BlockingIOError):
                         wake.recv(4096)
+                    self._let_write()
                     self._reap()
                 elif key.fileobj is listener:
                     connection, _ = listener.accept()
@@ -198,6 +200,15 @@ class Zygote:
         finally:
             self._retire_residents()
 
+    def _let_write(self) -> None:
+        """Unload models to whose files somebody waits to write; horses have leases of their own."""
+        for name in [name for name, m in self.models.loaded.items() if m.held.is_wanted()]:
+            log.warning(
+                "zygote: the files of %s are written to: its next use reads them again", name
+            )
+            self.models.unload(name)
+            self._retire_residents()
+
     def _retire_residents(self) -> None:
         """Tell the workers of resident horses whose model is no longer the warm one."""
         loaded_at = {name: model.loaded_at for name, model in self.models.loaded.items()}
@@ -209,6 +220,10 @@ class Zygote:
     def _fork(self, channel: Channel, request: dict[str, Any]) -> None:
         """Fork a horse for a job; the connection is its line to the worker."""
         model = self._ensure(request["model"]) if request.get("model") is not None else None
+        # Of the job that the model is read again for; others say which weights they have, too.
+        request["is_model_changed"] = model is not None and model.is_again
+        if model is not None:
+            model.is_again = False
         pause_openmp()
         request["forked_at"] = time.monotonic()
         self._forks += 1
@@ -334,6 +349,7 @@ def main() -> None:
     end_with_parent(int(sys.argv[2]))
     os.environ.update(ENVIRONMENT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGIO, lambda *_: None)  # it wakes `serve`; see held_files
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     request = orjson.loads(sys.stdin.buffer.read())
     zygote = Zygote(Home(Path(sys.argv[1])), request["budget_bytes"])

@@ -5,10 +5,15 @@ python tests/benchmarks/peer_warmd.py FOLDER PRECISION
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from warmd.daemon.zygote import ENVIRONMENT
+
+os.environ.update(ENVIRONMENT)  # as in the daemon, before the libraries are imported
 
 import torch
 import transformers
