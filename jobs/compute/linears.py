@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 _QUANTA = (1, 2, 4, 8, 16, 32)
 _PROBED_ROWS = 64
+_CANCELED_OUTPUTS = 32  # whose sums are nearly zero
 _TRIED_ROWS = 4  # of them, in the smaller batches
 _TRIED_OUTPUTS = 1024
 _SPARE_BYTES = 2**30  # of memory that packing leaves free
@@ -408,12 +409,24 @@ def row_quanta(forms: Sequence[Linear], *, like: torch.Tensor) -> list[int] | No
     With that, rows do not depend on each other, nor on the form; None when there is no such number.
     Tried on rows like those of `like`, (any, in), with the number of threads that this thread has.
     """
-    generator = torch.Generator(like.device).manual_seed(0)
-    shape = (_PROBED_ROWS, like.shape[1])
-    x = torch.randn(shape, generator=generator, device=like.device, dtype=like.dtype)
+    x = _probe(like)
     whole = forms[0](x)
     quanta = [_quantum(form, x, whole) for form in forms]
     return None if None in quanta else [quantum for quantum in quanta if quantum is not None]
+
+
+def _probe(like: torch.Tensor) -> torch.Tensor:
+    """Random rows whose products with the first rows of `like` are nearly zero.
+
+    There the order of a sum shows in the leading digits. It is behind those that bfloat16 keeps
+    where sums are as large as usual: 9 of 48,000 differed in a layer of 1,216 inputs (AVX-512).
+    """
+    generator = torch.Generator(like.device).manual_seed(0)
+    x = torch.randn(_PROBED_ROWS, like.shape[1], generator=generator, device=like.device)
+    known = like[: min(_CANCELED_OUTPUTS, like.shape[1] // 2)].float()
+    if len(known):
+        x -= (x @ known.T) @ torch.linalg.pinv(known @ known.T, hermitian=True) @ known
+    return x.to(like.dtype)
 
 
 def _quantum(form: Linear, x: torch.Tensor, whole: torch.Tensor) -> int | None:

@@ -155,7 +155,7 @@ def test_gates_of_any_size_are_those_of_pytorch(gate):
 
 def test_positions_in_a_picture_turn_heads_as_transformers_does():
     rope = {"rope_type": "default", "mrope_section": [8, 12, 12], "rope_theta": 10000.0}
-    model = eyes.make(**NATIVE_SIZES, rope_parameters=rope)
+    model = eyes.make("Qwen2VL", **NATIVE_SIZES, rope_parameters=rope)
     ids = prompt(CHUNK + 1)  # the last one is attended for by itself
     places = torch.randint(0, 60, (3, len(ids)), generator=torch.Generator().manual_seed(0))
     decoder = packed(model)
