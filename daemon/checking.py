@@ -15,8 +15,10 @@ from ..jobs.spec import Spec, path_of
 from . import fetch
 from .home import Home
 from .rundir import is_job_id
-from .warmset import known_models
+from .warmset import known_models, on_demand_models
 from .weights import Weights
+
+_TEMPLATES = ("chat_template.jinja", "additional_chat_templates")  # beside tokenizer_config.json
 
 
 def document_of(
@@ -39,7 +41,15 @@ def document_of(
     if init is not None:
         document["init_from"] = init.name
     located.check_inputs(settings)
+    if model is not None and settings is not None:
+        located.check_model_files(_tokenizer_folder(model))
     return document
+
+
+def _tokenizer_folder(model: ModelConfig) -> Path:
+    """Where the zygote reads a model's tokenizer: an adapter may bring one of its own."""
+    folder = fetch.local_folder(model)
+    return folder if (folder / "tokenizer_config.json").is_file() else model_folder(folder)
 
 
 def _resolve_model(spec: Spec, config: DaemonConfig) -> ModelConfig | None:
@@ -59,6 +69,10 @@ def _resolve_model(spec: Spec, config: DaemonConfig) -> ModelConfig | None:
         return ModelConfig(name=folder.resolve().name, path=str(folder.resolve()))
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         return ModelConfig(name=name.replace("/", "--"), path=name)
+    on_demand = on_demand_models(home)
+    if name in on_demand:  # after folders: a name that was never given must hide none
+        return on_demand[name]
+    known |= on_demand
     raise SpecError(
         "model",
         f"must be a warm model ({', '.join(sorted(known)) or 'none'}), a model folder or a hub "
@@ -67,10 +81,14 @@ def _resolve_model(spec: Spec, config: DaemonConfig) -> ModelConfig | None:
 
 
 def _model_settings(model: ModelConfig) -> dict[str, Any] | None:
-    """The model's config.json; None where a part of it is perhaps still to be fetched."""
+    """The model's config.json, with `has_chat_template` of its tokenizer.
+
+    None where a part of the model is perhaps still to be fetched.
+    """
     if fetch.hub_id(model) is not None:
         return None
-    path = model_folder(fetch.local_folder(model)) / "config.json"
+    folder = fetch.local_folder(model)
+    path = model_folder(folder) / "config.json"
     try:
         settings = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
@@ -79,4 +97,20 @@ def _model_settings(model: ModelConfig) -> dict[str, Any] | None:
         ) from error
     if not isinstance(settings, dict):
         raise SpecError("model", f"must be a model folder, got {path} that is no JSON object")
-    return settings
+    if model.task != "auto":  # it is loaded by that, and not by the class that it names
+        settings.pop("architectures", None)
+    return settings | {"has_chat_template": _has_chat_template(folder)}
+
+
+def _has_chat_template(folder: Path) -> bool:
+    """Whether the tokenizer of a model folder has a chat template; an adapter may have one."""
+    config = folder / "tokenizer_config.json"
+    if not config.is_file():
+        folder = model_folder(folder)
+        config = folder / "tokenizer_config.json"
+    if any((folder / name).exists() for name in _TEMPLATES):
+        return True
+    try:
+        return bool(orjson.loads(config.read_bytes()).get("chat_template"))
+    except (OSError, ValueError, AttributeError):
+        return False  # there is none, or no tokenizer at all, which is told when it is loaded

@@ -1,33 +1,31 @@
-"""What an infer job does: tokenise, hand over to the model's engine, tell how it goes."""
+"""What an infer job does: tokenize, hand over to the model's engine, report its progress."""
 
 from __future__ import annotations
 
 import queue
 import secrets
+import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
-from . import actions, chats, pictures, rows
+from . import actions, rows
 from .compute.levels import compute_summary
 from .compute.threads import without_helpers
 from .context import Context, WarmModel
 from .engine.engine import Engine, engine_of
-from .engine.generation import End, Generation, Picture, Piece, Sampling
+from .engine.generation import End, Generation, Piece, Sampling
 from .engine.grammar import Grammar
-from .engine.patches import place_pictures
 from .errors import JobFailed, Stopped
-from .infer import MAX_TOKENS, InferSpec
+from .infer import InferSpec
+from .tokenizing import Prompt, encode, room
 
 _EVENT_S = 0.05  # between two events with text
 _ROWS_AT_ONCE = 32
-
-Prompt = str | list[dict[str, Any]]
 
 
 @dataclass
@@ -97,14 +95,15 @@ def answer_one(spec: InferSpec, ctx: Context, warm: WarmModel, prompt: Prompt) -
     """Answer one prompt, telling its text as it comes. Raises Stopped and JobFailed."""
     seed = _seed(spec)
     engine = _engine(spec, warm)
-    answer = _prepare(spec, ctx, warm, prompt, seed, _grammar(spec, engine))
-    images = [picture.num_tokens for picture in answer.generation.pictures]
-    about: dict[str, Any] = {"image_tokens": images} if images else {}
-    about |= compute_summary(ctx.device)
-    ctx.emit("begin", prompt_tokens=len(answer.generation.ids), **about)
-    engine.submit(answer.generation)
-    _tell(ctx, answer)
-    _check_whole(answer)
+    with _asking(ctx) as is_cancelled:
+        answer = _prepare(spec, warm, prompt, seed, _grammar(spec, engine), is_cancelled)
+        images = [picture.num_tokens for picture in answer.generation.pictures]
+        about: dict[str, Any] = {"image_tokens": images} if images else {}
+        about |= compute_summary(ctx.device)
+        ctx.emit("begin", prompt_tokens=len(answer.generation.ids), **about)
+        engine.submit(answer.generation)
+        _tell(ctx, answer)
+        _check_whole(answer)
     return {
         "choices": answer.choices,
         "usage": answer.usage,
@@ -113,6 +112,19 @@ def answer_one(spec: InferSpec, ctx: Context, warm: WarmModel, prompt: Prompt) -
         "model": spec.model,
         "precision": engine.precision,
     }
+
+
+@contextmanager
+def _asking(ctx: Context) -> Iterator[Callable[[], bool]]:
+    """Yield whether generations are canceled: by `ctx.stop`, and with the end of this block.
+
+    However it ends, nothing is computed on for nobody.
+    """
+    is_left = threading.Event()
+    try:
+        yield lambda: is_left.is_set() or ctx.stop.is_set()
+    finally:
+        is_left.set()
 
 
 def _engine(spec: InferSpec, warm: WarmModel) -> Engine:
@@ -130,14 +142,14 @@ def _grammar(spec: InferSpec, engine: Engine) -> Grammar | None:
 @without_helpers()
 def _prepare(
     spec: InferSpec,
-    ctx: Context,
     warm: WarmModel,
     prompt: Prompt,
     seed: int,
     grammar: Grammar | None,
+    is_cancelled: Callable[[], bool],
 ) -> Answer:
     begun = time.perf_counter()
-    ids, seen = _encode(spec, warm, prompt)
+    ids, seen = encode(spec, warm, prompt)
     generation = Generation(
         ids=ids,
         pictures=seen,
@@ -150,50 +162,12 @@ def _prepare(
             seed=seed,
         ),
         num_choices=spec.n,
-        max_tokens=_room(spec, warm, len(ids)),
+        max_tokens=room(spec, warm, len(ids)),
         stop=spec.stop,
         grammar=grammar,
-        is_cancelled=ctx.stop.is_set,
+        is_cancelled=is_cancelled,
     )
     return Answer(generation, time.perf_counter() - begun, spec)
-
-
-def _encode(spec: InferSpec, warm: WarmModel, prompt: Prompt) -> tuple[list[int], list[Picture]]:
-    """Return the tokens of a prompt and its pictures. Raises JobFailed."""
-    tokenizer = warm.tokenizer
-    urls: list[str] = []
-    if isinstance(prompt, str) and not spec.chat_template:
-        ids: list[int] = tokenizer(prompt)["input_ids"]
-    else:
-        if not tokenizer.chat_template:
-            raise JobFailed(f"chat_template: the tokenizer of {warm.name} has none")
-        chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        chat, urls = chats.split(chats.with_system(chat, spec.system))
-        try:
-            text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-        except jinja2.TemplateError as error:  # "roles must alternate", say
-            raise JobFailed(f"messages: the chat template says: {error}") from error
-        # The template writes the special tokens itself.
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if not ids:
-        raise JobFailed("prompt: it has no tokens")
-    budget = pictures.Budget(thumbnail=spec.thumbnail, max_pixels=spec.max_pixels)
-    return place_pictures(warm, ids, urls, budget)
-
-
-def _room(spec: InferSpec, warm: WarmModel, num_prompt: int) -> int:
-    """Return how many tokens a completion may have. Raises JobFailed where too few fit."""
-    limit = getattr(warm.model.config.get_text_config(), "max_position_embeddings", None)
-    wanted = spec.max_tokens or MAX_TOKENS
-    if limit is None:
-        return wanted
-    room: int = limit - num_prompt
-    if room < (spec.max_tokens or 1):
-        raise JobFailed(
-            f"max_tokens: the prompt has {num_prompt} tokens and {warm.name} takes {limit} "
-            f"together with the completion: at most {max(0, room)} are left, got {wanted}"
-        )
-    return min(wanted, room)
 
 
 def _tell(ctx: Context, answer: Answer) -> None:
@@ -228,21 +202,28 @@ def _tell(ctx: Context, answer: Answer) -> None:
 
 
 def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any]:
-    """Answer every row of the input that has no answer yet. Raises Stopped and JobFailed."""
+    """Answer every row of the input that has no answer yet. Raises Stopped and JobFailed.
+
+    A row that cannot be answered has an error in its line, and the others are answered.
+    """
     seed = spec.seed if spec.seed is not None else _kept_seed(ctx)
     source = Path(spec.input)
     total = sum(1 for _ in rows.read(source))
     engine = _engine(spec, warm)
     usage: dict[str, int] = {}
     begun = time.perf_counter()
-    with rows.Answers(Path(spec.output), ctx.job_id) as answers:
+    with rows.Answers(Path(spec.output), ctx.job_id) as answers, _asking(ctx) as is_cancelled:
         ctx.emit("begin", rows=total, done=answers.done, **compute_summary(ctx.device))
         ctx.emit("progress", done=answers.done, total=total)
         told = time.perf_counter()
-        for answer in _in_order(spec, ctx, warm, engine, source, answers.done, seed):
-            answers.append({"choices": answer.choices, "usage": answer.usage})
-            for name, value in answer.usage.items():
-                usage[name] = usage.get(name, 0) + value
+        found = _in_order(spec, warm, engine, source, answers.done, seed, is_cancelled)
+        for answer in found:
+            if isinstance(answer, JobFailed):
+                answers.append_error(str(answer))
+            else:
+                answers.append({"choices": answer.choices, "usage": answer.usage})
+                for name, value in answer.usage.items():
+                    usage[name] = usage.get(name, 0) + value
             if answers.done == total or time.perf_counter() - told >= 1:
                 told = time.perf_counter()
                 ctx.emit("progress", done=answers.done, total=total)
@@ -250,6 +231,7 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
     tokens = usage.get("completion_tokens", 0)
     return {
         "rows": total,
+        "failed": answers.failed,  # of all rows, those that have an error in the place of an answer
         "output": spec.output,
         "usage": usage,  # of the rows that this execution answered
         "timings": {"total_s": round(seconds, 6), "tokens_per_s": round(tokens / seconds, 3)},
@@ -268,34 +250,43 @@ def _kept_seed(ctx: Context) -> int:
 
 def _in_order(
     spec: InferSpec,
-    ctx: Context,
     warm: WarmModel,
     engine: Engine,
     source: Path,
     done: int,
     seed: int,
-) -> Iterator[Answer]:
-    """Yield the answers to the rows after the first `done`, many on their way at once."""
-    on_their_way: deque[Answer] = deque()
+    is_cancelled: Callable[[], bool],
+) -> Iterator[Answer | JobFailed]:
+    """Yield the answers to the rows after the first `done`, many on their way at once.
+
+    In the place of an answer stands what is wrong with the row.
+    """
+    on_their_way: deque[Answer | JobFailed] = deque()
     grammar = _grammar(spec, engine)
     for number, prompt in enumerate(rows.read(source)):
         if number < done:
             continue
+        row_seed = (seed + number) % 2**63
         try:
-            answer = _prepare(spec, ctx, warm, prompt, (seed + number) % 2**63, grammar)
+            answer = _prepare(spec, warm, prompt, row_seed, grammar, is_cancelled)
+            engine.submit(answer.generation)
+            on_their_way.append(answer)
         except JobFailed as error:
-            raise JobFailed(f"input: row {number + 1}: {error}") from error
-        engine.submit(answer.generation)
-        on_their_way.append(answer)
+            on_their_way.append(error)
         if len(on_their_way) >= _ROWS_AT_ONCE:
             yield _complete(on_their_way.popleft())
     while on_their_way:
         yield _complete(on_their_way.popleft())
 
 
-def _complete(answer: Answer) -> Answer:
+def _complete(answer: Answer | JobFailed) -> Answer | JobFailed:
+    """Wait for an answer. Raises Stopped, and what went wrong in the engine for all."""
+    if isinstance(answer, JobFailed):
+        return answer
     while not isinstance(piece := answer.generation.pieces.get(), End):
         answer.add(piece)
+    if isinstance(piece.error, JobFailed):
+        return piece.error
     if piece.error is not None:
         raise piece.error
     _check_whole(answer)

@@ -58,6 +58,16 @@ def _check_content(message: dict[str, Any], number: int, field: str) -> None:
             )
 
 
+def has_images(messages: list[dict[str, Any]]) -> bool:
+    """Whether a checked chat has images."""
+    return any(
+        part["type"] == "image_url"
+        for message in messages
+        if isinstance(message.get("content"), list)
+        for part in message["content"]
+    )
+
+
 def split(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the chat as templates want it, and the URLs of its images in their order.
 

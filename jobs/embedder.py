@@ -50,7 +50,6 @@ class _Shared:
 
     lock: threading.Lock  # a tokenizer is not for two threads at once
     int8: SwappedLinears | None = None
-    cosines: Floats | None = None  # of int8 to float32, for the rows of the first job
 
 
 _shared: WeakKeyDictionary[Any, _Shared] = WeakKeyDictionary()
@@ -81,6 +80,7 @@ class Embedder:
         if pooling == "cls" and warm.tokenizer.cls_token_id is None:
             raise JobFailed("pooling: the tokenizer of this model has no token for cls; take mean")
         self._is_int8 = is_int8
+        self._cosines: Floats | None = None  # of int8 to float32, for rows of this job
         if is_int8 and (device != "cpu" or warm.model.dtype != torch.float32):
             raise JobFailed(
                 f"dtype: int8 is for a model in float32 on the CPU, this one is in "
@@ -107,7 +107,7 @@ class Embedder:
 
     def prepare(self, sample: Sequence[Row]) -> None:
         """Make the 8-bit weights, and compare them on `sample`, where they are asked for."""
-        if not self._is_int8 or self._shared.cosines is not None:
+        if not self._is_int8:
             return
         self._shared.int8 = self._shared.int8 or SwappedLinears(self._model, int8_linear)
         chosen = [sample[i * len(sample) // SAMPLE] for i in range(min(SAMPLE, len(sample)))]
@@ -118,13 +118,13 @@ class Embedder:
             ]
             for row in chosen
         ]
-        self._shared.cosines = np.concatenate(
+        self._cosines = np.concatenate(
             [F.cosine_similarity(exact, rounded).numpy() for exact, rounded in pairs]
         )
 
     def quality(self) -> dict[str, Any] | None:
         """Return how close int8 comes to float32, as `prepare` has found; None without int8."""
-        cosines = self._shared.cosines if self._is_int8 else None
+        cosines = self._cosines
         if cosines is None:
             return None
         return {

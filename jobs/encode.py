@@ -58,7 +58,7 @@ class EncodeSpec(Spec):
     chains: bool = option(
         False, "code-graph: let code be followed by its walk through the graph, as in training"
     )
-    batch_size: int = option(16, "most passages to compute together", minimum=1)
+    batch_size: int = option(16, "most passages to compute together", minimum=1, maximum=4096)
     max_length: int | None = option(
         None,
         "tokens after which a passage is cut; by default those that a code-graph encoder was "

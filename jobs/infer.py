@@ -14,11 +14,14 @@ import orjson
 
 from ..configs.entries import PRECISIONS
 from . import actions, chats, pictures, rows, schemas
+from .architectures import check_generates
 from .context import Context
 from .errors import SpecError
 from .spec import Spec, option, path_of
 
 MAX_TOKENS = 256  # of a completion, unless the options say otherwise or less fits
+MOST_TOKENS = 2**31  # more than any model has positions, or tokens in its vocabulary
+MIN_TEMPERATURE = 1e-3  # that is not greedy: a smaller one makes infinities of differing logits
 SOURCES = ("prompt", "messages", "input")
 
 
@@ -40,22 +43,35 @@ class InferSpec(Spec):
     system: str = option("", "system message that opens a chat which has none")
     image: tuple[str, ...] = option((), "image file that the prompt is about")
     thumbnail: int | None = option(
-        None, "pixels of an image's longer side; larger ones are made smaller", minimum=28
+        None,
+        "pixels of an image's longer side; larger ones are made smaller",
+        minimum=28,
+        maximum=2**16,
     )
     max_pixels: int | None = option(
         None,
         "of an image as the model sees it, larger ones are made smaller; by default its own",
         minimum=28 * 28,
+        maximum=pictures.MAX_PIXELS,
     )
 
     max_tokens: int | None = option(
         None,
         f"most tokens of a completion; by default {MAX_TOKENS}, or what the prompt leaves",
         minimum=1,
+        maximum=MOST_TOKENS,
     )
-    temperature: float = option(1.0, "of the sampling; 0: always the likeliest token", minimum=0)
+    temperature: float = option(
+        1.0,
+        f"sampling temperature; 0: greedy, always the likeliest token; else at least "
+        f"{MIN_TEMPERATURE:g}",
+        minimum=0,
+        maximum=100,
+    )
     top_p: float = option(1.0, "share of probability to sample from", above=0, maximum=1)
-    top_k: int = option(0, "number of tokens to sample from; 0: all", minimum=0)
+    top_k: int = option(
+        0, "number of tokens to sample from; 0: all", minimum=0, maximum=MOST_TOKENS
+    )
     frequency_penalty: float = option(
         0.0, "taken from a token's logit for each time it was written", minimum=-2, maximum=2
     )
@@ -97,6 +113,11 @@ class InferSpec(Spec):
             chats.parse(self.messages, "messages")
         if bool(self.input) != bool(self.output):
             raise SpecError("output", "must go with input, got one without the other")
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            raise SpecError(
+                "temperature",
+                f"must be 0 (greedy) or at least {MIN_TEMPERATURE:g}, got {self.temperature:g}",
+            )
         if "" in self.stop:
             raise SpecError("stop", "must be text, each, got ''")
         if self.screen:
@@ -123,21 +144,43 @@ class InferSpec(Spec):
         return replace(self, **paths)
 
     def check_inputs(self, model_settings: Mapping[str, Any] | None) -> None:
-        """Check images, schema, the input's rows, the output's place, lengths. Raises SpecError."""
+        """Check the model, images, schema, the input's rows, the output's place, lengths.
+
+        `model_settings` may say `has_chat_template`. Raises SpecError.
+        """
         super().check_inputs(model_settings)
+        config = model_settings or {}
+        check_generates(config)
         for path in self.image:
             pictures.check(path)
         if self.json_schema:
             schemas.grammar_of(self.json_schema)
         if self.input:
             rows.check(Path(self.input), Path(self.output))
-        config = model_settings or {}
+        if model_settings is not None:
+            self._check_images(config)
+        if not config.get("has_chat_template", True):
+            self._check_plain()
         limit = config.get("text_config", config).get("max_position_embeddings")
         if limit is not None and (self.max_tokens or 1) >= limit:
             raise SpecError(
                 "max_tokens",
                 f"must be less than {limit} (the positions of {self.model}), got {self.max_tokens}",
             )
+
+    def _check_plain(self) -> None:
+        for name in ("messages", "chat_template", "image"):
+            if getattr(self, name):
+                raise SpecError(
+                    name,
+                    f"must go with a chat template, got {self.model}, whose tokenizer has none",
+                )
+
+    def _check_images(self, config: Mapping[str, Any]) -> None:
+        if self.image:
+            pictures.check_model(config, "image")
+        elif self.messages and chats.has_images(chats.parse(self.messages, "messages")):
+            pictures.check_model(config, "messages")
 
 
 def run(spec: InferSpec, ctx: Context) -> dict[str, Any]:

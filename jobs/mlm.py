@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import orjson
 
+from .architectures import check_fills_masks
 from .context import Context
 from .errors import JobFailed, SpecError, Stopped
 from .spec import option, path_of
-from .training import TrainingSpec
+from .training import MOST_AT_ONCE, MOST_ROWS, MOST_STEPS, MOST_TOKENS, TrainingSpec
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -56,10 +57,14 @@ class MlmSpec(TrainingSpec):
     architecture: str = option(
         CODE_GRAPH, f"what a new model is made by: {CODE_GRAPH}, or a model folder or config.json"
     )
-    hidden_size: int | None = option(None, "of a new model; by default its own", minimum=1)
-    layers: int | None = option(None, "of a new model; by default its own", minimum=1)
-    heads: int | None = option(None, "of a new model; by default its own", minimum=1)
-    ffn_size: int | None = option(None, "of a new model; by default its own", minimum=1)
+    hidden_size: int | None = option(
+        None, "of a new model; by default its own", minimum=1, maximum=2**16
+    )
+    layers: int | None = option(None, "of a new model; by default its own", minimum=1, maximum=1024)
+    heads: int | None = option(None, "of a new model; by default its own", minimum=1, maximum=1024)
+    ffn_size: int | None = option(
+        None, "of a new model; by default its own", minimum=1, maximum=2**18
+    )
     dropout: float | None = option(
         None, "everywhere in the model; by default its own", minimum=0, maximum=0.9
     )
@@ -79,16 +84,16 @@ class MlmSpec(TrainingSpec):
         "own, train (byte-level BPE, on the data) or a folder; by default the model's own, and "
         "train where it has none",
     )
-    vocab_size: int = option(8000, "tokens of a trained tokenizer", minimum=300)
-    seq_len: int = option(128, "most tokens of an example", minimum=8)
+    vocab_size: int = option(8000, "tokens of a trained tokenizer", minimum=300, maximum=10**6)
+    seq_len: int = option(128, "most tokens of an example", minimum=8, maximum=MOST_TOKENS)
     validation: float = option(0.05, "share of the documents held out", minimum=0, maximum=0.9)
     validation_examples: int = option(
-        200, "examples to measure on, of those held out; 0: all", minimum=0
+        200, "examples to measure on, of those held out; 0: all", minimum=0, maximum=MOST_ROWS
     )
 
-    steps: int = option(1000, "optimizer steps in all", minimum=1)
-    batch_size: int = option(8, "examples per micro-step", minimum=1)
-    gradient_accumulation: int = option(1, "micro-steps per step", minimum=1)
+    steps: int = option(1000, "optimizer steps in all", minimum=1, maximum=MOST_STEPS)
+    batch_size: int = option(8, "examples per micro-step", minimum=1, maximum=MOST_AT_ONCE)
+    gradient_accumulation: int = option(1, "micro-steps per step", minimum=1, maximum=MOST_AT_ONCE)
 
     mlm_rate: float = option(0.15, "share of the tokens to mask", above=0, maximum=1)
     mnm_rate: float = option(0.20, "share of the graph's tokens to mask", above=0, maximum=1)
@@ -100,21 +105,28 @@ class MlmSpec(TrainingSpec):
     mask_80_10_10: bool = option(
         False, "of the masks 10 % another token and 10 % none; otherwise all are [MASK]"
     )
-    mlm_weight: float = option(1.0, "of the loss on tokens", minimum=0)
-    mnm_weight: float = option(1.0, "of the loss on the graph's tokens", minimum=0)
-    mnm_ramp_steps: int = option(0, "steps in which mnm_weight rises from 0", minimum=0)
-    constraint_weight: float = option(1.0, "of the constraint on relations", minimum=0)
+    mlm_weight: float = option(1.0, "of the loss on tokens", minimum=0, maximum=1000)
+    mnm_weight: float = option(1.0, "of the loss on the graph's tokens", minimum=0, maximum=1000)
+    mnm_ramp_steps: int = option(
+        0, "steps in which mnm_weight rises from 0", minimum=0, maximum=MOST_STEPS
+    )
+    constraint_weight: float = option(
+        1.0, "of the constraint on relations", minimum=0, maximum=1000
+    )
 
-    learning_rate: float = option(2.5e-4, "of AdamW", above=0)
+    learning_rate: float = option(2.5e-4, "of AdamW", above=0, maximum=1)
     warmup_steps: int | None = option(
         None,
         "steps in which the learning rate rises; by default a tenth of all, at most "
         f"{WARMUP_STEPS}",
         minimum=0,
+        maximum=MOST_STEPS,
     )
-    weight_decay: float = option(0.01, "of AdamW", minimum=0)
+    weight_decay: float = option(0.01, "of AdamW", minimum=0, maximum=10)
 
-    eval_every: int = option(100, "steps between evaluations; 0: none at all", minimum=0)
+    eval_every: int = option(
+        100, "steps between evaluations; 0: none at all", minimum=0, maximum=MOST_STEPS
+    )
     eval_first: bool = option(False, "evaluate before the first step, too")
     seed: int = option(42, "of new weights, order, masks and dropout", minimum=0, maximum=2**32 - 1)
     save_every: str = option("100", "steps (100) or minutes (10m) between checkpoints")
@@ -229,6 +241,7 @@ class MlmSpec(TrainingSpec):
             check_sources(self.data_path)
         if self.model is not None:
             config = dict(model_config or {})
+            check_fills_masks(config)
         elif self.architecture == CODE_GRAPH:
             config = CODE_GRAPH_SIZES | self.sizes
         else:

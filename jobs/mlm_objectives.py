@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from .architectures import must_fill_masks
 from .chains import PAD_ID, Example, leaf_tail
+from .errors import JobFailed
 from .masks import IGNORED, Masker
 
 Array = NDArray[Any]
@@ -57,12 +59,14 @@ class TextObjective:
     parts: tuple[str, ...] = ("mlm",)
 
     def __init__(self, model: Any, tokenizer: Any, masker: Masker) -> None:
+        """Raises JobFailed for a model that gives no logits of tokens."""
         self.masker = masker
         self._special = np.array(sorted(tokenizer.all_special_ids))
         self._fill = {"input_ids": tokenizer.pad_token_id or 0, "mlm_labels": IGNORED}
         self._chosen: Tensor | None = None  # positions in (B * T,) that the head is to see
         base = model.base_model
         self.is_sparse = False
+        _check_head(model)
         if base is not model:
             base.register_forward_hook(self._choose)
             self.is_sparse = self._head_is_positionwise(model)
@@ -100,14 +104,28 @@ class TextObjective:
 
     def _head_is_positionwise(self, model: Any) -> bool:
         """Try whether the head says the same of a token when it does not see the others."""
-        model.eval()
-        ids = torch.arange(8, device=model.device).reshape(2, 4)
-        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        batch = _trial(model)
         at = torch.tensor([1, 6], device=model.device)
         with torch.no_grad():
             dense = self._logits_at(at, model, batch, sparse=False)
             sparse = self._logits_at(at, model, batch, sparse=True)
         return sparse.shape == dense.shape and torch.allclose(sparse, dense, rtol=1e-3, atol=1e-4)
+
+
+def _check_head(model: Any) -> None:
+    batch = _trial(model)
+    with torch.no_grad():
+        logits = getattr(model(**batch), "logits", None)
+    if logits is None or logits.shape[:-1] != batch["input_ids"].shape:
+        problem = must_fill_masks(model.config.model_type, type(model).__name__)
+        raise JobFailed(f"model: {problem}")
+
+
+def _trial(model: Any) -> Batch:
+    """Eight tokens for a model to be tried with."""
+    model.eval()
+    ids = torch.arange(8, device=model.device).reshape(2, 4)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 class GraphObjective:

@@ -7,9 +7,10 @@ import binascii
 import hashlib
 import io
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import JobFailed, SpecError
 
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 
 FILE = "file://"
 SCHEMES = ("data:image/", FILE)
+MODEL_TYPES = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+)  # in config.json: the models that are shown images
 MAX_PIXELS = 2**26  # of an image as it comes: 64 million; a bomb unpacks to many more
 
 
@@ -27,6 +33,16 @@ class Budget:
 
     thumbnail: int | None = None  # pixels of the longer side
     max_pixels: int | None = None
+
+
+def check_model(config: Mapping[str, Any], field: str) -> None:
+    """Check that a model takes images, by its config.json. Raises SpecError."""
+    if config.get("model_type") not in MODEL_TYPES:
+        raise SpecError(
+            field,
+            f"images must go with a model of type {' or '.join(MODEL_TYPES)}, got one of type "
+            f"{config.get('model_type')}",
+        )
 
 
 def check(path: str) -> None:
@@ -40,22 +56,24 @@ def check(path: str) -> None:
 
 
 def read(url: str, budget: Budget) -> tuple[Image, tuple[int, int], int]:
-    """Return the image of a URL, its width and height as it came, and a digest of its looks.
+    """Return the image of a URL, its width and height as a person sees it, and a digest.
 
     Raises JobFailed for what is no image, or too large a one.
     """
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     data = _bytes(url)
     image = _open(data, "the image")
     try:
+        ImageOps.exif_transpose(image, in_place=True)  # cameras say so how it is to be turned
         picture = image.convert("RGB")
-    except (OSError, SyntaxError, ValueError) as error:
+    except Exception as error:  # a spoilt file: decoders raise anything
         raise JobFailed(f"image: it cannot be read: {error}") from error
+    size = picture.size
     if budget.thumbnail is not None:
         picture.thumbnail((budget.thumbnail, budget.thumbnail), Image.Resampling.LANCZOS)
     digest = hashlib.sha256(data + repr(budget).encode()).digest()
-    return picture, image.size, int.from_bytes(digest[:8]) >> 1  # 63 bits
+    return picture, size, int.from_bytes(digest[:8]) >> 1  # 63 bits
 
 
 def _bytes(url: str) -> bytes:
@@ -75,13 +93,13 @@ def _bytes(url: str) -> bytes:
 
 def _open(data: bytes, name: str) -> Image:
     """Read the header of an image. Raises JobFailed."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(data))
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError) as error:
+    except Exception as error:  # a spoilt file: decoders raise anything
         raise JobFailed(f"image: {name} is none that can be read: {error}") from error
     width, height = image.size
     if width * height > MAX_PIXELS:

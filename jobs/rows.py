@@ -59,7 +59,11 @@ def _prompt(line: bytes, number: int) -> str | list[dict[str, Any]]:
 
 
 class Answers:
-    """The file of answers, open at its end. `done` rows were in it already.
+    """The file of answers, open at its end. `done` rows were in it already, `failed` of them with
+    an error.
+
+    A line is {"row": N, "job": ID, "choices": […], "usage": {…}}, or {"row": N, "job": ID,
+    "error": {"message": TEXT}} for a row that cannot be answered.
 
     Raises JobFailed where it holds the answers of another job.
     """
@@ -68,6 +72,7 @@ class Answers:
         self._job_id = job_id
         self._path = path
         self._file = open(path, "ab")  # noqa: SIM115
+        self.failed = 0
         self.done = self._mend()
 
     def _mend(self) -> int:
@@ -89,6 +94,7 @@ class Answers:
                     self._file.close()
                     raise JobFailed(f"output: line {done} of {self._path} is not of this job")
                 whole += len(line)
+                self.failed += "error" in row
         self._file.truncate(whole)
         return done
 
@@ -99,6 +105,11 @@ class Answers:
         self._file.flush()
         os.fdatasync(self._file.fileno())
         self.done += 1
+
+    def append_error(self, message: str) -> None:
+        """Write that the next row cannot be answered, and why."""
+        self.append({"error": {"message": message}})
+        self.failed += 1
 
     def __enter__(self) -> Self:
         return self

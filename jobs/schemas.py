@@ -29,8 +29,8 @@ def is_schema(given: str) -> bool:
 
 
 def grammar_of(schema: str) -> str:
-    """Return llguidance's grammar of a schema. Raises SpecError for one that it cannot hold to."""
-    from llguidance import LLMatcher
+    """Return llguidance's grammar of a schema. Raises SpecError for one that it cannot enforce."""
+    from llguidance import LLMatcher, LLTokenizer
 
     try:
         # Compact: a model that may write spaces may write them for ever.
@@ -41,6 +41,18 @@ def grammar_of(schema: str) -> str:
         raise SpecError(FIELD, f"must be JSON, got {schema[:80]!r}: {error}") from error
     is_wrong, problems = LLMatcher.validate_grammar_with_warnings(grammar)
     if is_wrong:
-        reason = problems[0].strip().partition("\n")[0]
-        raise SpecError(FIELD, f"must be a JSON Schema that can be held to, got one with: {reason}")
+        raise SpecError(FIELD, unsupported(problems[0]))
+    # What is valid may still have no first character.
+    matcher = LLMatcher(LLTokenizer("byte"), grammar)
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        raise SpecError(FIELD, unsupported(matcher.get_error()))
     return grammar
+
+
+def unsupported(error: str) -> str:
+    """What is said of a schema, by what llguidance says of it."""
+    reason = error.strip().partition("\n")[0]
+    if reason == "NoExtensionBias":
+        reason = "no text satisfies it; does it refer to itself without end?"
+    return f"unsupported schema: {reason}"

@@ -21,11 +21,28 @@ TEMPLATE = (
 IMAGE = 1  # <bos> stands for an image
 
 
-def make(**sizes: Any) -> Any:
-    """A Qwen2-VL of random weights, two layers deep; `sizes`: of its text model."""
+# Of the vision part of each kind, what is its own: windows of 2 x 2 tokens and attention over all
+# in the second block; a grid of 8 x 8 positions, and features of the first block.
+VISION: dict[str, dict[str, Any]] = {
+    "Qwen2VL": {"embed_dim": 32, "mlp_ratio": 2},
+    "Qwen2_5_VL": {"intermediate_size": 64, "fullatt_block_indexes": [1], "window_size": 56},
+    "Qwen3VL": {"intermediate_size": 64, "num_position_embeddings": 64, "patch_size": 14,
+                "deepstack_visual_indexes": [0]},
+}  # fmt: skip
+
+
+def make(kind: str = "Qwen2VL", **sizes: Any) -> Any:
+    """A model of random weights, two layers deep; `sizes`: of its text model."""
     torch.manual_seed(0)
     hidden_size = sizes.get("hidden_size", 32)
-    config = transformers.Qwen2VLConfig(
+    own = dict(VISION[kind])
+    if kind == "Qwen2VL":
+        own["hidden_size"] = hidden_size
+    else:
+        own |= {"hidden_size": 32, "out_hidden_size": hidden_size}
+    if kind == "Qwen3VL":
+        sizes.setdefault("head_dim", 8)
+    config = getattr(transformers, f"{kind}Config")(
         text_config={
             "vocab_size": 81,
             "hidden_size": 32,
@@ -42,24 +59,23 @@ def make(**sizes: Any) -> Any:
             "initializer_range": 0.3,
             **sizes,
         },
-        vision_config={"depth": 2, "embed_dim": 32, "hidden_size": hidden_size, "mlp_ratio": 2,
-                       "num_heads": 2, "initializer_range": 0.3},
+        vision_config={"depth": 2, "num_heads": 2, "initializer_range": 0.3, **own},
         image_token_id=IMAGE,
         video_token_id=80,
         vision_start_token_id=2,
         vision_end_token_id=79,
     )  # fmt: skip
-    model: Any = transformers.Qwen2VLForConditionalGeneration(config)
+    model: Any = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
     return model.requires_grad_(False).eval()
 
 
-def save(folder: Path) -> tuple[Any, Any]:
+def save(folder: Path, model: Any = None) -> tuple[Any, Any]:
     """Write the model with what is needed to use it; return it and its tokenizer."""
     settings = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 3136,
                 "max_pixels": 200_000, "patch_size": 14, "temporal_patch_size": 2,
                 "merge_size": 2}  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-    model = make()
+    model = model or make()
     model.save_pretrained(folder)
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = TEMPLATE

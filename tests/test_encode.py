@@ -208,6 +208,9 @@ def test_int8_is_close_and_says_how_close(job):
     assert result["int8"]["rows"] == 8
     assert result["int8"]["cosine_min"] == pytest.approx(cosines.min(), abs=0.01)
     assert "int8" not in job.run(text=TEXTS)
+    other = job.run(text=TEXTS[:1], dtype="int8")["int8"]  # of its own rows
+    assert other["rows"] == 1
+    assert other["cosine_min"] == other["cosine_mean"]
 
 
 # --- Code -----------------------------------------------------------------------------------------

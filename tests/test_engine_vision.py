@@ -17,6 +17,7 @@ import pytest
 import tiny
 import torch
 from eyes import IMAGE, png, url
+from PIL import Image
 
 from warmd.jobs import chats, pictures
 from warmd.jobs.context import WarmModel
@@ -38,6 +39,30 @@ GREEDY = Sampling(temperature=0)
 def warm(tmp_path_factory: pytest.TempPathFactory) -> WarmModel:
     folder = tmp_path_factory.mktemp("vision")
     model, tokenizer = eyes.save(folder)
+    return WarmModel(name="demo", path=folder, model=model, tokenizer=tokenizer)
+
+
+# Models that images are shown to, and whether the decoder takes their text part.
+KINDS: dict[str, tuple[bool, dict[str, Any]]] = {
+    "Qwen2VL": (True, {}),
+    "Qwen2_5_VL": (True, {}),
+    "Qwen3VL": (True, {}),
+    "Qwen2VL with a window": (False, {"use_sliding_window": True, "sliding_window": 16,
+                                      "max_window_layers": 1}),
+    "Qwen2_5_VL with a window": (False, {"use_sliding_window": True, "sliding_window": 16,
+                                         "max_window_layers": 1}),
+    "Qwen3VL with features for its last layer": (False, {"num_hidden_layers": 1}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def each(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> WarmModel:
+    """One model after the other of those that take images."""
+    is_taken, sizes = KINDS[request.param]
+    model = eyes.make(request.param.partition(" ")[0], **sizes)
+    assert Decoder.takes(model) is is_taken
+    folder = tmp_path_factory.mktemp("each")
+    model, tokenizer = eyes.save(folder, model)
     return WarmModel(name="demo", path=folder, model=model, tokenizer=tokenizer)
 
 
@@ -72,27 +97,59 @@ def answer(engine: Engine, generation: Generation) -> str:
     return text
 
 
-def test_answers_are_those_of_transformers(warm, engine):
-    assert Decoder.takes(warm.model)
+def by_transformers(warm: WarmModel, generation: Generation) -> str:
+    """What transformers generates."""
+    ids = torch.tensor([generation.ids])
+    images = {}
+    if generation.pictures:
+        images = {
+            "pixel_values": torch.cat([p.patches for p in generation.pictures]),
+            "image_grid_thw": torch.tensor([p.grid for p in generation.pictures]),
+            "mm_token_type_ids": (ids == IMAGE).long(),
+        }
+    out = warm.model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12,
+        eos_token_id=warm.tokenizer.eos_token_id, **images,
+    )  # fmt: skip
+    text: str = warm.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+    return text
+
+
+def test_answers_are_those_of_transformers(each):
+    engine = Engine(each)
+    answers = []
     for parts in (
         ("what is ", png(120, 60), "?"),
         (png(60, 200), png(100, 100, 1), "a" * 50, png(57, 57, 2), "and?"),
         ("no image" * 9,),
+        ("what is ", png(300, 90, 3), "?"),
+        ("what is ", png(300, 90, 4), "?"),
     ):
-        generation = ask(warm, *parts)
-        ids = torch.tensor([generation.ids])
-        images = {}
-        if generation.pictures:
-            images = {
-                "pixel_values": torch.cat([p.patches for p in generation.pictures]),
-                "image_grid_thw": torch.tensor([p.grid for p in generation.pictures]),
-                "mm_token_type_ids": (ids == IMAGE).long(),
-            }
-        out = warm.model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12, **images
-        )
-        wanted = warm.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
-        assert answer(engine, generation) == wanted
+        generation = ask(each, *parts)
+        answers.append(answer(engine, generation))
+        assert answers[-1] == by_transformers(each, generation)
+    assert answers[-1] != answers[-2]  # what is seen counts
+    engine.close()
+
+
+def test_choices_and_neighbours_with_images_are_those_of_transformers(each):
+    engine = Engine(each)
+    asked = [
+        ask(each, "what is ", png(150, 100, 5), "?", num_choices=2),
+        ask(each, "text alone " * 5),
+        ask(each, png(90, 90, 6), "b" * 70, png(150, 100, 5), "?"),
+    ]
+    wanted = [by_transformers(each, generation) for generation in asked]
+    with TURNS.changed:  # so that all of them are there for the first turn
+        for generation in asked:
+            engine.submit(generation)
+    for generation, text in zip(asked, wanted, strict=True):
+        texts = [""] * generation.num_choices
+        while not isinstance(piece := generation.pieces.get(timeout=60), End):
+            texts[piece.index] += piece.text
+        assert piece.error is None
+        assert texts == [text] * len(texts)
+    engine.close()
 
 
 class SlowEngine(Engine):
@@ -158,10 +215,10 @@ def test_a_picture_that_cannot_be_looked_at_fails_its_prompt_and_no_other(warm, 
     assert (reason, piece.error) == ("cancelled", None)
 
 
-def test_places_are_those_of_transformers(warm):
-    generation = ask(warm, "what ", png(120, 60), png(60, 120), "is ", png(300, 90), "it?")
+def test_places_are_those_of_transformers(each):
+    generation = ask(each, "what ", png(120, 60), png(60, 120), "is ", png(300, 90), "it?")
     ids = torch.tensor([generation.ids])
-    wanted, delta = warm.model.model.get_rope_index(
+    wanted, delta = each.model.model.get_rope_index(
         ids,
         mm_token_type_ids=(ids == IMAGE).int(),
         image_grid_thw=torch.tensor([p.grid for p in generation.pictures]),
@@ -296,8 +353,36 @@ def test_eyes_that_cannot_be_prepared_are_tried_again(warm, engine, monkeypatch)
 def test_model_without_eyes_refuses_images():
     model = tiny.model()
     blind = WarmModel(name="m", path=Path("none"), model=model, tokenizer=tiny.tokenizer())
-    with pytest.raises(JobFailed, match="takes no images"):
+    with pytest.raises(JobFailed, match=r"qwen2_vl or .* got m of type llama"):
         place_pictures(blind, [5], [url(png(60, 60))], Budget())
+
+
+@pytest.mark.parametrize("options", [
+    {"prompt": "what?", "image": ["a.png"]},
+    {"messages": json.dumps([{"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": url(png(60, 60))}}]}])},
+])  # fmt: skip
+def test_images_for_a_model_that_is_shown_none_are_refused_in_the_shell(tmp_path, options):
+    (tmp_path / "a.png").write_bytes(png(60, 60))
+    spec = InferSpec.parse(options).located(tmp_path)
+    with pytest.raises(SpecError, match=r"images must go with .*qwen2_vl.*, got one of type llama"):
+        spec.check_inputs({"model_type": "llama"})
+    spec.check_inputs({"model_type": "qwen2_vl"})
+
+
+@pytest.mark.parametrize(("turned", "size"), [(1, (120, 60)), (6, (60, 120))])
+def test_an_image_is_turned_as_its_camera_says(tmp_path, turned, size):
+    path = tmp_path / "a.jpg"
+    image = Image.new("RGB", (120, 60), "white")
+    image.paste("black", (0, 0, 60, 60))  # its left half
+    exif = Image.Exif()
+    exif[0x0112] = turned  # 6: to be turned by 90 degrees to the right
+    image.save(path, exif=exif)
+    seen, found, _ = pictures.read(pictures.FILE + str(path), Budget())
+    assert (seen.size, found) == (size, size)
+    grey = seen.convert("L").tobytes()
+    is_dark = [grey[place] < 100 for place in (0, size[0] - 1)]  # the corners above
+    assert is_dark == [True, turned == 6]
 
 
 def test_job_with_images_says_how_many_tokens_they_take(warm, tmp_path):

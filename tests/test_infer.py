@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ from typing import Any
 import orjson
 import pytest
 import tiny
+from waiting import wait_until
 
-from warmd.jobs import spec_class
+from warmd.jobs import rows, spec_class, templates
+from warmd.jobs.engine.engine import Engine
+from warmd.jobs.engine.generation import End, Generation
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.infer import InferSpec, run
 
@@ -78,7 +82,15 @@ def test_any_text_is_a_prompt(text):
         ({"prompt": "a", "stop": ["x", ""]}, "stop"),
         ({"prompt": "a", "system": "b"}, "system"),
         ({"prompt": "a", "temperature": -0.1}, "temperature"),
+        ({"prompt": "a", "temperature": 1e-308}, "temperature"),
+        ({"prompt": "a", "temperature": 1e308}, "temperature"),
         ({"prompt": "a", "top_p": 0}, "top_p"),
+        ({"prompt": "a", "top_p": 1.01}, "top_p"),
+        ({"prompt": "a", "top_k": 10**12}, "top_k"),
+        ({"prompt": "a", "n": 129}, "n"),
+        ({"prompt": "a", "max_tokens": 10**12}, "max_tokens"),
+        ({"prompt": "a", "seed": 2**63}, "seed"),
+        ({"prompt": ""}, "prompt"),
         ({"prompt": "a", "n": 0}, "n"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "a", "seed": -1}, "seed"),
@@ -129,6 +141,26 @@ def test_more_tokens_than_the_model_has_positions_are_refused_in_the_shell():
     spec = InferSpec.parse({"prompt": "a", "max_tokens": 64})
     with pytest.raises(SpecError, match="max_tokens: must be less than 64"):
         spec.check_inputs({"max_position_embeddings": 64})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"messages": '[{"role": "user", "content": "a"}]'},
+        {"prompt": "a", "chat_template": True},
+    ],
+    ids=["messages", "chat_template"],
+)
+def test_a_chat_for_a_tokenizer_without_chat_template_is_refused_in_the_shell(options):
+    spec = InferSpec.parse(options)
+    with pytest.raises(SpecError, match="must go with a chat template, got demo, whose tokenizer"):
+        spec.check_inputs({"has_chat_template": False})
+    spec.check_inputs({"has_chat_template": True})
+
+
+def test_the_lowest_temperature_is_served(job):
+    greedy = answer(job, max_tokens=9)["choices"]
+    assert answer(job, max_tokens=9, temperature=1e-3)["choices"] == greedy
 
 
 # --- One prompt -----------------------------------------------------------------------------------
@@ -218,6 +250,39 @@ def test_chat_goes_through_the_template(job):
         assert chat["usage"]["prompt_tokens"] == raw["usage"]["prompt_tokens"]
 
 
+def test_a_prompt_far_beyond_the_context_is_refused_before_it_is_tokenized(job):
+    text = "a" * 60_000_000
+    begun = time.thread_time()
+    with pytest.raises(
+        JobFailed, match=r"prompt: must have at most 2560 characters .* got 60000000"
+    ):
+        answer(job, prompt=text)
+    assert time.thread_time() - begun < 5  # to tokenize it took minutes and gigabytes
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
+         "messages: the chat template takes longer than"),
+        ("{{ raise_exception('roles must alternate') }}", "says: roles must alternate"),
+        ("{{ 1 / 0 }}", "says: ZeroDivisionError"),
+        ("{{ messages[5].content.x }}", "says: .*has no element 5"),
+    ],
+    ids=["endless", "refuses", "divides", "undefined"],
+)  # fmt: skip
+def test_a_chat_template_that_goes_wrong_is_told_and_ends(job, monkeypatch, template, words):
+    monkeypatch.setattr(templates, "LIMIT_S", 0.3)
+    job.ctx.models.tokenizer.chat_template = template
+    with pytest.raises(JobFailed, match=words):
+        answer(job, prompt="hi", chat_template=True)
+
+    def renders() -> bool:
+        return any(thread.name == "chat template" for thread in threading.enumerate())
+
+    wait_until(lambda: not renders(), timeout_s=10)
+
+
 def test_growing_chat_reuses_what_was_computed(job):
     job.ctx.models.tokenizer.chat_template = CHAT
     messages = [{"role": "user", "content": "tell me " * 20}]
@@ -275,6 +340,59 @@ def test_stopped_file_goes_on_after_the_last_answered_row(job, tmp_path):
     assert target.read_bytes() == whole.read_bytes()
     answer(job, **options)  # killed after the last line, before it was told
     assert target.read_bytes() == whole.read_bytes()
+
+
+def test_rows_that_cannot_be_answered_have_an_error_and_the_others_an_answer(job, tmp_path):
+    job.ctx.models.tokenizer.chat_template = (
+        "{% if messages[0].content == 'no' %}{{ raise_exception('not that') }}{% endif %}"
+        "{{ messages[0].content }}"
+    )
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    wrong = {
+        2: ({"prompt": "a" * 600}, "max_tokens: the prompt has 600 tokens"),
+        5: ({"prompt": "a" * 9000}, "prompt: must have at most 2560 characters"),
+        6: ({"messages": [{"role": "user", "content": "no"}]}, "template says: not that"),
+        9: ({"messages": [{"role": "user", "content": [image]}]}, "messages: images must go with"),
+    }
+    prompts: list[Any] = [{"prompt": "ab"[: 1 + n % 2]} for n in range(40)]
+    for number, (prompt, _) in wrong.items():
+        prompts[number] = prompt
+    source = write_rows(tmp_path / "in.jsonl", prompts)
+    options = {"input": source, "output": str(tmp_path / "out.jsonl"), "max_tokens": 5}
+    result = answer(job, **options)
+    assert (result["rows"], result["failed"]) == (40, 4)
+    lines = read_rows(tmp_path / "out.jsonl")
+    assert [line["row"] for line in lines] == list(range(1, 41))
+    for number, line in enumerate(lines):
+        if number in wrong:
+            assert line.keys() == {"row", "job", "error"}
+            assert wrong[number][1] in line["error"]["message"]
+        else:
+            assert line["choices"] == answer(job, max_tokens=5, **prompts[number])["choices"]
+    assert answer(job, **options)["failed"] == 4  # those of an execution before, too
+
+
+def test_nothing_is_computed_for_a_job_that_has_failed(job, tmp_path, monkeypatch):
+    class FullDisk(rows.Answers):
+        def append(self, answer: dict[str, Any]) -> None:
+            raise OSError("disk full")
+
+    asked: list[Generation] = []
+
+    def submit(self: Engine, generation: Generation, submit: Any = Engine.submit) -> None:
+        asked.append(generation)
+        submit(self, generation)
+
+    monkeypatch.setattr(rows, "Answers", FullDisk)
+    monkeypatch.setattr(Engine, "submit", submit)
+    # The first is too long, and so the first to be written; the last waits for room.
+    source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a" * 600}, *[{"prompt": "a"}] * 40])
+    with pytest.raises(OSError, match="disk full"):
+        answer(job, input=source, output=str(tmp_path / "out"), n=4, max_tokens=400)
+    reasons = []
+    while not isinstance(piece := asked[-1].pieces.get(timeout=60), End):
+        reasons.append(piece.finish_reason)
+    assert set(reasons) <= {None, "cancelled"}
 
 
 def test_answers_of_another_job_are_not_touched(job, tmp_path):

@@ -38,7 +38,10 @@ from .rowwise import Norms, Rowwise, Single, Torch, native_rowwise
 log = logging.getLogger(__name__)
 
 # Model types with this structure: RMSNorm, rotary positions, grouped heads, SwiGLU.
-_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen2_vl_text", "qwen3")
+_MODEL_TYPES = (
+    *("llama", "mistral", "qwen2", "qwen3"),
+    *("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"),
+)
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # whose frequencies depend on no length
 
 _MOST_SEQUENCES = 64  # of a fused decode step
@@ -148,17 +151,20 @@ class Decoder:
 
     @staticmethod
     def takes(model: Any) -> bool:
-        """Whether this is a model of the right structure."""
-        layers = getattr(_text_model(model), "layers", None)
-        if not layers or type(layers[0].self_attn.q_proj) is not torch.nn.Linear:
+        """Whether this is a model of the right structure. Raises for none."""
+        config = model.config.get_text_config(decoder=True)
+        if config.model_type not in _MODEL_TYPES or model.get_output_embeddings() is None:
+            return False  # what its layers are called is not known
+        layers = _text_model(model).layers
+        if type(layers[0].self_attn.q_proj) is not torch.nn.Linear:
             return False  # an adapter, perhaps
-        config = model.config.get_text_config()
+        if _num_deep(model) >= len(layers):
+            return False  # the last layer computes some rows alone
         window = getattr(config, "sliding_window", None)
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         rope = getattr(config, "rope_parameters", None) or {}
         return (
-            config.model_type in _MODEL_TYPES
-            and config.hidden_act == "silu"
+            config.hidden_act == "silu"
             and (window is None or not getattr(config, "use_sliding_window", True))
             and kinds == {"full_attention"}
             and rope.get("rope_type", "default") in _ROPE_TYPES
@@ -201,18 +207,18 @@ class Decoder:
         ids = [token for part in parts for token in part.ids]
         cos, sin = self.rope.at(_places(parts))
         x = self.embedding[torch.tensor(ids, device=self.embedding.device)]
-        row = 0
-        for part in parts:
-            for first, rows in part.seen:
-                x[row + first : row + first + len(rows)] = rows
-            row += len(part.ids)
+        seen = _seen(parts)
+        for where, features in seen:
+            x[where] = features[0].to(x.dtype)
+        deep = [(where, features[1:]) for where, features in seen if len(features) > 1]
         wanted = _wanted(parts)
-        steps = self._ready_steps() if len(wanted) == len(ids) <= _MOST_SEQUENCES else None
+        is_step = len(wanted) == len(ids) <= _MOST_SEQUENCES and not deep
+        steps = self._ready_steps() if is_step else None
         if steps is not None:
             logits: torch.Tensor = steps.logits(x, cos, sin, [part.kv.place for part in parts])
         else:
             rows = torch.tensor(wanted, dtype=torch.long, device=x.device)
-            x = self.hidden(x, cos, sin, self._attention(parts), rows)
+            x = self.hidden(x, cos, sin, self._attention(parts), rows, deep)
             logits = self.logits(x) if wanted else x[:, :0]
         for part in parts:
             part.kv.length += len(part.ids)
@@ -273,14 +279,19 @@ class Decoder:
         sin: torch.Tensor,
         attend: Attend,
         wanted: torch.Tensor | None = None,
+        deep: Sequence[tuple[slice, torch.Tensor]] = (),
     ) -> torch.Tensor:
         """All layers; return the rows `wanted` (int64), or all, of what is behind them.
 
-        x: (rows, hidden); cos, sin: (rows, 1, size).
+        x: (rows, hidden); cos, sin: (rows, 1, size). `deep`: what is added to rows behind the first
+        layers, (layers, rows, hidden) each (DeepStack, arXiv:2406.04334).
         """
         for number, layer in enumerate(self.layers):
             is_last = number == len(self.layers) - 1
             x = self._compute(layer, number, x, cos, sin, attend, wanted if is_last else None)
+            for where, features in deep:
+                if number < len(features):
+                    x[where] += features[number].to(x.dtype)
         return x
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
@@ -374,6 +385,23 @@ def _wanted(parts: Sequence[Part]) -> list[int]:
         if part.wants_logits:
             wanted.append(row - 1)
     return wanted
+
+
+def _seen(parts: Sequence[Part]) -> list[tuple[slice, torch.Tensor]]:
+    """The features of images among all rows, and which rows they belong to."""
+    found, row = [], 0
+    for part in parts:
+        for first, features in part.seen:
+            begin = row + first
+            found.append((slice(begin, begin + features.shape[1]), features))
+        row += len(part.ids)
+    return found
+
+
+def _num_deep(model: Any) -> int:
+    """The number of layers behind which features of images are added (Qwen3-VL)."""
+    vision = getattr(model.config, "vision_config", None)
+    return len(getattr(vision, "deepstack_visual_indexes", None) or ())
 
 
 def _text_model(model: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..architectures import check_can_generate
 from ..compute.device import free_bytes
 from ..compute.linears import served_precision
 from ..compute.threads import compute_with
@@ -28,6 +29,7 @@ from .decoder import Decoder
 from .generation import End, Generation
 from .grammar import Grammar, Grammars
 from .parts import Part
+from .patches import check_takes_images
 from .turns import TURNS
 from .vision import Eyes, Sight
 
@@ -76,8 +78,8 @@ class Engine:
             raise JobFailed(
                 f"prompt: token {highest} is not among the {self._vocabulary} of {self._warm.name}"
             )
-        if generation.pictures and not Eyes.are_in(self._warm.model):
-            raise JobFailed(f"messages: {self._warm.model.config.model_type} takes no images")
+        if generation.pictures:
+            check_takes_images(self._warm)
         with TURNS.changed:
             if self._is_closed:
                 raise JobFailed("engine: it is closed")
@@ -144,12 +146,13 @@ class Engine:
     def _make(self) -> tuple[Any, Eyes | None]:
         """Return the runner, and the eyes of a model that has some."""
         model = self._warm.model
-        takes = Decoder.takes(model)
         # What packing leaves free is for keys and values.
         spare = self._budget_bytes if self._warm.may_pack else _NO_ROOM
-        runner: Any = AsIs(model)
-        if takes:
-            runner = Decoder(model, precision=self._precision, spare_bytes=spare)
+        runner: Any = (
+            Decoder(model, precision=self._precision, spare_bytes=spare)
+            if Decoder.takes(model)
+            else AsIs(model)
+        )
         if not Eyes.are_in(model):
             return runner, None
         features_bytes = int(self._budget_bytes * _FEATURES_SHARE)
@@ -418,8 +421,12 @@ _making = threading.Lock()
 
 
 def engine_of(warm: WarmModel, precision: str = "own") -> Engine:
-    """Return this process's engine of a model, the same for every job that is served alike."""
+    """Return this process's engine of a model, the same for every job that is served alike.
+
+    Raises JobFailed for a model that generates no text.
+    """
     model = warm.model
+    check_can_generate(model)
     with _making:
         served = "own"  # by AsIs
         if Decoder.takes(model):

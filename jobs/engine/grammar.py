@@ -11,7 +11,7 @@ import torch
 
 from ..context import WarmModel
 from ..errors import JobFailed
-from ..schemas import FIELD, grammar_of
+from ..schemas import FIELD, grammar_of, unsupported
 
 
 class Grammar:
@@ -39,8 +39,7 @@ class Grammar:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            reason = self._matcher.get_error().strip().partition("\n")[0]
-            raise JobFailed(f"{FIELD}: it cannot be held to: {reason}")
+            raise JobFailed(f"{FIELD}: {unsupported(self._matcher.get_error())}")
 
 
 class Grammars:
@@ -76,5 +75,5 @@ class Grammars:
             )
         except ValueError as error:
             raise JobFailed(
-                f"{FIELD}: the tokenizer of {self._warm.name} cannot be held to one: {error}"
+                f"{FIELD}: unsupported tokenizer ({self._warm.name}): {error}"
             ) from error

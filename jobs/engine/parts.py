@@ -23,4 +23,6 @@ class Part:
     # Of sequences with pictures: where the positions are, and the rows that stand for pictures.
     places: torch.Tensor | None = None  # (3, ids): time, row, column
     offset: int = 0  # of the position of ids that have no places
-    seen: Sequence[tuple[int, torch.Tensor]] = ()  # the first of the ids, (rows, hidden)
+    # The first of the ids, and (1 + deep, rows, hidden): the features in the place of embeddings,
+    # and those that are added behind the first layers.
+    seen: Sequence[tuple[int, torch.Tensor]] = ()

@@ -10,8 +10,9 @@ from typing import Any
 from ..adapters import model_folder
 from ..context import WarmModel
 from ..errors import JobFailed
-from ..pictures import Budget, read
+from ..pictures import MODEL_TYPES, Budget, read
 from .generation import Picture
+from .vision import Eyes
 
 
 def place_pictures(
@@ -22,10 +23,10 @@ def place_pictures(
     Returns the tokens and the pictures. Raises JobFailed for an image that cannot be read, and
     where the tokens do not match the images.
     """
+    if urls:
+        check_takes_images(warm)
     mark = getattr(warm.model.config, "image_token_id", None)
     marked = [place for place, token in enumerate(ids) if token == mark and mark is not None]
-    if urls and mark is None:
-        raise JobFailed(f"messages: {warm.name} takes no images")
     if len(marked) != len(urls):
         raise JobFailed(
             f"messages: the chat template makes {len(marked)} image tokens of {len(urls)} images"
@@ -40,6 +41,15 @@ def place_pictures(
         placed += [ids[place]] * picture.num_tokens
         copied = place + 1
     return [*placed, *ids[copied:]], pictures
+
+
+def check_takes_images(warm: WarmModel) -> None:
+    """Raise JobFailed for a model that would answer as if there were no images."""
+    if not Eyes.are_in(warm.model):
+        raise JobFailed(
+            f"messages: images must go with a model of type {' or '.join(MODEL_TYPES)}, got "
+            f"{warm.name} of type {warm.model.config.model_type}"
+        )
 
 
 def _picture(warm: WarmModel, url: str, budget: Budget, *, start: int) -> Picture:

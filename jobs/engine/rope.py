@@ -11,12 +11,7 @@ class Rope:
     """Cosines and sines of positions, computed once and then looked up."""
 
     def __init__(self, rotary: Any, like: torch.Tensor) -> None:
-        sections = (rotary.config.rope_parameters or {}).get("mrope_section")
-        # Which of time, row and column turns each element of a head (Qwen2-VL, section 2.1).
-        self._axes: torch.Tensor | None = None
-        if sections:
-            half = torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
-            self._axes = torch.cat([half, half]).to(like.device)
+        self._axes = _axes(rotary, like.device) if hasattr(rotary, "mrope_section") else None
         self._frequencies = rotary.inv_freq.float()
         self._scaling: float = rotary.attention_scaling
         self._like = like
@@ -49,3 +44,15 @@ class Rope:
         cos, sin = angles.cos() * self._scaling, angles.sin() * self._scaling
         self._cos = torch.cat([cos, cos], dim=1).to(self._like.dtype)
         self._sin = torch.cat([-sin, sin], dim=1).to(self._like.dtype)
+
+
+def _axes(rotary: Any, device: torch.device) -> torch.Tensor:
+    """Which of time, row and column turns each element of a head: (size,) of 0, 1 and 2.
+
+    Asked of the model's own: Qwen2-VL has a section for each, Qwen3-VL has them in turn.
+    """
+    # Three positions, each of them 1 on one axis and 0 on the others: (axes, 1, positions).
+    positions = torch.eye(3, device=device)[:, None]
+    _, sin = rotary(torch.zeros(0, device=device), positions)
+    axes: torch.Tensor = sin[0].abs().argmax(0)
+    return axes

@@ -64,7 +64,7 @@ class Sampler:
 
 def _check(value: torch.Tensor) -> None:
     if not math.isfinite(value):
-        raise JobFailed("model: it gives no numbers (NaN or infinity) for this prompt")
+        raise JobFailed("model: NaN or Inf in its logits for this prompt")
 
 
 def _nucleus(probabilities: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:

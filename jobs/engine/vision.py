@@ -1,7 +1,7 @@
 """Looking at the pictures of a prompt, block by block, so that others go on writing meanwhile.
 
-For models of the Qwen2-VL family. What was seen of a picture is kept, for the next turn of an
-episode that shows it again.
+For models of the Qwen-VL family (`encoders.py`). What was seen of a picture is kept, for the next
+turn of an episode that shows it again.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from transformers.vision_utils import get_vision_attention_seqlens, get_vision_position_ids
 
 from ..compute.aten_overrides import fast_kernels
 from ..compute.levels import levels
 from ..compute.linears import bfloat16_linear
 from ..compute.quantized import SwappedLinears
+from ..pictures import MODEL_TYPES
+from .encoders import ENCODERS
 from .generation import Generation, Picture
 
 
@@ -30,6 +31,7 @@ class Eyes:
         the processor has units for it.
         """
         self._visual = _visual_of(model)
+        self._encode = ENCODERS[model.config.model_type]
         is_half = precision in ("bf16", "int8") and (
             self._visual.device.type != "cpu" or levels().bfloat16 == "units"
         )
@@ -39,8 +41,8 @@ class Eyes:
 
     @staticmethod
     def are_in(model: Any) -> bool:
-        """Whether a model has a vision part."""
-        return _visual_of(model) is not None
+        """Whether a model is shown images."""
+        return model.config.model_type in MODEL_TYPES and _visual_of(model) is not None
 
     @property
     def merge(self) -> int:
@@ -54,7 +56,7 @@ class Eyes:
             yield
 
     def features(self, picture: Picture) -> Iterator[torch.Tensor | None]:
-        """Yield None after each step of the work, then the features (tokens, hidden)."""
+        """Yield None after each step of the work, then the features (1 + deep, tokens, hidden)."""
         found = self._seen.get(picture.digest)
         if found is None:
             for found in self._look(picture):  # noqa: B007  the last one counts
@@ -68,15 +70,8 @@ class Eyes:
     def _look(self, picture: Picture) -> Iterator[torch.Tensor]:
         """Yield what each block makes of the patches, and last the features."""
         visual = self._visual
-        grid = torch.tensor([picture.grid])
-        ends, longest = get_vision_attention_seqlens(grid, visual.config, kwargs={})
-        x = visual.patch_embed(picture.patches.to(visual.device, visual.dtype))
-        places = get_vision_position_ids(grid, visual.spatial_merge_size, kwargs={})
-        turns = visual.rotary_pos_emb(x, places.to(x.device))
-        for block in visual.blocks:
-            x = block(x, cu_seqlens=ends, max_seqlen=longest, position_embeddings=turns)
-            yield x
-        yield visual.merger(x)
+        patches = picture.patches.to(visual.device, visual.dtype)
+        yield from self._encode(visual, patches, torch.tensor([picture.grid]))
 
     def _forget(self) -> None:
         held = sum(features.nbytes for features in self._seen.values())
@@ -107,12 +102,15 @@ class Sight:
             self.is_whole = not any(time.perf_counter() >= until for _ in self._work)
 
     def rows(self, begin: int, end: int) -> list[tuple[int, torch.Tensor]]:
-        """What stands at the positions from `begin` to `end`, each with its first place there."""
+        """What stands at the positions from `begin` to `end`, each with its first place there.
+
+        The features of each are (1 + deep, rows, hidden).
+        """
         found = []
         for start, features in self._features:
-            first, last = max(start, begin), min(start + len(features), end)
+            first, last = max(start, begin), min(start + features.shape[1], end)
             if first < last:
-                found.append((first - begin, features[first - start : last - start]))
+                found.append((first - begin, features[:, first - start : last - start]))
         return found
 
 

@@ -1,0 +1,209 @@
+"""Models of every kind: served by their own forward pass, or refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+import transformers
+
+from warmd.jobs import grpo, infer, mlm
+from warmd.jobs.context import WarmModel
+from warmd.jobs.engine.asis import AsIs
+from warmd.jobs.engine.decoder import Decoder
+from warmd.jobs.engine.engine import Engine
+from warmd.jobs.engine.generation import End, Generation, Sampling
+from warmd.jobs.errors import JobFailed, SpecError
+from warmd.jobs.packing import can_pack
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 81, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+    "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0, "initializer_range": 0.3,
+}  # fmt: skip
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+RECURRENT = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
+             "linear_value_head_dim": 8, "head_dim": 8,
+             "layer_types": ["linear_attention", "full_attention"]}  # fmt: skip
+MAMBA = {"mamba_d_state": 8, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1,
+         "mamba_chunk_size": 8}  # fmt: skip
+
+# Of each kind what its config must be told besides: {} where SIZES are enough.
+OTHERS: dict[str, dict[str, Any]] = {
+    "Bamba": {**MAMBA, "attn_layer_indices": [1]},
+    "Bloom": {"n_head": 4, "n_layer": 2},
+    "Cohere": {},
+    "Falcon": {},
+    "FalconMamba": {"state_size": 8},
+    "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
+    "GPTNeoX": {},
+    "Gemma2": {"head_dim": 8, "sliding_window": 8},
+    "GraniteMoeHybrid": {**MAMBA, "layer_types": ["mamba", "attention"],
+                         "shared_intermediate_size": 64, "num_local_experts": 4,
+                         "num_experts_per_tok": 2},
+    "JetMoe": {"num_key_value_heads": 2, "kv_channels": 8, "num_local_experts": 4,
+               "num_experts_per_tok": 2},
+    "Mamba": {"state_size": 8},
+    "Mamba2": {"state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 8},
+    "Mixtral": {"num_local_experts": 4},
+    "OPT": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "OpenAIGPT": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
+    "Persimmon": {},
+    "Phi3": {},
+    "Qwen3Next": {**MIXTURE, **RECURRENT, "shared_expert_intermediate_size": 32},
+    "Qwen3_5": {**RECURRENT},
+    "RecurrentGemma": {"num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 16,
+                       "num_key_value_heads": 1},
+    "Rwkv": {"attention_hidden_size": 32, "context_length": 128},
+    "StableLm": {},
+}  # fmt: skip
+
+
+def make(kind: str) -> Any:
+    """A small model of random weights."""
+    torch.manual_seed(0)
+    name = f"{kind}TextConfig" if hasattr(transformers, f"{kind}TextConfig") else f"{kind}Config"
+    config = getattr(transformers, name)(**{**SIZES, **OTHERS[kind]})
+    head = f"{kind}ForCausalLM"
+    name = head if hasattr(transformers, head) else f"{kind}LMHeadModel"
+    return getattr(transformers, name)(config).requires_grad_(False).eval()
+
+
+def warm(model: Any) -> WarmModel:
+    return WarmModel(name="m", path=Path("none"), model=model, tokenizer=tiny.tokenizer())
+
+
+def text_of(generation: Generation) -> str:
+    text = ""
+    while not isinstance(piece := generation.pieces.get(timeout=60), End):
+        text += piece.text
+    if piece.error is not None:
+        raise piece.error
+    return text
+
+
+def by_transformers(model: Any, ids: list[int], max_tokens: int) -> str:
+    out = model.generate(
+        torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        do_sample=False, max_new_tokens=max_tokens, pad_token_id=0, eos_token_id=2,
+    )  # fmt: skip
+    text: str = tiny.tokenizer().decode(out[0, len(ids) :], skip_special_tokens=True)
+    return text
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_models_of_other_structures_are_served_as_transformers_serves_them(kind):
+    model = make(kind)
+    assert not Decoder.takes(model)
+    assert not can_pack(model)
+    prompts = [[5, 9, 14, 20, 33, 7, 41], [60, 61, 12], [8] * 20]
+    wanted = [by_transformers(model, ids, 8) for ids in prompts]
+    engine = Engine(warm(model))
+    asked = [Generation(ids=ids, sampling=Sampling(temperature=0), max_tokens=8) for ids in prompts]
+    for generation in asked:  # they are computed in turn, token by token
+        engine.submit(generation)
+    assert [text_of(generation) for generation in asked] == wanted
+    engine.close()
+
+
+def test_memory_of_a_sequence_is_that_of_its_own_cache():
+    assert AsIs(make("Mamba")).num_bytes(10) == AsIs(make("Mamba")).num_bytes(1000) > 0
+    grows = AsIs(make("Phi3"))
+    assert grows.num_bytes(10) == 2 * 2 * 2 * 8 * 10 * 4
+    assert AsIs(make("Bamba")).num_bytes(10) > AsIs(make("Bamba")).num_bytes(9) > 0
+    assert AsIs(make("RecurrentGemma")).num_bytes(10) == 0  # computed anew for each token
+
+
+@pytest.mark.usefixtures("like_a_work_horse")
+@pytest.mark.parametrize("kind", ["Phi3", "Bamba"])
+def test_models_of_other_structures_are_trained_without_packing(tmp_path, kind):
+    job = tiny.surroundings(tmp_path / "job", make(kind))
+    options = {"samples": 1, "num_generations": 2, "max_completion_length": 4, "save_every": 5,
+               "reward": ["tiny:digit_share"]}  # fmt: skip
+    result = grpo.run(grpo.GrpoSpec.parse(options), job.ctx)
+    assert result["steps"] == 1
+    assert job.of_type("begin")[0]["pack_tokens"] is None
+
+
+# --- Models that a kind of job is not for ---------------------------------------------------------
+
+
+def bert(name: str) -> Any:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=81, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32,
+    )  # fmt: skip
+    return getattr(transformers, name)(config).eval()
+
+
+def t5() -> Any:
+    config = transformers.T5Config(
+        vocab_size=81, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2
+    )
+    model: Any = transformers.T5ForConditionalGeneration(config)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: bert("BertForMaskedLM"), r"got bert \(BertForMaskedLM\); mlm and encode take it"),
+        (lambda: bert("BertModel"), r"got bert \(BertModel\); encode takes it"),
+        (t5, r"got t5 \(T5ForConditionalGeneration\); no kind of job takes it"),
+    ],
+    ids=["masked", "headless", "encoder-decoder"],
+)
+def test_a_model_that_generates_no_text_is_refused_in_one_line(tmp_path, make, words):
+    job = tiny.surroundings(tmp_path / "job", make())
+    with pytest.raises(JobFailed, match=f"^model: must be a decoder that generates .*{words}$"):
+        infer.run(infer.InferSpec.parse({"prompt": "a"}), job.ctx)
+    with pytest.raises(JobFailed, match=f"^model: must be a decoder that generates .*{words}$"):
+        grpo.run(grpo.GrpoSpec.parse({"samples": 2}), job.ctx)
+
+
+def test_a_model_without_a_head_for_masks_is_refused_in_one_line(tmp_path):
+    job = tiny.surroundings(tmp_path / "job", bert("BertModel"))
+    tokenizer: Any = job.ctx.models.take("demo").tokenizer
+    tokenizer.add_special_tokens({"mask_token": "?"})
+    (tmp_path / "data.txt").write_text("\n\n".join(f"abc def {n}" for n in range(60)))
+    spec = mlm.MlmSpec.parse(
+        {"model": "demo", "objective": "mlm", "data": str(tmp_path / "data.txt"), "steps": 1,
+         "seq_len": 16, "eval_every": 0}
+    )  # fmt: skip
+    with pytest.raises(JobFailed, match=r"^model: must have a head .*BertModel\); encode takes it"):
+        mlm.run(spec, job.ctx)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
+        {"model_type": "bert", "architectures": ["BertForSequenceClassification"]},
+        {"model_type": "llama", "architectures": ["LlamaModel"]},
+        {"model_type": "code_graph", "architectures": ["CodeGraphEncoder"]},
+        {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"],
+         "is_encoder_decoder": True},
+    ],
+    ids=lambda config: config["architectures"][0],
+)  # fmt: skip
+def test_what_generates_no_text_is_refused_in_the_shell(config):
+    for spec in (infer.InferSpec.parse({"prompt": "a"}), grpo.GrpoSpec.parse({"samples": 2})):
+        with pytest.raises(SpecError, match=r"^model: must be a decoder that generates text"):
+            spec.check_inputs(config)
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel", None])
+def test_what_generates_text_is_taken_in_the_shell(name):
+    config = {"model_type": "any", **({"architectures": [name]} if name else {})}
+    infer.InferSpec.parse({"prompt": "a"}).check_inputs(config)
+
+
+def test_what_fills_no_masks_is_refused_in_the_shell(tmp_path):
+    (tmp_path / "data.txt").write_text("abc")
+    spec = mlm.MlmSpec.parse({"model": "m", "objective": "mlm", "data": str(tmp_path / "data.txt")})
+    with pytest.raises(SpecError, match=r"^model: must have a head for masked tokens"):
+        spec.check_inputs({"model_type": "bert", "architectures": ["BertModel"]})

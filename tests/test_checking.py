@@ -1,0 +1,53 @@
+"""What is found out about a model's folder before a job on it is queued."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from warmd.configs.config import DaemonConfig, ModelConfig
+from warmd.daemon.checking import document_of
+from warmd.jobs import spec_class
+from warmd.jobs.errors import SpecError
+
+CHAT = {"messages": '[{"role": "user", "content": "a"}]'}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model folder, as far as it is looked at."""
+    folder = tmp_path / "m"
+    folder.mkdir()
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    (folder / "config.json").write_bytes(orjson.dumps(config))
+    return folder
+
+
+def check(kind: str, folder: Path, options: dict[str, Any], *, task: str = "auto") -> None:
+    model = ModelConfig(name="m", path=str(folder), task=task)
+    spec = spec_class(kind).parse({"model": "m", **options})
+    document_of(spec, DaemonConfig(home=folder.parent / "home"), init=None, model=model)
+
+
+def test_a_chat_is_taken_where_the_tokenizer_has_a_template(folder):
+    (folder / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(SpecError, match=r"^messages: .* got m, whose tokenizer has none"):
+        check("infer", folder, CHAT)
+    (folder / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    check("infer", folder, CHAT)
+    (folder / "tokenizer_config.json").write_text("{}")
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    check("infer", folder, CHAT)
+
+
+def test_a_model_is_judged_by_its_class_unless_its_task_is_configured(folder):
+    (folder / "data.txt").write_text("some text")
+    config = {"model_type": "bert", "architectures": ["BertModel"]}
+    (folder / "config.json").write_bytes(orjson.dumps(config))
+    options = {"objective": "mlm", "data": str(folder / "data.txt")}
+    with pytest.raises(SpecError, match=r"^model: must have a head for masked tokens"):
+        check("mlm", folder, options)
+    check("mlm", folder, options, task="masked-lm")  # which gives it a head
