@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import ssl
 import subprocess
 import sys
@@ -32,11 +33,21 @@ def openai_client(url: str, **settings: Any) -> OpenAI:
     return OpenAI(base_url=f"{url}/v1", http_client=DefaultHttpxClient(verify=TLS), **settings)
 
 
+def talker(folder: Path, model: Path) -> Path:
+    """Write a model that takes chats and images, as far as is seen before it is loaded."""
+    shutil.copytree(model, folder)
+    config = orjson.loads((folder / "config.json").read_bytes())
+    (folder / "config.json").write_bytes(orjson.dumps({**config, "model_type": "qwen2_vl"}))
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    return folder
+
+
 class Gateway:
     """One gateway process and its server."""
 
     def __init__(self, home: Path, model: Path, **settings: Any) -> None:
         settings = {"http_port": 0, **settings}
+        model = talker(home.with_name(f"{home.name}-model"), model)
         self.config = DaemonConfig(
             home=home, models=(ModelConfig(name="tiny", path=str(model)),), **settings
         )

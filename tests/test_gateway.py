@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -565,15 +566,21 @@ def test_file_is_an_image_only_below_the_folder_that_is_configured(make_gateway,
             place.write_bytes(base64.b64decode(image_url(4, 3).partition(",")[2]))
         (folder / "c.png").symlink_to(folder.parent / "b.png")
         (folder / "d.png").write_text("no image")
+        (folder / "e.png").hardlink_to(folder.parent / "b.png")
+        (folder / "way").symlink_to(folder / "deep")
+        os.mkfifo(folder / "f.png")
         gateway = make_gateway(http_files=folder)
-        for path in ("../b.png", "deep/../deep/a.png", "c.png", "d.png", "deep", "none.png"):
+        links = ("../b.png", "deep/../deep/a.png", "c.png", "e.png", "way/a.png")
+        for path in (*links, "d.png", "f.png", "deep", "none.png", "", "..", "/etc/passwd"):
             with pytest.raises(openai.BadRequestError):
                 chat_with_image(gateway, f"file://{folder}/{path}")
         url = f"file://{folder}/deep/a.png"
         answer = background.submit(chat_with_image, gateway, url)
         job = gateway.take()
         (message,) = openai_messages(job.spec["messages"])
-        assert message["content"][1]["image_url"]["url"] == url
+        # A copy: what the name stands for by the time that the job reads it is no matter.
+        copy = Path(message["content"][1]["image_url"]["url"].removeprefix("file://"))
+        assert copy.read_bytes() == (folder / "deep" / "a.png").read_bytes()
         job.finish("so")
         answer.result(10)
 
@@ -685,6 +692,9 @@ def test_gateway_listens_beyond_this_machine_only_with_a_token(make_gateway):
     "headers",
     [
         {"host": "evil.example"},
+        {"host": "evil.example@127.0.0.1"},
+        {"host": "127.0.0.1:1@evil.example"},
+        {"origin": "http://evil.example@127.0.0.1"},
         {"origin": "https://evil.example"},
         {"origin": "null"},
         {"origin": "http://["},

@@ -5,6 +5,8 @@ It says on stdout, once, where it listens or why it cannot; the supervisor reads
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 import os
 import socket
@@ -16,11 +18,18 @@ import uvicorn
 from fastapi import FastAPI
 
 from ...configs.config import DaemonConfig, check_http
-from ...configs.values import ConfigError
+from ...configs.values import ConfigError, is_loopback
+from ..beat import Beat
 from ..leash import end_with_parent
 from .app import create_app
 from .door import Door, allow_many
 
+log = logging.getLogger(__name__)
+
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of malloc.h
+_LARGE = 128 * 1024  # bytes: more than is read from a connection at a time
+_ARENAS = 2
+_SWITCH_S = 0.001  # for which the thread that parses bodies may keep the others from their turn
 _BACKLOG = 512
 _GRACE_S = 2  # for those that wait to read that the daemon stops
 
@@ -37,10 +46,15 @@ class _Server(uvicorn.Server):
         )
         self._app = app
         self._url = url
+        self._beat = Beat()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         _tell({"stage": "http", "url": self._url})
+
+    async def on_tick(self, counter: int) -> bool:
+        self._beat.sign()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.gate.stop()
@@ -49,6 +63,14 @@ class _Server(uvicorn.Server):
 
 def _tell(message: dict[str, Any]) -> None:
     os.write(1, orjson.dumps(message, option=orjson.OPT_APPEND_NEWLINE))
+
+
+def give_memory_back() -> None:
+    """Have glibc return the memory of large bodies at once, and not keep it for the next ones."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
+        libc.mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def _listen(config: DaemonConfig) -> socket.socket:
@@ -68,11 +90,19 @@ def main() -> None:
     request = orjson.loads(sys.stdin.buffer.read())
     config = DaemonConfig.from_json(request["config"])
     allow_many()
+    give_memory_back()
+    sys.setswitchinterval(_SWITCH_S)
     try:
         listener = _listen(config)
     except (OSError, ConfigError) as error:
         _tell({"stage": "http", "problem": f"{config.http_host}:{config.http_port}: {error}"})
         sys.exit(1)
+    if not is_loopback(config.http_host):
+        log.warning(
+            "http: %s: token, prompts and answers are sent unencrypted: let only a TLS proxy, or "
+            "machines in a network that you trust, reach it",
+            config.http_host,
+        )
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     _Server(create_app(config, request["url"]), f"http://{shown}:{port}").run([listener])

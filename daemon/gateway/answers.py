@@ -14,11 +14,11 @@ from typing import Any
 from fastapi import Request
 
 from ...jobs import spec_class
-from ...jobs.spec import Spec
-from .audience import CLIENT_GONE, Caller, gone
-from .errors import ApiError, unavailable
+from .audience import Caller, gone
+from .errors import CLIENT_GONE, ApiError, unavailable
 from .gate import Gate
 from .hub import Standing
+from .intake import Order
 
 _NO_RETRY = {"x-should-retry": "false"}
 
@@ -34,9 +34,7 @@ class Text:
 Piece = Text | Standing | dict[str, Any]
 
 
-async def submit(
-    gate: Gate, caller: Caller, spec: Spec, about: dict[str, Any] | None = None
-) -> tuple[str, dict[str, str]]:
+async def submit(gate: Gate, caller: Caller, order: Order) -> tuple[str, dict[str, str]]:
     """Queue a request's job, or join the one that it has; return its id and the answer's headers.
 
     Raises WarmdError, or ApiError when too many wait.
@@ -44,11 +42,11 @@ async def submit(
     job_id = gate.audience.adopt(caller)
     if job_id is not None:
         return job_id, {"x-warmd-job": job_id}
-    waiting = await gate.waiting(spec.queue)
+    waiting = await gate.waiting(order.spec.queue)
     if caller.key is None:
-        job_id = await gate.intake.submit(spec, about)
+        job_id = await gate.intake.submit(order)
     else:
-        job_id, is_new = await gate.intake.submit_once(caller.key, caller.fingerprint, spec, about)
+        job_id, is_new = await gate.intake.submit_once(caller.key, caller.fingerprint, order)
         if not is_new:
             return job_id, {"x-warmd-job": job_id}
     headers = {"x-warmd-job": job_id, "x-warmd-position": str(waiting + 1)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -39,6 +40,7 @@ def create_app(config: DaemonConfig, url: str) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.gate = gate = Gate(config, url)
         hub = asyncio.create_task(gate.hub.run())
+        hub.add_done_callback(exit_unless_canceled)
         yield
         while not hub.done():
             hub.cancel()  # again and again: redis-py at times swallows it
@@ -60,6 +62,16 @@ def create_app(config: DaemonConfig, url: str) -> FastAPI:
     app.add_middleware(Guard, token=config.http_token, host=config.http_host)
     app.add_middleware(_Counted, state=app.state)
     return app
+
+
+def exit_unless_canceled(task: asyncio.Task[None]) -> None:
+    """End the process with a task that all requests rely on: the supervisor starts another.
+
+    Without the reader of events every request would wait for ever, and /health would be well.
+    """
+    if not task.cancelled():
+        log.critical("http: the reader of events has ended", exc_info=task.exception())
+        os._exit(1)
 
 
 class _Counted:

@@ -8,7 +8,6 @@ one before.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import re
 import time
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Depends, Header, Request
 
 from ...jobs.errors import WarmdError
-from .errors import ApiError
+from .strict import ReadRequest
 
 if TYPE_CHECKING:
     from .gate import Gate
@@ -64,10 +63,10 @@ async def _caller(
         Header(min_length=1, max_length=_LONGEST_KEY, description="Names the request for a day."),
     ] = None,
 ) -> Caller:
-    body = request.url.path.encode() + b"\n" + await request.body()
+    assert isinstance(request, ReadRequest)
     retry = request.headers.get("x-stainless-retry-count", "")
     return Caller(
-        fingerprint=hashlib.sha256(body).hexdigest(),
+        fingerprint=request.taken.fingerprint,
         key=idempotency_key,
         retry=int(retry) if re.fullmatch(_RETRY_COUNT, retry) else None,
         timeout_s=_seconds(request.headers.get("x-stainless-read-timeout", "")),
@@ -145,6 +144,3 @@ async def gone(request: Request) -> None:
     """Return when the client has gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-CLIENT_GONE = ApiError(499, "the client has gone")

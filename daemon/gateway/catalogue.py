@@ -7,7 +7,7 @@ from typing import Any
 from ..client import Client
 from ..home import Home
 from ..rundir import RunDir, is_job_id
-from ..warmset import known_models
+from ..warmset import known_models, on_demand_models
 from .errors import ApiError
 
 
@@ -40,17 +40,14 @@ class Catalogue:
 
     def all(self) -> list[dict[str, Any]]:
         """Return every model, the warm ones first, then the newest."""
-        jobs = sorted(
-            (path.name for path in self._home.runs.glob("*-*-*-*") if is_job_id(path.name)),
-            key=lambda job_id: job_id.split("-", 1)[1],
-            reverse=True,
-        )
+        jobs = filter(is_job_id, self._client.perhaps_with_model())
         made = [model for job_id in jobs if (model := self._made_by(job_id)) is not None]
         return [*(_shown(name, "warm", 0) for name in self._warm()), *made]
 
     def _warm(self) -> list[str]:
         configured = [model.name for model in self._client.config.models]
-        return list(dict.fromkeys([*known_models(self._home), *configured]))
+        on_demand = (name for name in on_demand_models(self._home) if not is_job_id(name))
+        return list(dict.fromkeys([*known_models(self._home), *configured, *on_demand]))
 
     def _made_by(self, job_id: str) -> dict[str, Any] | None:
         config = self._home.runs / job_id / "model" / "config.json"

@@ -13,15 +13,20 @@ from pydantic import BaseModel, ConfigDict, Field
 from ...jobs.errors import SpecError
 from . import answers, images, sse
 from .audience import CallerDep
+from .bodies import Share
 from .errors import RESPONSES
 from .formats import ResponseFormat, schema_of
-from .gate import GateDep, as_param
+from .gate import Gate, GateDep, as_param
+from .guard import SHARE
+from .intake import Order
 from .sampling import FinishReason, Forgotten, SamplingRequest, Unserved, Usage, usage_of
 from .strict import StrictRoute
 
 router = APIRouter(route_class=StrictRoute, tags=["inference"], responses=RESPONSES)
 
 _STREAM_TYPE = "text/event-stream"
+_MOST_MESSAGES = 4096
+_MOST_PARTS = 1024  # of one message
 
 
 class TextPart(BaseModel):
@@ -52,6 +57,7 @@ class ImagePart(BaseModel):
 
 
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+Parts = Annotated[list[Part], Field(fail_fast=True, min_length=1, max_length=_MOST_PARTS)]
 
 
 class Message(BaseModel):
@@ -60,7 +66,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[Part], Field(min_length=1)]
+    content: str | Parts
     name: Forgotten = None
     refusal: Forgotten = None
     annotations: Forgotten = None
@@ -72,7 +78,9 @@ class Message(BaseModel):
 class ChatRequest(SamplingRequest):
     """A chat to answer. `actions` and `screen` are warmd's own: see the options of infer."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[
+        list[Message], Field(fail_fast=True, min_length=1, max_length=_MOST_MESSAGES)
+    ]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     actions: Literal["none", "ui-tars"] | None = None
     screen: Annotated[str, Field(min_length=1, max_length=20)] | None = None
@@ -84,10 +92,10 @@ class ChatRequest(SamplingRequest):
     tool_choice: Unserved = None
     response_format: ResponseFormat | None = None
 
-    def image_urls(self) -> list[str]:
+    def images(self) -> list[ImageURL]:
         """Every image of the chat, in order."""
         return [
-            part.image_url.url
+            part.image_url
             for message in self.messages
             if isinstance(message.content, list)
             for part in message.content
@@ -139,20 +147,17 @@ async def create_chat_completion(
 ) -> Response:
     """Answer a chat, at once or piece by piece."""
     await gate.blocking(gate.catalogue.check, body.model)
-    if urls := body.image_urls():
-        await gate.blocking(images.check, urls, "messages", gate.config.http_files)
-    messages = [message.model_dump(include={"role", "content"}) for message in body.messages]
-    options = body.options() | {"messages": orjson.dumps(messages).decode()}
-    if body.max_completion_tokens is not None:
-        options["max_tokens"] = body.max_completion_tokens
-    for name in ("actions", "screen"):
-        if (value := getattr(body, name)) is not None:
-            options[name] = value
-    if schema := schema_of(body.response_format):
-        options["json_schema"] = schema
+    share: Share = request.scope[SHARE]
     try:
-        spec = gate.parse("infer", options)
-        job_id, headers = await answers.submit(gate, caller, spec)
+        if share.is_large or body.images():
+            order = await gate.taking_apart(_order, body, gate)
+        else:
+            order = _order(body, gate)
+        body.messages.clear()  # the order has them: while the answer is waited for, once is enough
+        await share.grow(order.size)
+        job_id, headers = await answers.submit(gate, caller, order)
+        del order
+        share.shrink(0)
     except SpecError as error:
         raise as_param(error, {"prompt": "messages", "json_schema": "response_format"}) from error
     head = {"id": f"chatcmpl-{job_id}", "created": int(time.time()), "model": body.model}
@@ -193,6 +198,22 @@ async def create_chat_completion(
         "timings": result["timings"],
     }
     return JSONResponse(answer, headers=headers)
+
+
+def _order(body: ChatRequest, gate: Gate) -> Order:
+    """Return the job of a chat. Raises SpecError."""
+    files = gate.config.http_files
+    found = images.take(body.images(), "messages", files, gate.images) if body.images() else {}
+    messages = [message.model_dump(include={"role", "content"}) for message in body.messages]
+    options = body.options() | {"messages": orjson.dumps(messages).decode()}
+    if body.max_completion_tokens is not None:
+        options["max_tokens"] = body.max_completion_tokens
+    for name in ("actions", "screen"):
+        if (value := getattr(body, name)) is not None:
+            options[name] = value
+    if schema := schema_of(body.response_format):
+        options["json_schema"] = schema
+    return Order(gate.parse("infer", options), images=found)
 
 
 def _delta(index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:

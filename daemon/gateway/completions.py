@@ -14,6 +14,7 @@ from .audience import CallerDep
 from .chat import STREAMED
 from .errors import RESPONSES
 from .gate import GateDep
+from .intake import Order
 from .sampling import FinishReason, SamplingRequest, Unserved, Usage, usage_of
 from .strict import StrictRoute
 
@@ -25,7 +26,7 @@ _Prompt = Annotated[str, Field(min_length=1)]
 class CompletionRequest(SamplingRequest):
     """A text to go on with."""
 
-    prompt: _Prompt | Annotated[list[_Prompt], Field(min_length=1, max_length=1)]
+    prompt: _Prompt | Annotated[list[_Prompt], Field(fail_fast=True, min_length=1, max_length=1)]
     echo: Unserved = None
     suffix: Unserved = None
     best_of: Unserved = None
@@ -60,7 +61,7 @@ async def create_completion(
     await gate.blocking(gate.catalogue.check, body.model)
     prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
     spec = gate.parse("infer", body.options() | {"prompt": prompt})
-    job_id, headers = await answers.submit(gate, caller, spec)
+    job_id, headers = await answers.submit(gate, caller, Order(spec))
     head = {
         "id": f"cmpl-{job_id}",
         "object": "text_completion",

@@ -16,6 +16,7 @@ from . import answers
 from .audience import CallerDep
 from .errors import RESPONSES
 from .gate import GateDep, as_param
+from .intake import Order
 from .sampling import Forgotten, Unserved
 from .strict import StrictRoute
 
@@ -31,7 +32,9 @@ class EmbeddingRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: Annotated[str, Field(min_length=1, max_length=200)]
-    input: _Text | Annotated[list[_Text], Field(min_length=1, max_length=_MOST_TEXTS)]
+    input: (
+        _Text | Annotated[list[_Text], Field(fail_fast=True, min_length=1, max_length=_MOST_TEXTS)]
+    )
     encoding_format: Literal["float", "base64"] | None = None
     pooling: Literal["mean", "cls"] | None = None
     normalize: bool | None = None
@@ -77,7 +80,7 @@ async def create_embeddings(
             options[name] = getattr(body, name)
     try:
         spec = gate.parse("encode", options)
-        job_id, headers = await answers.submit(gate, caller, spec)
+        job_id, headers = await answers.submit(gate, caller, Order(spec))
     except SpecError as error:
         raise as_param(error, {"text": "input"}) from error
     result = await answers.whole(gate, request, caller, job_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import redis
@@ -23,7 +23,7 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
-_CODES = {413: "request_too_large"}
+_CODES = {413: "request_too_large", 507: "files_full"}
 _MEMBERS = ("function-", "constrained-")  # pydantic's names for such
 _BACK_IN_S = "2"  # how soon what is starting or being replaced is worth another try
 
@@ -108,18 +108,19 @@ def from_any(error: Exception) -> ApiError:
     return ApiError(500, f"a bug in warmd: {type(error).__name__}: see the daemon's log")
 
 
-def _invalid(error: RequestValidationError) -> ApiError:
-    """The first problem of a request that is not as described, with the place where it is."""
-    first = error.errors()[0]
+def invalid(first: Mapping[str, Any], place: Iterable[str | int]) -> ApiError:
+    """Return the first problem that pydantic found in a request, and the place where it is."""
     # The member of a union that did not take the value: noise to whoever wrote the request.
-    place = [str(part) for part in first["loc"][1:] if not str(part).startswith(_MEMBERS)]
-    param = ".".join(place) or None
+    names = [str(part) for part in place if not str(part).startswith(_MEMBERS)]
+    param = ".".join(names) or None
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"{param}: unknown or not supported here", param=param)
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the body must be JSON: {first['ctx']['error']}")
     message = first["msg"].removeprefix("Value error, ")
     return ApiError(400, f"{param}: {message}" if param else message, param=param)
+
+
+# Raised where nobody reads the answer any more.
+CLIENT_GONE = ApiError(499, "the client has gone")
 
 
 def install(app: FastAPI) -> None:
@@ -130,7 +131,8 @@ def install(app: FastAPI) -> None:
 
     async def answer_invalid(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return _invalid(error).response
+        first = error.errors()[0]
+        return invalid(first, first["loc"][1:]).response
 
     async def answer_http(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -157,5 +159,6 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         429: "Too many requests wait already.",
         500: "The job failed.",
         503: "Nobody can answer just now.",
+        507: "The uploaded files take all the room that they may.",
     }.items()
 }

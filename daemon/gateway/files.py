@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Form, Query, UploadFile
+from fastapi import APIRouter, Form, Query, Request, UploadFile
 from fastapi.responses import FileResponse, Response
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from ...jobs.errors import SpecError
-from .errors import RESPONSES
+from .errors import RESPONSES, unavailable
 from .filestore import PURPOSE, FileObject
-from .gate import GateDep
+from .gate import Gate, GateDep
 
-router = APIRouter(prefix="/v1/files", tags=["files"], responses=RESPONSES)
+_MOST_FIELDS = 8  # of a form; each stays in memory
+_AT_ONCE = 4  # uploads; each is on the disk twice for a moment
+
+
+class _UploadRequest(Request):
+    def form(self, **_: Any) -> Any:
+        return super().form(max_files=1, max_fields=_MOST_FIELDS)
+
+
+class UploadRoute(APIRoute):
+    """A route that takes one file, and no more of them at once than there is room for."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+        uploads = asyncio.Semaphore(_AT_ONCE)
+
+        async def handle_upload(request: Request) -> Response:
+            gate: Gate = request.app.state.gate
+            announced = request.headers.get("content-length", "")
+            await gate.blocking(gate.files.check_room, int(announced or 0))
+            if uploads.locked():
+                raise unavailable("too many uploads at once: try again in a moment")
+            async with uploads:
+                return await handle(_UploadRequest(request.scope, request.receive))
+
+        return handle_upload
+
+
+router = APIRouter(route_class=UploadRoute, prefix="/v1/files", tags=["files"], responses=RESPONSES)
 
 
 class FileList(BaseModel):

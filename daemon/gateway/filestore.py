@@ -6,9 +6,14 @@ there; nothing above it can.
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import re
 import secrets
 import shutil
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal
@@ -17,8 +22,10 @@ from pydantic import BaseModel
 
 from ...jobs.durable import whole_folder
 from ...jobs.errors import SpecError
-from ..home import Home
+from ..home import Home, private
 from .errors import ApiError
+
+log = logging.getLogger(__name__)
 
 PURPOSE: Literal["fine-tune"] = "fine-tune"
 _ID = re.compile(r"file-[0-9a-f]{24}", re.ASCII)
@@ -39,20 +46,58 @@ class FileObject(BaseModel):
 class FileStore:
     """The files of one home. Every method works on the disk: call it in a thread."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, *, most_bytes: int, keep_s: float | None) -> None:
+        """`most_bytes`: of all uploaded files; `keep_s`: after a file's last use, None for ever."""
         self.folder = home.path / "files"
+        self._most_bytes = most_bytes
+        self._keep_s = keep_s
+        self._adding = threading.Lock()  # of two at once the second one sees the first
 
     def add(self, source: BinaryIO, filename: str) -> FileObject:
-        """Keep a copy of what `source` holds, whole or not at all."""
+        """Keep a copy of what `source` holds, whole or not at all. Raises ApiError 507."""
         file_id = f"file-{secrets.token_hex(12)}"
         name = re.sub(r"[^\w. -]", "_", PurePosixPath(filename).name, flags=re.ASCII)[:100]
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        with (
-            whole_folder(self.folder / file_id) as staging,
-            open(staging / _named(name), "wb") as to,
-        ):
-            shutil.copyfileobj(source, to, 1 << 20)
+        size = source.seek(0, os.SEEK_END)
+        source.seek(0)
+        try:
+            with self._adding, whole_folder(self.folder / file_id) as staging:
+                self.check_room(size)
+                path = staging / _named(name)
+                with open(path, "wb", opener=private) as to:
+                    shutil.copyfileobj(source, to, 1 << 20)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise ApiError(507, f"file: cannot be stored: {error.strerror}") from error
         return self.get(file_id)
+
+    def check_room(self, size: int) -> None:
+        """Raise ApiError 507 when so many bytes more are beyond what the files may take."""
+        self._remove_old()
+        taken = self.taken_bytes()
+        if taken + size > self._most_bytes:
+            raise ApiError(
+                507,
+                f"file: must leave the uploaded files within {self._most_bytes:,} bytes "
+                f"(max_uploads), got {size:,} bytes more than the {taken:,} that are there: delete "
+                "some of /v1/files",
+            )
+
+    def taken_bytes(self) -> int:
+        """Return what all uploaded files take."""
+        return sum(file.bytes for file in self.all())
+
+    def _remove_old(self) -> None:
+        if self._keep_s is None:
+            return
+        for folder in self.folder.glob("file-*"):
+            with suppress(FileNotFoundError):
+                if _is_id(folder.name) and time.time() - folder.stat().st_mtime > self._keep_s:
+                    log.info(
+                        "%s: removed: not used for %g s (keep_uploads)", folder.name, self._keep_s
+                    )
+                    shutil.rmtree(folder)
 
     def get(self, file_id: str) -> FileObject:
         """Describe a file. Raises ApiError 404."""
@@ -87,9 +132,11 @@ class FileStore:
         shutil.rmtree(self.path(file_id).parent)
 
     def locate(self, name: str, param: str) -> Path:
-        """Return what an id, or a path below the folder, means. Raises SpecError."""
+        """Return what an id, or a path below the folder, means, for use. Raises SpecError."""
         if self._has(name):
-            return self.path(name)
+            path = self.path(name)
+            os.utime(path.parent)  # from which its age is counted
+            return path
         inside = PurePosixPath(name)
         path = self.folder / inside
         if inside.is_absolute() or ".." in inside.parts or not _exists(path):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from ...jobs.errors import SpecError
+from ...jobs.errors import NotFound, SpecError
 from . import methods
 from .audience import CallerDep
 from .errors import RESPONSES
 from .gate import Gate, GateDep
+from .intake import Order
 from .sampling import Unserved
 from .strict import StrictRoute
-from .tuning_views import ABOUT, checkpoints_of, events_of, job_ids, view
+from .tuning_views import ABOUT, checkpoints_of, events_of, view
 
 router = APIRouter(
     route_class=StrictRoute,
@@ -151,11 +153,11 @@ async def create_job(body: CreateJob, gate: GateDep, caller: CallerDep) -> Any:
         }
     }
     try:
-        spec = gate.parse(kind, options)
+        order = Order(gate.parse(kind, options), about)
         if caller.key is None:
-            job_id = await gate.intake.submit(spec, about)
+            job_id = await gate.intake.submit(order)
         else:
-            job_id, _ = await gate.intake.submit_once(caller.key, caller.fingerprint, spec, about)
+            job_id, _ = await gate.intake.submit_once(caller.key, caller.fingerprint, order)
     except SpecError as error:
         raise _by_request(error, kind) from error
     return await gate.blocking(view, gate.client, job_id)
@@ -176,10 +178,11 @@ async def list_jobs(gate: GateDep, after: str | None = None, limit: _Limit = 20)
     """List training jobs, newest first."""
 
     def page() -> dict[str, Any]:
-        ids = job_ids(gate.client)
-        if after is not None:
-            ids = ids[ids.index(after) + 1 :] if after in ids else []
-        jobs = [view(gate.client, job_id) for job_id in ids[:limit]]
+        ids = gate.client.trainings(limit + 1, after=after)
+        jobs = []
+        for job_id in ids[:limit]:
+            with suppress(NotFound):  # removed meanwhile, or its files were
+                jobs.append(view(gate.client, job_id))
         return {"data": jobs, "has_more": len(ids) > limit}
 
     return await gate.blocking(page)

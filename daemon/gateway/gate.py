@@ -13,9 +13,10 @@ from fastapi import Depends, Request
 
 from ...configs.config import DaemonConfig
 from ...jobs import spec_class
-from ...jobs.errors import SpecError
+from ...jobs.errors import SpecError, WarmdError
 from ...jobs.spec import Spec
 from ..client import Client
+from ..imagestore import ImageStore
 from .audience import Audience
 from .catalogue import Catalogue
 from .errors import ApiError
@@ -23,13 +24,16 @@ from .filestore import FileStore
 from .hub import Hub
 from .intake import Intake
 from .metrics import Metrics
-from .pace import Pace
+from .pace import Pace, next_training_s
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_CONNECTIONS = 16  # to the server
 _THREADS = 16  # they wait for the disk and the server
+_SOON_S = 10.0  # where no answer says how long the next one takes
+_ASKING = 2  # threads that ask the daemon, which may not answer for seconds
 
 
 class Gate:
@@ -39,13 +43,21 @@ class Gate:
         self.config = config
         self.client = Client(config)
         self.client.url = url
-        self.redis = redis.asyncio.Redis.from_url(url)
+        # Hundreds of requests at once wait for a connection; by default, they would be refused one.
+        pool = redis.asyncio.BlockingConnectionPool.from_url(url, max_connections=_CONNECTIONS)
+        self.redis = redis.asyncio.Redis.from_pool(pool)
         self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="http")
+        # One, as two would only take turns: what it does needs the interpreter.
+        self._bodies = ThreadPoolExecutor(1, thread_name_prefix="bodies")
+        self._asking = ThreadPoolExecutor(_ASKING, thread_name_prefix="asking")
         self.hub = Hub(self.client)
         self.intake = Intake(self.client, self.blocking)
         self.catalogue = Catalogue(self.client)
         self.metrics = Metrics(self.client)
-        self.files = FileStore(self.client.home)
+        self.files = FileStore(
+            self.client.home, most_bytes=config.max_uploads_bytes, keep_s=config.keep_uploads_s
+        )
+        self.images = ImageStore(self.client.home.runs)
         self.pace = Pace(config)
         self.audience = Audience()
         self.stopping = asyncio.Event()
@@ -54,16 +66,31 @@ class Gate:
         """Call what waits for the disk or the server in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work, *arguments)
 
+    async def taking_apart(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Call what computes on a request's body in a thread, one after the other."""
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._bodies, _or_refusal, work, *arguments)
+        if isinstance(found, ApiError | WarmdError):
+            raise found
+        return found
+
+    async def asking(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Call what asks the daemon in a thread of its own: /health waits behind no request."""
+        return await asyncio.get_running_loop().run_in_executor(self._asking, work, *arguments)
+
     async def waiting(self, queue: str) -> int:
         """Return how many jobs wait in a queue. Raises ApiError 429 when they are too many."""
         length: int = await cast(Any, self.redis.llen(self.client.store.queue(queue).key))
         if length >= self.config.http_queue_limit:
-            eta = self.pace.eta_s(length)
+            if queue == "train":
+                eta = await self.blocking(next_training_s, self.client)
+            else:
+                eta = self.pace.eta_s(length) or _SOON_S
             raise ApiError(
                 429,
-                f"{length} requests wait already: try again later",
+                f"{length} jobs wait already in the queue {queue}: try again later",
                 code="queue_full",
-                headers={"retry-after": str(max(1, round(eta or 10)))},
+                headers={"retry-after": str(max(1, round(eta)))},
             )
         return length
 
@@ -79,8 +106,18 @@ class Gate:
     async def close(self) -> None:
         await self.hub.close()
         await self.redis.aclose()
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self.pool, self._bodies, self._asking):
+            pool.shutdown(wait=False, cancel_futures=True)
         self.client.close()
+
+
+def _or_refusal(work: Callable[..., T], *arguments: Any) -> T | ApiError | WarmdError:
+    """Return what `work` raises without what it was at: that is the body, and it may be large."""
+    try:
+        return work(*arguments)
+    except (ApiError, WarmdError) as error:
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)
 
 
 async def _gate(request: Request) -> Gate:  # async: or it would be called in a thread

@@ -42,7 +42,7 @@ def why_not(config: DaemonConfig) -> str | None:
 async def health(gate: GateDep) -> Any:
     """Tell whether a worker can answer."""
     try:
-        reason = await gate.blocking(why_not, gate.config)
+        reason = await gate.asking(why_not, gate.config)
     except Unavailable as error:
         reason = str(error)
     if reason is not None:

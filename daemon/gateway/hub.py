@@ -31,7 +31,9 @@ _BLOCK_MS = 5_000  # how long one XREAD waits; a new request ends it sooner
 _LOOK_S = 0.5  # between two looks at the statuses and at the queue
 _AWAY_S = 0.2  # between two tries to reach a server that is away
 _BATCH = 1000  # events of one stream in one reply
+_UNREAD = 1000  # items for one follower; what does not fit in comes from the file
 _ENDED = frozenset(status.value for status in ENDED)
+_PARTS = {"seq", "execution", "type", "time"}  # of every event
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Hub:
 
     @contextmanager
     def _inbox(self, job_id: str) -> Iterator[_Inbox]:
-        inbox: _Inbox = asyncio.Queue()
+        inbox: _Inbox = asyncio.Queue(_UNREAD)
         self._inboxes[job_id].append(inbox)
         # From the start, also when others follow it: they leave out what they have seen.
         self._cursors[job_id] = 0
@@ -120,16 +122,16 @@ class Hub:
         finally:
             self._inboxes[job_id].remove(inbox)
             if not self._inboxes[job_id]:
-                del self._inboxes[job_id], self._cursors[job_id]
+                del self._inboxes[job_id]
+                self._cursors.pop(job_id, None)
 
     # --- the three loops --------------------------------------------------------------------
 
     async def run(self) -> None:
         """Read and look until canceled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._insist(self._read))
-            group.create_task(self._insist(self._interrupt))
-            group.create_task(self._insist(self._look))
+            for loop in (self._read, self._interrupt, self._look):
+                group.create_task(self._insist(loop))
 
     async def _insist(self, loop: Callable[[], Any]) -> None:
         while True:
@@ -146,6 +148,9 @@ class Hub:
                 await self._somebody()
                 self._turn += 1
                 asked = {keys.events(job_id): seq for job_id, seq in self._cursors.items()}
+                if not asked:  # but jobs whose events come from the file
+                    await asyncio.sleep(_LOOK_S)
+                    continue
                 self._reader_id = reader_id
                 try:
                     found: Any = await connection.xread(
@@ -153,12 +158,31 @@ class Hub:
                         count=_BATCH,
                         block=_BLOCK_MS,
                     )
+                except redis.ResponseError:
+                    await self._leave_out_foreign(list(asked))
+                    continue
                 finally:
                     self._reader_id = None
                 for key, entries in found or ():
                     self._deliver(
                         keys.text(key).removeprefix(keys.events("")), entries, asked[keys.text(key)]
                     )
+
+    async def _leave_out_foreign(self, asked: list[str]) -> None:
+        """Read no more of the keys that hold something else: they fail the read of all."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for key in asked:
+            pipeline.type(key)
+        foreign = [
+            key
+            for key, found in zip(asked, await pipeline.execute(), strict=True)
+            if found not in (b"stream", b"none")
+        ]
+        for key in foreign:
+            log.warning("http: %s: must be a stream, and is something else", key)
+            self._cursors.pop(key.removeprefix(keys.events("")), None)
+        if not foreign:  # another reason, which may pass
+            await asyncio.sleep(_AWAY_S)
 
     async def _interrupt(self) -> None:
         """Have the reader's wait end when somebody came, so that the next one includes them.
@@ -179,12 +203,11 @@ class Hub:
     def _deliver(self, job_id: str, entries: list[Any], asked: int) -> None:
         if job_id not in self._cursors:
             return
-        fresh = [stream.event_of(entry) for entry in entries]
         if self._cursors[job_id] == asked:  # else somebody came meanwhile and wants all of it
-            self._cursors[job_id] = fresh[-1]["seq"]
-        for inbox in self._inboxes[job_id]:
-            for event in fresh:
-                inbox.put_nowait(event)
+            self._cursors[job_id] = _seq_of(entries[-1])
+        for event in _events_of(job_id, entries):
+            for inbox in self._inboxes[job_id]:
+                _put(inbox, event)
 
     async def _look(self) -> None:
         while True:
@@ -201,7 +224,7 @@ class Hub:
                     keys.text(status) if status is not None else None, places.get(job_id)
                 )
                 for inbox in self._inboxes.get(job_id, ()):
-                    inbox.put_nowait(standing)
+                    _put(inbox, standing)
             try:
                 await asyncio.wait_for(self._look_soon.wait(), _LOOK_S)
                 self._look_soon.clear()
@@ -218,7 +241,37 @@ class Hub:
         """End every follow with an error."""
         for inboxes in self._inboxes.values():
             for inbox in inboxes:
+                while inbox.full():
+                    inbox.get_nowait()
                 inbox.put_nowait(None)
 
     async def close(self) -> None:
         await self._redis.aclose()
+
+
+def _put(inbox: _Inbox, item: Item) -> None:
+    # Of a client that reads slowly. The next event shows the gap, and where the job stands comes
+    # again.
+    if not inbox.full():
+        inbox.put_nowait(item)
+
+
+def _events_of(job_id: str, entries: list[Any]) -> list[dict[str, Any]]:
+    """Return the events of a stream's entries, without what others than warmd have put there."""
+    found = []
+    for entry in entries:
+        try:
+            event = stream.event_of(entry)
+            is_event = event["seq"] == _seq_of(entry) and event.keys() >= _PARTS
+        except (LookupError, ValueError, TypeError, AttributeError):
+            is_event = False
+        if is_event:
+            found.append(event)
+        else:
+            log.warning("%s: its stream has no event at %.40r", job_id, entry[0])
+    return found
+
+
+def _seq_of(entry: Any) -> int:
+    """Return the number in an entry's id, which Redis made sure of."""
+    return int(keys.text(entry[0]).partition("-")[0])

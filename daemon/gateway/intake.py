@@ -18,17 +18,34 @@ from typing import Any
 import orjson
 from rq.job import JobStatus
 
-from ...jobs.errors import NotFound
+from ...jobs.errors import NotFound, SpecError
 from ...jobs.spec import Spec
 from .. import keys
 from ..client import Client
+from ..imagestore import ImageStore
 from ..rundir import RunDir
 from .errors import ApiError
 
+_COPIES = 3  # of its texts: in the spec, where it is checked, and on the way to the disk
 KEPT_S = 86_400  # for which a key stands for its job
 _VOID = (JobStatus.CANCELED, JobStatus.STOPPED)  # nobody waited for them: there is no answer
 
 Blocking = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to queue."""
+
+    spec: Spec
+    about: Mapping[str, Any] = field(default_factory=dict)  # stands in spec.json beside the spec
+    images: Mapping[Path, bytes] = field(default_factory=dict)  # of the ImageStore, by their places
+
+    @property
+    def size(self) -> int:
+        """The bytes that it takes in memory until it is queued, roughly."""
+        texts = len(getattr(self.spec, "messages", ""))
+        return _COPIES * texts + sum(map(len, self.images.values()))
 
 
 @dataclass
@@ -47,17 +64,12 @@ class Intake:
         self._blocking = blocking
         self._turns: dict[str, _Turn] = {}
 
-    async def submit(self, spec: Spec, about: Mapping[str, Any] | None = None) -> str:
-        """Check and queue a job; return its id when it is durable. Raises WarmdError.
+    async def submit(self, order: Order) -> str:
+        """Check and queue a job; return its id when it is durable. Raises WarmdError."""
+        rundir = await self._blocking(self._prepare, order)
+        return await self._queue(rundir, order.spec.queue)
 
-        `about` stands in spec.json beside the spec.
-        """
-        rundir = await self._blocking(self._prepare, spec, about or {})
-        return await self._queue(rundir, spec.queue)
-
-    async def submit_once(
-        self, key: str, fingerprint: str, spec: Spec, about: Mapping[str, Any] | None = None
-    ) -> tuple[str, bool]:
+    async def submit_once(self, key: str, fingerprint: str, order: Order) -> tuple[str, bool]:
         """Return the id of the key's job, and whether this call queued it.
 
         Raises ApiError 409 when the key came with another request before (another fingerprint).
@@ -75,16 +87,16 @@ class Intake:
                         code="idempotency_key_reused",
                         headers={"x-should-retry": "false"},
                     )
-                if await self._revive(known["job"], spec.queue):
+                if await self._revive(known["job"], order.spec.queue):
                     return known["job"], False
-            rundir = await self._blocking(self._prepare, spec, about or {})
+            rundir = await self._blocking(self._prepare, order)
             document = orjson.dumps({"job": rundir.path.name, "fingerprint": fingerprint})
             try:
                 await self._blocking(lambda: self._client.connection.set(note, document, ex=KEPT_S))
             except BaseException:
                 rundir.remove()
                 raise
-            return await self._queue(rundir, spec.queue), True
+            return await self._queue(rundir, order.spec.queue), True
 
     @asynccontextmanager
     async def _turn(self, name: str) -> Any:
@@ -119,10 +131,19 @@ class Intake:
             return True
         return job.get_status(refresh=False) not in _VOID
 
-    def _prepare(self, spec: Spec, about: Mapping[str, Any]) -> RunDir:
+    def _prepare(self, order: Order) -> RunDir:
         # No folder to import from: nothing that comes over HTTP may name code.
-        document = {**self._client.check(spec), **about, "python_path": []}
-        return RunDir.create(self._client.home.runs, spec.kind, document, durable=False)
+        about = {**order.about, "python_path": [], "origin": "http"}
+        document = {**self._client.check(order.spec), **about}
+        runs = self._client.home.runs
+        rundir = RunDir.create(runs, order.spec.kind, document, durable=False)
+        if order.images:
+            try:
+                ImageStore(runs).hold(rundir.path, order.images)
+            except OSError as error:
+                rundir.remove()
+                raise SpecError("home", f"cannot store an image: {error}") from error
+        return rundir
 
     async def _queue(self, rundir: RunDir, queue: str) -> str:
         """Queue a job while its files are flushed: each flush alone would take as long as all.

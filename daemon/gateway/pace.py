@@ -1,4 +1,4 @@
-"""How soon a waiting request will have its answer, judged by those that had theirs lately."""
+"""How soon a waiting request will have its answer, or a training its turn."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import statistics
 from collections import deque
 
 from ...configs.config import DaemonConfig
+from .. import joblist
+from ..client import Client
 
 _REMEMBERED = 50
+_TRAINING_S = 60.0  # until the next training begins, where none that runs says how long it takes
 
 
 class Pace:
@@ -27,3 +30,10 @@ class Pace:
         if not self._seconds:
             return None
         return round(statistics.median(self._seconds) * position / self._at_once, 1)
+
+
+def next_training_s(client: Client) -> float:
+    """Return in how many seconds a training that runs will be done. Asks the server."""
+    running = [job_id for job_id, _ in joblist.started(client.connection, "train")]
+    etas = [client.job(job_id)["eta_s"] for job_id in running]
+    return min((eta for eta in etas if eta is not None), default=_TRAINING_S)

@@ -62,7 +62,10 @@ class SamplingRequest(BaseModel):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     stop: (
         Annotated[str, Field(min_length=1)]
-        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=_LONGEST_STOP)]
+        | Annotated[
+            list[Annotated[str, Field(min_length=1)]],
+            Field(fail_fast=True, max_length=_LONGEST_STOP),
+        ]
         | None
     ) = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None

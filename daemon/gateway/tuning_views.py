@@ -15,6 +15,7 @@ from .. import events
 from ..checkpoints import Checkpoints
 from ..client import Client
 from ..rundir import is_job_id
+from ..views import UNREGISTERED
 from .methods import DATA, METHODS
 
 ABOUT = "http"  # in spec.json: what the request said that is no option
@@ -33,17 +34,6 @@ _LEVELS = {"failed": "error", "warning": "warn", "divergence": "warn", "stall": 
 _COMMON = {"seq", "execution", "time", "type"}  # of every event
 
 
-def job_ids(client: Client) -> list[str]:
-    """Return the ids of all training jobs, newest first."""
-    ids = (
-        path.name
-        for kind in METHODS
-        for path in client.home.runs.glob(f"{kind}-*")
-        if is_job_id(path.name)
-    )
-    return sorted(ids, key=lambda job_id: job_id.split("-", 1)[1], reverse=True)
-
-
 def _check(client: Client, job_id: str) -> None:
     if not is_job_id(job_id) or job_id.split("-")[0] not in METHODS:
         raise NotFound(f"fine_tuning_job_id: no training job {job_id[:80]!r} here")
@@ -57,11 +47,8 @@ def view(client: Client, job_id: str) -> dict[str, Any]:
     created = int(datetime.fromisoformat(document["created"]).timestamp())
     spec, about = document["spec"], document.get(ABOUT) or {}
     kind = document["kind"]
-    try:
-        job = client.job(job_id)
-    except NotFound:  # the server forgot it; its files say that it was there
-        job = {"status": "canceled", "ended_at": None, "error": None}
-    status = "paused" if job.get("paused") else _STATUSES[job["status"]]
+    job = client.job(job_id)
+    status = _status(job)
     made = client.rundir(job_id).path / "model"
     options = {
         name: value
@@ -94,6 +81,12 @@ def view(client: Client, job_id: str) -> dict[str, Any]:
         "trained_tokens": None,
         "integrations": None,
     }
+
+
+def _status(job: dict[str, Any]) -> str:
+    if job["status"] == UNREGISTERED:  # Redis lost it; its files say what became of it
+        return "cancelled" if job["result"] is None else "succeeded"
+    return "paused" if job["paused"] else _STATUSES[job["status"]]
 
 
 def _seconds(when: float | None) -> int | None:

@@ -1,0 +1,141 @@
+"""The gateway's connections: how many, how long, and what it refuses to read."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import psutil
+import pytest
+from gateways import Gateway
+from test_gateway_attack import Watch
+from waiting import wait_until
+
+from warmd.daemon.gateway.door import MOST_CONNECTIONS, UNREAD_S
+
+STREAM = b'{"model":"tiny","prompt":"1","stream":true}'
+
+
+@pytest.fixture(scope="module")
+def gateway(tiny_model: Path) -> Iterator[Gateway]:
+    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
+        gateway = Gateway(Path(folder, "home"), tiny_model, http_queue_limit=1000)
+        yield gateway
+        gateway.close()
+
+
+def connect(gateway: Gateway) -> socket.socket:
+    host, port = gateway.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def said(gateway: Gateway, request: bytes) -> bytes:
+    """What the gateway answers until it hangs up."""
+    with connect(gateway) as line:
+        line.sendall(request)
+        heard = b""
+        with contextlib.suppress(ConnectionResetError):
+            while got := line.recv(65536):
+                heard += got
+        return heard
+
+
+def request(body: bytes, *headers: str) -> bytes:
+    lines = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+    return "\r\n".join([*lines, *headers, "", ""]).encode() + body
+
+
+def test_content_length_together_with_transfer_encoding_is_refused(gateway):
+    headers = ("Content-Length: 6", "Transfer-Encoding: chunked")
+    for order in (headers, headers[::-1]):
+        heard = said(gateway, request(b"0\r\n\r\nGET /v1/models HTTP/1.1\r\n\r\n", *order))
+        assert heard.startswith(b"HTTP/1.1 400")
+        assert b"connection: close" in heard.lower()
+        assert heard.count(b"HTTP/1.1") == 1
+
+
+def test_body_in_a_few_chunks_is_read_and_one_in_crumbs_is_not(gateway):
+    def chunked(body: bytes, size: int) -> bytes:
+        pieces = [body[at : at + size] for at in range(0, len(body), size)]
+        return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in [*pieces, b""])
+
+    wrong = b'{"model":"nope","prompt":"' + b"1" * 1000 + b'"}'
+    headers = ("Transfer-Encoding: chunked", "Connection: close")
+    assert b"no model" in said(gateway, request(chunked(wrong, 500), *headers))
+    assert said(gateway, request(chunked(wrong, 1), *headers)).startswith(b"HTTP/1.1 400")
+
+
+def test_request_with_thousands_of_headers_is_refused(gateway):
+    heard = said(gateway, request(b"", *(["a:"] * 3000)))
+    assert heard.startswith(b"HTTP/1.1 400")
+
+
+def test_connection_beyond_the_most_takes_the_place_of_the_one_that_was_idle_longest(gateway):
+    with contextlib.ExitStack() as open_lines:
+        first = open_lines.enter_context(connect(gateway))
+        for _ in range(MOST_CONNECTIONS - 1):
+            open_lines.enter_context(connect(gateway))
+        assert httpx.get(f"{gateway.url}/v1/models", timeout=10).status_code == 200
+        first.settimeout(5)
+        with contextlib.suppress(ConnectionResetError):
+            assert first.recv(1) == b""
+
+
+@pytest.mark.slow
+def test_hundreds_of_streams_and_half_open_connections_keep_nobody_waiting(gateway):
+    with contextlib.ExitStack() as open_lines, Watch(gateway) as watch:
+        for n in range(500):
+            stream = open_lines.enter_context(connect(gateway))
+            stream.sendall(request(STREAM, f"Content-Length: {len(STREAM)}"))
+            half = open_lines.enter_context(connect(gateway))
+            half.sendall(b"POST /v1/completions HTTP/1.1\r\nHo" if n % 2 else b"")
+        wait_until(lambda: len(gateway.waiting()) == 500, timeout_s=120)
+        for _ in range(50):
+            job = gateway.take()
+            job.write("text")
+            job.finish("text")
+    watch.check()
+    wait_until(lambda: gateway.waiting() == [], timeout_s=60)
+
+
+@pytest.mark.slow
+def test_client_that_stops_reading_is_hung_up_on_and_fills_no_memory(gateway):
+    process = psutil.Process(gateway.process.pid)
+    with connect(gateway) as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        line.sendall(request(STREAM, f"Content-Length: {len(STREAM)}"))
+        job = gateway.take()
+        before, begun = process.memory_info().rss, time.monotonic()
+        seen = 0
+        while not job.stop_asked and time.monotonic() - begun < 4 * UNREAD_S:
+            for _ in range(20):
+                job.write("x" * 20_000)  # far more than a token
+            seen = max(seen, process.memory_info().rss - before)
+        assert job.stop_asked == "cancel"
+        assert time.monotonic() - begun > UNREAD_S - 1
+        assert seen < 100e6
+        job.fail("stopped")
+
+
+def test_streams_text_is_whole_for_a_client_that_reads_late(gateway):
+    import orjson
+
+    pieces: list[Any] = []
+    with connect(gateway) as line:
+        line.sendall(request(STREAM, f"Content-Length: {len(STREAM)}", "Connection: close"))
+        job = gateway.take()
+        for n in range(1500):
+            job.write(f"{n} " + "x" * 3000)
+        job.finish("so")
+        heard = b""
+        while got := line.recv(1 << 20):
+            heard += got
+    lines = [text for text in heard.split(b"\n") if text.startswith(b"data: {")]
+    pieces = [orjson.loads(text[6:])["choices"][0]["text"] for text in lines]
+    assert [piece.split()[0] for piece in pieces if piece] == [str(n) for n in range(1500)]

@@ -1,0 +1,223 @@
+"""What the gateway takes from one user, so that it is there for the others: uploads, trainings."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+from gateways import Execution, Gateway
+
+from warmd.daemon import keys
+from warmd.jobs import spec_class
+from warmd.jobs.errors import SpecError
+
+TRAINING = "reinforcement"
+
+
+@pytest.fixture
+def make_gateway(tiny_model: Path) -> Iterator[Callable[..., Gateway]]:
+    made: list[Gateway] = []
+    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
+
+        def make(**settings: Any) -> Gateway:
+            made.append(Gateway(Path(folder, f"h{len(made)}"), tiny_model, **settings))
+            return made[-1]
+
+        yield make
+        for gateway in made:
+            gateway.close()
+
+
+@pytest.fixture(scope="module")
+def gateway(tiny_model: Path) -> Iterator[Gateway]:
+    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
+        gateway = Gateway(Path(folder, "home"), tiny_model)
+        yield gateway
+        gateway.close()
+
+
+def message_of(error: openai.APIStatusError) -> str:
+    return str(error.response.json()["error"]["message"])
+
+
+def upload(gateway: Gateway, content: bytes) -> Any:
+    return gateway.openai().files.create(file=("a.jsonl", content), purpose="fine-tune")
+
+
+def tune(gateway: Gateway, /, training_file: str = "arithmetic", **options: Any) -> Any:
+    method: Any = {"type": TRAINING, TRAINING: {"hyperparameters": options}}
+    return gateway.openai().fine_tuning.jobs.create(
+        model="tiny", training_file=training_file, method=method
+    )
+
+
+# --- uploads
+
+
+def test_upload_beyond_the_room_is_refused_until_one_is_deleted(make_gateway):
+    gateway = make_gateway(max_uploads_bytes=10_000)
+    first = upload(gateway, b"x" * 6_000)
+    with pytest.raises(openai.APIStatusError) as caught:
+        upload(gateway, b"x" * 6_000)
+    assert caught.value.status_code == 507
+    assert "max_uploads" in caught.value.message
+    assert "\n" not in message_of(caught.value)
+    gateway.openai().files.delete(first.id)
+    assert upload(gateway, b"x" * 6_000).bytes == 6_000
+
+
+def test_of_uploads_at_once_no_more_are_kept_than_there_is_room_for(make_gateway):
+    gateway = make_gateway(max_uploads_bytes=10_000)
+
+    def try_it(_: int) -> None:
+        with contextlib.suppress(openai.APIStatusError):
+            upload(gateway, b"x" * 3_000)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(try_it, range(8)))
+    assert 1 <= len(gateway.openai().files.list().data) <= 3
+
+
+def test_file_that_no_job_used_for_long_makes_room_and_a_used_one_stays(make_gateway):
+    gateway = make_gateway(keep_uploads_s=3600.0)
+    row = b'{"question": "1 + 1", "answer": "2"}\n'
+    old, used = upload(gateway, row), upload(gateway, row * 2)
+    for file in (old, used):
+        os.utime(gateway.home.path / "files" / file.id, (1, 1))
+    tune(gateway, used.id, samples=1)
+    upload(gateway, b"x")
+    ids = [file.id for file in gateway.openai().files.list()]
+    assert used.id in ids
+    assert old.id not in ids
+
+
+def test_upload_is_one_file_and_few_fields(gateway):
+    files = [("file", (f"{n}.jsonl", b"{}")) for n in range(20)]
+    answer = httpx.post(f"{gateway.url}/v1/files", files=files)
+    assert answer.status_code == 400
+    data = {f"field{n}": "x" for n in range(50)}
+    answer = httpx.post(f"{gateway.url}/v1/files", files=files[:1], data=data)
+    assert answer.status_code == 400
+
+
+# --- trainings
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_generations", 10**9),
+        ("learning_rate", 1e308),
+        ("temperature", 1e-300),
+        ("temperature", 1e300),
+        ("steps", 2**62),
+        ("n_epochs", 10**12),
+        ("batch_size", 10**9),
+        ("samples", 10**15),
+        ("max_completion_length", 10**12),
+        ("max_prompt_length", 10**12),
+        ("top_k", 10**15),
+        ("epsilon", 1e300),
+        ("beta", 1e300),
+        ("weight_decay", 1e300),
+        ("max_grad_norm", 1e300),
+        ("warmup_steps", 10**15),
+        ("keep", 10**9),
+        ("log_completions", 10**9),
+        ("template", "{question}" * 100_000),
+        ("template", "{question}" * 17),
+        ("system", "x" * 1_000_000),
+    ],
+)
+def test_training_beyond_all_measure_is_refused_by_name(gateway, name, value):
+    more: dict[str, Any] = {"chat_template": True} if name == "system" else {}
+    with pytest.raises(openai.BadRequestError) as caught:
+        tune(gateway, **more, **{name: value})
+    inner = {"n_epochs": "epochs", "batch_size": "prompts_per_step"}.get(name, name)
+    assert caught.value.param == f"method.{TRAINING}.hyperparameters.{inner}"
+    assert len(message_of(caught.value)) < 300
+
+
+@pytest.mark.parametrize("kind", ["grpo", "mlm"])
+def test_every_number_of_a_training_has_a_lowest_and_a_highest_value(kind):
+    for name, option in spec_class(kind).options().items():
+        if option.type in (int, float):
+            assert option.maximum is not None, name
+            assert option.minimum is not None or option.above is not None, name
+            with pytest.raises(SpecError, match=f"^{name}: must be "):
+                spec_class(kind).parse({name: option.maximum * 2 + 1})
+
+
+def test_full_queue_of_trainings_is_worth_another_try_when_one_is_done(make_gateway):
+    gateway = make_gateway(http_queue_limit=1)
+    tune(gateway)
+    with pytest.raises(openai.RateLimitError) as caught:
+        tune(gateway)
+    assert int(caught.value.response.headers["retry-after"]) == 60  # none runs that could tell
+    running = begin_training(gateway)
+    for step in range(1, 5):
+        then = time.time() - 30 * (4 - step)  # 30 s each
+        running.emit("step", step=step, loss=1.0, steps_total=104, time=then)
+    tune(gateway)
+    with pytest.raises(openai.RateLimitError) as caught:
+        tune(gateway)
+    assert int(caught.value.response.headers["retry-after"]) == pytest.approx(3000, abs=10)
+    assert "queue train" in caught.value.message
+
+
+def begin_training(gateway: Gateway) -> Execution:
+    """Begin the next training as a worker does."""
+    store, worker = gateway.client.store, "train-0:test:1"
+    source, target = store.queue("train").key, keys.taken(worker)
+    popped: Any = store.connection.lmove(source, target, "LEFT", "RIGHT")
+    begun = store.begin(popped, "train", worker)
+    assert begun is not None
+    return Execution(gateway, *begun)
+
+
+# --- Idempotency-Key
+
+
+def test_same_key_at_the_same_moment_with_other_bodies_makes_one_job_and_says_so(gateway):
+    def ask(prompt: str) -> httpx.Response:
+        body = {"model": "tiny", "prompt": prompt}
+        headers = {"idempotency-key": "at-once"}
+        return httpx.post(f"{gateway.url}/v1/completions", json=body, headers=headers, timeout=30)
+
+    with ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(ask, prompt) for prompt in ("a", "b", "c") * 2]
+        job = gateway.take()
+        job.finish("one")
+        statuses = sorted(answer.result(20).status_code for answer in answers)
+    assert statuses == [200, 200, 409, 409, 409, 409]
+    refused = next(a.result() for a in answers if a.result().status_code == 409)
+    assert refused.json()["error"]["code"] == "idempotency_key_reused"
+    assert "use a new one" in refused.json()["error"]["message"]
+    assert gateway.waiting() == []
+
+
+# --- what others on the machine and in the network see
+
+
+def test_token_over_plain_http_is_warned_of_once_at_the_start(make_gateway, capfd):
+    make_gateway(http_host="0.0.0.0", http_token="a-token-of-tests")
+    make_gateway()
+    assert capfd.readouterr().err.count("unencrypted") == 1
+
+
+def test_only_the_owner_reads_what_holds_prompts(gateway):
+    upload(gateway, b"{}")
+    for folder in ("server", "logs", "files"):
+        found = [p for p in (gateway.home.path / folder).rglob("*") if p.is_file()]
+        assert found
+        for path in found:
+            assert path.stat().st_mode & 0o077 == 0, path

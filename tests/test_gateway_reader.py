@@ -1,0 +1,99 @@
+"""The gateway's reader of events: what it finds in the streams harms nobody but, perhaps, one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from gateways import Execution, Gateway
+
+from warmd.daemon import keys
+
+
+@pytest.fixture(scope="module")
+def gateway(tiny_model: Path) -> Iterator[Gateway]:
+    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
+        gateway = Gateway(Path(folder, "home"), tiny_model)
+        yield gateway
+        gateway.close()
+
+
+@pytest.fixture
+def background() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def ask(gateway: Gateway, **options: Any) -> Any:
+    return gateway.openai().completions.create(model="tiny", prompt="1", **options)
+
+
+def event(**fields: Any) -> dict[bytes, bytes]:
+    whole = {"seq": 2, "execution": 1, "time": 1.0, "type": "text", "step": None, **fields}
+    return {b"event": orjson.dumps(whole)}
+
+
+GARBAGE: list[dict[bytes, bytes]] = [
+    {b"other": b"x"},
+    {b"event": b"\xff{"},
+    {b"event": b"[]"},
+    {b"event": b"7"},
+    {b"event": b"{}"},
+    event(seq="2"),
+    event(seq=99_999),
+    {b"event": b'{"seq":2}'},
+]
+
+
+@pytest.mark.parametrize("entry", GARBAGE)
+def test_garbage_in_a_stream_is_left_out_and_its_answer_comes_all_the_same(
+    gateway, background, entry
+):
+    answers = [background.submit(ask, gateway) for _ in range(2)]
+    spoilt, other = (gateway.take() for _ in range(2))
+    put(gateway, spoilt, entry)
+    for job in (spoilt, other):
+        job.finish("kept")
+    assert [answer.result(10).choices[0].text for answer in answers] == ["kept", "kept"]
+
+
+def put(gateway: Gateway, job: Execution, entry: Any) -> None:
+    connection: Any = gateway.client.connection
+    connection.xadd(keys.events(job.job.id), entry, id="2-0")
+
+
+def test_something_else_in_a_streams_place_stops_nobody_elses_text(gateway, background):
+    spoilt = background.submit(ask, gateway)
+    job = gateway.take()
+    gateway.client.connection.set(keys.events(job.job.id), "no stream")
+    stream = iter(ask(gateway, stream=True))
+    other = gateway.take()
+    other.write("at once")
+    assert next(stream).choices[0].text == "at once"
+    job.finish("from the file")
+    assert spoilt.result(10).choices[0].text == "from the file"
+    other.finish("at once")
+    list(stream)
+
+
+def test_gateway_ends_with_its_reader_and_says_why():
+    code = (
+        "import asyncio\n"
+        "from warmd.daemon.gateway.app import exit_unless_canceled\n"
+        "async def read(): raise KeyError('event')\n"
+        "async def main():\n"
+        "    asyncio.create_task(read()).add_done_callback(exit_unless_canceled)\n"
+        "    await asyncio.sleep(30)\n"
+        "asyncio.run(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "the reader of events has ended" in done.stderr
+    assert "KeyError: 'event'" in done.stderr
