@@ -3,32 +3,40 @@
 It writes the run directory and talks to its worker over one connection: events and the outcome
 go out, a request to stop comes in. When the worker dies the connection closes and the horse ends
 at once: its job will be begun again from the latest checkpoint, by somebody else.
+
+The processes that a job's own code starts end with the job (descendants.py).
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
 import sys
 import threading
 import time
-import traceback
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..configs.values import num_cores
-from ..jobs import run_function, spec_class
+from ..jobs import run_function, spec_class, tracebacks
 from ..jobs.compute.allocator import keep_freed_memory
 from ..jobs.context import Context
+from ..jobs.durable import release
 from ..jobs.errors import Stopped, WarmdError
-from .channel import Channel
+from ..jobs.user_modules import own_modules
+from .channel import Channel, check_size
 from .checkpoints import Checkpoints
+from .descendants import adopt_orphans, end_descendants
 from .events import EventLog, read
 from .models import HorseModels, WarmModels
 from .placement import Placement, own_device
+from .pulse import Pulse
 from .rundir import RunDir
+from .watchdog import write_stacks_when_asked
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +44,7 @@ log = logging.getLogger(__name__)
 _SMALL_MODEL = 20_000_000
 
 _MOMENT_S = 0.01  # for which an event waits for those of other jobs
+_MOST_LEAVING_S = 1.0  # for a job's processes to die when their horse has to
 
 
 class Orders:
@@ -58,10 +67,22 @@ class Line:
         self._arrived = threading.Condition()
         self._unsent: list[dict[str, Any]] = []
         self._sending = threading.Condition()
+        self._pid = os.getpid()
         signal.signal(signal.SIGTERM, self._stop_all)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.register_at_fork(after_in_child=self._let_go)
         threading.Thread(target=self._listen, name="line", daemon=True).start()
         threading.Thread(target=self._send_events, name="events", daemon=True).start()
+
+    def _let_go(self) -> None:
+        """Forget the line in a process that a job's own code forks.
+
+        With a copy of the connection it would hide the horse's death from the worker; with the
+        horse's handlers, `multiprocessing.Pool.terminate` would wait for it for ever.
+        """
+        self.channel.close()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def _stop_all(self, *_: Any) -> None:
         for orders in list(self._orders.values()):
@@ -85,6 +106,12 @@ class Line:
                 orders.pause.set()
             else:
                 orders.pause.clear()
+        self._leave()
+
+    def _leave(self) -> NoReturn:
+        """End at once: there is nobody left to work for."""
+        if os.getpid() == self._pid:
+            end_descendants(within_s=_MOST_LEAVING_S)
         os._exit(0)
 
     def next_request(self) -> tuple[dict[str, Any], Orders]:
@@ -124,13 +151,15 @@ class Line:
         try:
             self.channel.send(*unsent)
         except OSError:
-            os._exit(0)
+            self._leave()
 
 
 def run_jobs(channel: Channel, request: dict[str, Any], models: WarmModels) -> None:
     """Run the requested job and, when resident, those that follow. Called in the fresh child."""
     os.setpgid(0, 0)
     os.nice(request["niceness"])
+    adopt_orphans()
+    write_stacks_when_asked()
     _be_first_to_die()
     keep_freed_memory()
     line = Line(channel, request)
@@ -198,16 +227,20 @@ def _run_one(
             _redirect_output(rundir.log)
         lock = rundir.lock()
         try:
-            with EventLog(
+            events = EventLog(
                 rundir.events,
                 execution=request["execution"],
                 publish=lambda event: line.send({"job": job_id, "event": event}),
-            ) as events:
+            )
+            pulse = Pulse(lambda activity: line.send({"job": job_id, "activity": activity}))
+            with events, pulse:
                 outcome = _execute(
-                    request, orders, rundir, events, models, placement, is_resident=is_resident
+                    request, orders, rundir, events, pulse, models, placement, is_resident
                 )
         finally:
-            os.close(lock)
+            release(lock)
+            if own_output:  # it runs this job alone
+                _end_processes()
     except OSError as error:  # its files cannot be written, so nobody has been told yet
         outcome = {"outcome": "failed", "error": f"run directory: {error}", "untold": "yes"}
     sys.stdout.flush()
@@ -216,14 +249,22 @@ def _run_one(
     line.send({"job": job_id, **outcome})
 
 
+def _end_processes() -> None:
+    """End what the job has started and left running; where it wrote is free for the next one."""
+    gc.collect()  # a pool of processes that nobody has any more replaces them no longer
+    ended = end_descendants()
+    if ended:
+        log.warning("%d processes that the job had started ended with it", ended)
+
+
 def _execute(
     request: dict[str, Any],
     orders: Orders,
     rundir: RunDir,
     events: EventLog,
+    pulse: Pulse,
     warm: WarmModels,
     placement: Placement,
-    *,
     is_resident: bool,
 ) -> dict[str, Any]:
     """Run the job; every way it can end becomes an event and an outcome."""
@@ -235,48 +276,11 @@ def _execute(
             names[document["spec"]["model"]] = request["model"]["config"]["name"]
         copies = is_resident and kind.queue == "train"
         models = HorseModels(warm, names, copies=copies, placement=placement)
-        threads = _choose_threads(request["threads"], models)
-        for folder in document.get("python_path", ()):
-            if folder not in sys.path:
-                sys.path.append(folder)
-        spec = kind.parse(document["spec"])
-        waited = time.time() - request["enqueued_at"] if request.get("enqueued_at") else None
-        checkpoints = Checkpoints(
-            rundir.checkpoints,
-            keep=getattr(spec, "keep", 3),
-            best=getattr(spec, "best", None),
-            on_warning=lambda message: events.emit("warning", message=message),
-        )
-        context = Context(
-            job_id=document["id"],
-            run_dir=rundir.path,
-            device=placement.device,
-            models=models,
-            checkpoints=checkpoints,
-            emit=events.emit,
-            stop=orders.stop,
-            pause=orders.pause,
-            stop_at=document.get("stop_at"),
-            queued_s=waited,
-        )
-        run = run_function(document["kind"])
-        forked_at = request.get("forked_at")  # a resident horse was forked for another
-        fork_s = None if forked_at is None else time.monotonic() - forked_at
-        weights = models.weights()
-        _tell_of_changes(request, rundir, events, weights)
-        events.emit(
-            "started",
-            pid=os.getpid(),
-            threads=threads,
-            queued_s=waited,
-            fork_s=fork_s,
-            weights=weights,
-        )
-        try:
-            result = {**run(spec, context), "weights": weights}
-        finally:
-            # One that a stop or an error has left behind, as in an evaluation after the last step.
-            checkpoints.settle()
+        # Those of queue infer run no code of the user's, and several at a time.
+        folders = document.get("python_path", ()) if kind.queue == "train" else None
+        with own_modules(folders) if folders is not None else nullcontext():
+            result = _run(document, request, orders, rundir, events, pulse, models)
+        check_size(result)
         rundir.write_result(result, revision=document["revision"])
         events.emit("finished", result=result)
         return {"outcome": "finished", "result": result}
@@ -292,11 +296,13 @@ def _execute(
             events.emit("stopped", step=stopped.step, reason=f"asked to {orders.reason}")
         return {"outcome": "stopped", "reason": orders.reason, "step": stopped.step}
     except WarmdError as error:
-        return _failed(rundir, events, str(error), None)
+        # One line is enough to act on; where it came from is in the log.
+        reason = tracebacks.cut(str(error), tracebacks.MOST_TRACE)
+        cause = error.__cause__
+        return _failed(rundir, events, reason, logged=tracebacks.trace(cause) if cause else None)
     except BaseException as error:  # whatever a job raises is its failure, not the horse's
-        text = traceback.format_exc()
-        reason = "".join(traceback.format_exception_only(error)).strip()
-        return _failed(rundir, events, reason, text)
+        text = tracebacks.trace(error)
+        return _failed(rundir, events, tracebacks.reason(error), trace=text, logged=text)
 
 
 def _tell_of_changes(
@@ -318,12 +324,72 @@ def _tell_of_changes(
             )
 
 
-def _failed(rundir: RunDir, events: EventLog, error: str, trace: str | None) -> dict[str, Any]:
+def _run(
+    document: dict[str, Any],
+    request: dict[str, Any],
+    orders: Orders,
+    rundir: RunDir,
+    events: EventLog,
+    pulse: Pulse,
+    models: HorseModels,
+) -> dict[str, Any]:
+    """Run the job's kind on its spec; return its result."""
+    threads = _choose_threads(request["threads"], models)
+    spec = spec_class(document["kind"]).parse(document["spec"])
+    waited = time.time() - request["enqueued_at"] if request.get("enqueued_at") else None
+    checkpoints = Checkpoints(
+        rundir.checkpoints,
+        keep=getattr(spec, "keep", 3),
+        best=getattr(spec, "best", None),
+        on_warning=lambda message: events.emit("warning", message=message),
+    )
+    context = Context(
+        job_id=document["id"],
+        run_dir=rundir.path,
+        device=models.placement.device,
+        models=models,
+        checkpoints=checkpoints,
+        emit=events.emit,
+        stop=orders.stop,
+        pause=orders.pause,
+        working=pulse.working,
+        stop_at=document.get("stop_at"),
+        queued_s=waited,
+    )
+    run = run_function(document["kind"])
+    forked_at = request.get("forked_at")  # a resident horse was forked for another
+    fork_s = None if forked_at is None else time.monotonic() - forked_at
+    weights = models.weights()
+    _tell_of_changes(request, rundir, events, weights)
+    events.emit(
+        "started",
+        pid=os.getpid(),
+        threads=threads,
+        queued_s=waited,
+        fork_s=fork_s,
+        weights=weights,
+    )
+    try:
+        return {**run(spec, context), "weights": weights}
+    finally:
+        # One that a stop or an error has left behind, as in an evaluation after the last step.
+        checkpoints.settle()
+
+
+def _failed(
+    rundir: RunDir,
+    events: EventLog,
+    error: str,
+    *,
+    trace: str | None = None,
+    logged: str | None = None,
+) -> dict[str, Any]:
+    """Say that the job failed; `trace` goes with the event, `logged` to the job's log."""
     outcome = {"outcome": "failed", "error": trace or error}
     try:
         events.emit("failed", error=error, traceback=trace)
         with open(rundir.log, "a") as log_file:
-            log_file.write(trace or "")
+            log_file.write(logged or "")
     except OSError:  # a full disk, and perhaps the very reason: Redis still has room for it
         outcome["untold"] = "yes"
     return outcome

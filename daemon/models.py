@@ -207,7 +207,7 @@ class HorseModels:
         self._warm = warm
         self._names = names
         self._copies = copies
-        self._placement = placement
+        self.placement = placement
 
     def take(self, name: str) -> WarmModel:
         loaded = self._warm.loaded.get(self._names.get(name, name))
@@ -215,7 +215,7 @@ class HorseModels:
             raise NotFound(f"model: {name!r} is not warm")
         if self._warm.spoilt is not None:
             raise self._warm.spoilt
-        place = self._placement.copied if self._copies else self._placement.shared
+        place = self.placement.copied if self._copies else self.placement.shared
         return place(loaded.warm)
 
     def weights(self) -> dict[str, str] | None:

@@ -63,6 +63,10 @@ class CheckpointingTrainer(Trainer):
     def load_job_state(self, state: dict[str, Any]) -> None:
         """Take up what `job_state` returned when the checkpoint was made."""
 
+    def about(self) -> dict[str, Any]:
+        """Return what a checkpoint's manifest says beyond metrics, options and surroundings."""
+        return {}
+
     # Saving.
 
     def checkpoint_is_due(self) -> bool:
@@ -111,6 +115,7 @@ class CheckpointingTrainer(Trainer):
         about = {
             "metrics": metrics,
             "options": self.spec.to_json(),
+            **self.about(),
             **surroundings(self.args.device),
         }
         self._live = snapshot.live

@@ -145,6 +145,21 @@ class Never:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Activity:
+    """What a job does now, and how long it may do so before it counts as stalled."""
+
+    name: str  # a noun: step, evaluation
+    began: float  # by the monotonic clock; later by what was timed apart since
+    limit_s: float
+    median_s: float | None  # of the latest ones of its kind; None: of too few to judge by
+    ends_job: bool = False  # whether a stall is to end the job
+
+
+def _ignore(activity: Activity | None) -> None:
+    """Nobody watches over this job."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Context:
     """The surroundings of one execution of a job."""
 
@@ -158,6 +173,7 @@ class Context:
     pause: Request = field(
         default_factory=Never
     )  # to wait at the next step's end, keeping everything in memory
+    working: Callable[[Activity | None], None] = _ignore  # None: nothing is expected to happen
     stop_at: int | None = None  # the step to stop at unasked
     queued_s: float | None = None  # how long the job has waited for this execution
 

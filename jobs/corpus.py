@@ -27,6 +27,7 @@ from .graph import Module, find_sources, read_modules
 SCHEMA = 1  # of the files below; part of every name
 TOKENIZER = "tokenizer"  # in a corpus: the folder of the one that was trained for it
 ROWS = ".jsonl"
+_BLOCK_BYTES = 1 << 24
 TEXTS = (".txt", ".md", ".py")  # the files of a folder that are documents
 
 Array = NDArray[Any]
@@ -101,10 +102,12 @@ def open_or_build(
     key: Mapping[str, Any],
     dtypes: Mapping[str, str],
     build: Callable[[Writer], None],
+    heed: Callable[[], None],
 ) -> Corpus:
     """Return the corpus of that key, out of `cache` where it is there, or else built by `build`.
 
-    Of two processes that want the same one, the second waits for the first. Raises JobFailed when
+    Of two processes that want the same one, the second waits for the first; `heed` is called
+    meanwhile, to raise when the job is to stop. Raises JobFailed when
     it comes out without an example to train on.
     """
     digest = hashlib.sha256(orjson.dumps([SCHEMA, key], option=orjson.OPT_SORT_KEYS)).hexdigest()
@@ -113,7 +116,7 @@ def open_or_build(
     if found is not None:
         return found
     is_new = False
-    with suppress(_BuiltMeanwhile), whole_folder(folder) as staging:
+    with suppress(_BuiltMeanwhile), whole_folder(folder, while_waiting=heed) as staging:
         if _open(folder, is_new=False) is not None:
             raise _BuiltMeanwhile
         with Writer(staging, dtypes) as writer:
@@ -192,7 +195,7 @@ class Recipe:
         """Return all that shapes the corpus, as plain values."""
         return {
             "kind": kind,
-            "data": fingerprint(files, self.data),
+            "data": fingerprint(files, self.data, self.heed),
             "tokenizer": self.vocab_size if self.tokenizer is None else _identity(self.tokenizer),
             "seq_len": self.seq_len,
             "share": self.share,
@@ -207,13 +210,14 @@ class Recipe:
         return tokenizer
 
 
-def fingerprint(files: Sequence[Path], root: Path) -> str:
+def fingerprint(files: Sequence[Path], root: Path, heed: Callable[[], None]) -> str:
     """Return a hash of the files' content, and of their places below `root`.
 
-    Of a file that is `root` itself, the place is how its name ends: it says what is in it.
+    Of a file that is `root` itself, the place is how its name ends: it says what is in it. `heed`
+    is called now and then, to raise when the job is to stop.
     """
     content = [
-        (root.suffix if path == root else str(path.relative_to(root)), _sha256(path))
+        (root.suffix if path == root else str(path.relative_to(root)), _sha256(path, heed))
         for path in files
     ]
     return hashlib.sha256(orjson.dumps(content)).hexdigest()
@@ -244,9 +248,13 @@ def _identity(tokenizer: Any) -> str:
     return hashlib.sha256(orjson.dumps(core, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
-def _sha256(path: Path) -> str:
+def _sha256(path: Path, heed: Callable[[], None]) -> str:
+    found = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(_BLOCK_BYTES):
+            heed()
+            found.update(block)
+    return found.hexdigest()
 
 
 # Text.
@@ -272,7 +280,7 @@ def text_corpus(cache: Path, recipe: Recipe) -> Corpus:
         writer.facts = {"documents": num_documents}
 
     files = text_files(recipe.data) if recipe.data.is_dir() else [recipe.data]
-    return open_or_build(cache, recipe.key("text", files), {"ids": "<i4"}, build)
+    return open_or_build(cache, recipe.key("text", files), {"ids": "<i4"}, build, recipe.heed)
 
 
 def check_texts(data: Path) -> None:
@@ -399,7 +407,7 @@ def graph_corpus(cache: Path, recipe: Recipe) -> Corpus:
         "depth_ids": "<u1",
         "role_ids": "<u1",
     }
-    return open_or_build(cache, recipe.key("graph", files), dtypes, build)
+    return open_or_build(cache, recipe.key("graph", files), dtypes, build, recipe.heed)
 
 
 def check_sources(data: Path) -> None:

@@ -1,7 +1,12 @@
 """Files and folders that appear on disk whole or not at all, whatever dies while they are written.
 
-A folder is filled under a hidden name beside its place, flushed, and renamed. A lock on the parent
-folder, which the kernel takes from a dead process, tells leftovers from work in progress.
+A folder is filled under a hidden name next to its place, flushed, and renamed. The writer holds a
+lock on what it fills, which the kernel takes from a dead process: that tells leftovers from work in
+progress. Writers of different folders wait for each other only while names change, by a lock on the
+parent folder.
+
+A lock is released explicitly. Closing its descriptor is not enough: it releases the lock only when
+the last copy is closed, and a process that user code forked meanwhile has a copy.
 """
 
 from __future__ import annotations
@@ -10,11 +15,14 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+_NOW = fcntl.LOCK_EX | fcntl.LOCK_NB
+_WAIT_S = 0.05  # between two tries to get a lock, where waiting for it can be interrupted
 _STAGING = ".staging-"  # being filled; never valid
 _REPLACED = ".replaced-"  # the former folder, put aside while the new one takes its place
 
@@ -33,7 +41,8 @@ def whole_file(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     write beside each other take turns, and write over what a dead one has left.
     """
     temporary = path.with_name(f".{path.name}.tmp")
-    with open(_open_alone(temporary, mode), "wb") as file:
+    descriptor = _locked_alone(lambda: _create(temporary, mode), temporary)
+    with _closed(descriptor), _released(descriptor), open(descriptor, "wb", closefd=False) as file:
         try:
             file.truncate()
             yield file
@@ -46,15 +55,65 @@ def whole_file(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     fsync(path.parent)
 
 
-def _open_alone(path: Path, mode: int) -> int:
-    """Return a descriptor of a file that nobody else has from here and has not closed yet."""
+def _create(path: Path, mode: int) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
+
+
+def _locked_alone(
+    open_it: Callable[[], int], path: Path, *, while_waiting: Callable[[], None] | None = None
+) -> int:
+    """Return the locked descriptor of what is at `path`, which nobody else has from here.
+
+    `while_waiting` is called now and then; what it raises ends the waiting.
+    """
     while True:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
+        descriptor = open_it()
+        try:
+            _lock(descriptor, while_waiting)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        release(descriptor)  # whoever had it has renamed or removed it meanwhile
+
+
+def _lock(descriptor: int, while_waiting: Callable[[], None] | None) -> None:
+    if while_waiting is None:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), path.stat()):
-                return descriptor
-        os.close(descriptor)  # whoever had it has renamed or removed it meanwhile
+        return
+    while True:
+        try:
+            return fcntl.flock(descriptor, _NOW)
+        except BlockingIOError:
+            while_waiting()
+            time.sleep(_WAIT_S)
+
+
+def release(descriptor: int) -> None:
+    """Release the lock on an open file, whatever process has a copy of it, and close it."""
+    with _closed(descriptor), _released(descriptor):
+        pass
+
+
+@contextmanager
+def _closed(descriptor: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _released(descriptor: int) -> Iterator[None]:
+    """Release a lock at the end of the block, but not in a process that was forked in it."""
+    owner = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() == owner:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def fsync(path: Path) -> None:
@@ -67,60 +126,82 @@ def fsync(path: Path) -> None:
 
 
 @contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
+def whole_folder(
+    target: Path, *, while_waiting: Callable[[], None] | None = None
+) -> Iterator[Path]:
     """Give an empty folder to fill; leaving the block makes it `target`, replacing what was there.
 
     An exception in the block, or while flushing (a full disk), leaves `target` as it was. Two
-    processes that write beside each other take turns.
+    processes that write the same folder take turns; `while_waiting` is called now and then by the
+    one that waits, and may raise to end that.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
+    recover(target.parent)
     staging = target.with_name(_STAGING + target.name)
-    with locked(target.parent):
-        _sweep(target.parent)
-        staging.mkdir()
+    descriptor = _locked_alone(lambda: _make(staging), staging, while_waiting=while_waiting)
+    with _closed(descriptor), _released(descriptor):
         try:
+            _empty(staging)
             yield staging
             _flush(staging)
-            _put(staging, target)
+            with locked(target.parent):
+                _put(staging, target)
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
             raise
 
 
+def _make(folder: Path) -> int:
+    while True:
+        folder.mkdir(exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # its owner has just renamed or removed it
+            return _open_folder(folder)
+
+
+def _open_folder(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
 def recover(parent: Path) -> None:
-    """Undo what a dead process left half-done in `parent`; does nothing while one is at work."""
-    try:
-        with locked(parent, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            _sweep(parent)
-    except (BlockingIOError, FileNotFoundError):
-        return
+    """Undo what dead processes left half-done in `parent`; what is being written is left alone."""
+    with contextlib.suppress(BlockingIOError, FileNotFoundError), locked(parent, _NOW):
+        for aside in parent.glob(f"{_REPLACED}*"):
+            _settle(aside)
+        for staging in parent.glob(f"{_STAGING}*"):
+            with contextlib.suppress(BlockingIOError, FileNotFoundError), locked(staging, _NOW):
+                shutil.rmtree(staging)
 
 
 @contextmanager
 def locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
     """Keep out all others who lock a folder. Raises BlockingIOError with LOCK_NB when one is in."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    descriptor = _open_folder(folder)
+    with _closed(descriptor):
         fcntl.flock(descriptor, how)
-        yield
-    finally:
-        os.close(descriptor)
+        with _released(descriptor):
+            yield
 
 
-def _sweep(parent: Path) -> None:
-    for aside in parent.glob(f"{_REPLACED}*"):
-        target = aside.with_name(aside.name.removeprefix(_REPLACED))
-        if target.exists():
-            shutil.rmtree(aside)
-        else:
-            # The writer died between the two renames of _put: the former folder is still whole.
-            aside.rename(target)
-    for staging in parent.glob(f"{_STAGING}*"):
-        shutil.rmtree(staging)
+def _settle(aside: Path) -> None:
+    """Undo, or complete, a replacement whose writer died before its end."""
+    target = aside.with_name(aside.name.removeprefix(_REPLACED))
+    if target.exists():
+        shutil.rmtree(aside)
+    else:
+        # The writer died between the two renames of _put: the former folder is still whole.
+        aside.rename(target)
+
+
+def _empty(folder: Path) -> None:
+    """Remove what a dead writer left in a folder."""
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _put(staging: Path, target: Path) -> None:
     aside = target.with_name(_REPLACED + target.name)
+    if aside.exists():
+        _settle(aside)
     if target.exists():
         target.rename(aside)
     staging.rename(target)

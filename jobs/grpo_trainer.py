@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -22,11 +22,14 @@ from .context import Context
 from .durable import write_atomic
 from .errors import JobFailed, Stopped
 from .packed_trainer import DRIFT, PackedTrainer
+from .problems import columns_of
 from .prompts import Prompt
 from .rewards import Reward
 from .sampling import NotFiniteError
 from .trainer import JobTrainer
 from .training import TrainingSpec
+from .user_modules import SOURCES, changed, digests
+from .user_rewards import KeywordReward, PositionalReward
 
 SHOWN_CHARACTERS = 200  # of a prompt or completion in an event
 EVAL_BATCH = 16
@@ -51,12 +54,15 @@ class GroupTrainer(JobTrainer, PackedTrainer):
 
     `reference` is the frozen model that beta > 0 measures the distance to. `rewards` are by
     name; their weights are the config's `reward_weights`, in the same order. `data` identifies
-    the problems, so that a resume on others is refused.
+    the problems by their prompts ("data") and what else rewards see ("columns"), so that a resume
+    on others is refused.
     """
 
     model: Any
     processing_class: Any
     _buffered_inputs: Any
+    _pending_extra_logs: Any
+    _pending_metrics: Any
     _logs: dict[str, Any]
 
     def __init__(
@@ -69,14 +75,19 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         reference: Any | None,
         tokenizer: Any,
         prompts: Sequence[Prompt],
-        rewards: dict[str, Reward],
-        data: str,
+        rewards: Mapping[str, Reward | KeywordReward],
+        data: Mapping[str, str],
         rollout_dtype: str,
         samples_shown: int,
     ) -> None:
         self.config: Any = config
         self.rewards = rewards
-        self.data = data
+        self.data = dict(data)
+        self._prompts = list(prompts)
+        self._has_own_rewards = any(
+            isinstance(reward, PositionalReward | KeywordReward) for reward in rewards.values()
+        )
+        self._sources = digests() if self._has_own_rewards else {}
         self.samples_shown = samples_shown
         self.reward_before: float | None = None
         self._prompt_ids = {prompt.text: prompt.ids for prompt in prompts}
@@ -89,8 +100,8 @@ class GroupTrainer(JobTrainer, PackedTrainer):
             model=model,
             args=config,
             processing_class=tokenizer,
-            train_dataset=_dataset(prompts, data),
-            reward_funcs=[_as_trl_reward(name, reward) for name, reward in rewards.items()],
+            train_dataset=_dataset(prompts, data["data"]),
+            reward_funcs=self._reward_funcs(),
         )
         if rollout_dtype == "int8" and self.most_tokens is None:
             raise JobFailed(
@@ -124,7 +135,7 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         is_reused = self._step % cycle != 0
         return {
             **super().job_state(),
-            "data": self.data,
+            **self.data,
             "reward_before": self.reward_before,
             "micro_steps": self._step,
             "completions": self._buffered_inputs if is_reused else None,
@@ -133,12 +144,30 @@ class GroupTrainer(JobTrainer, PackedTrainer):
 
     def load_job_state(self, state: dict[str, Any]) -> None:
         super().load_job_state(state)
-        if state["data"] != self.data:
+        # "columns" is not in the checkpoints of earlier versions: no reward saw more of a row.
+        if any(state.get(name, digest) != digest for name, digest in self.data.items()):
             raise JobFailed("dataset: its rows are not those that the checkpoint was trained on")
         self.reward_before = state["reward_before"]
         self._step = state["micro_steps"]
         self._buffered_inputs = self._prepare_input(state["completions"])
         self._rollout = state["rollout"]
+
+    def about(self) -> dict[str, Any]:
+        if not self._has_own_rewards:
+            return super().about()
+        self._sources = digests(self._sources)
+        return {**super().about(), SOURCES: self._sources}
+
+    def _say_what_differs(self, checkpoint: Path) -> None:
+        super()._say_what_differs(checkpoint)
+        files = changed(self.job.checkpoints.about(checkpoint).get(SOURCES, {}))
+        if files:
+            self.job.emit(
+                "warning",
+                message=f"reward: changed since {checkpoint.name}: {', '.join(files)}; the steps "
+                "from here on are not those of an undisturbed run",
+                files=files,
+            )
 
     # Generation.
 
@@ -205,37 +234,76 @@ class GroupTrainer(JobTrainer, PackedTrainer):
     def mean_reward(self, prompts: Sequence[Prompt]) -> float:
         """Return the mean reward of one completion for each prompt, sampled as in training.
 
-        The same seed every time, and none of training's randomness is used up. Raises Stopped
-        between two batches when asked to.
+        Completions that no reward judges do not count; NaN when none is judged. The same seed
+        every time, and none of training's randomness is used up. Raises Stopped between two batches
+        when asked to.
         """
         self.model.eval()
-        total = 0.0
+        found: list[float] = []
         with torch.random.fork_rng():
             torch.manual_seed(self.config.seed)
             for start in range(0, len(prompts), EVAL_BATCH):
                 if self.job.stop.is_set():
                     raise Stopped(self.state.global_step)
-                total += self._sum_of_rewards(prompts[start : start + EVAL_BATCH])
+                with self.progress.during("batch of an evaluation"):
+                    found += self._rewards_of(prompts[start : start + EVAL_BATCH])
         self.generation_s = 0.0
-        return total / len(prompts)
+        return math.fsum(found) / len(found) if found else math.nan
 
-    def _sum_of_rewards(self, prompts: Sequence[Prompt]) -> float:
+    def _rewards_of(self, prompts: Sequence[Prompt]) -> list[float]:
+        """Return the reward of a completion for each prompt, where a reward judges it at all."""
         with _no_deprecations():
             ids, _ = self._generate_single_turn([prompt.ids for prompt in prompts], None, {}, 1)
         completions = self.processing_class.batch_decode(ids, skip_special_tokens=True)
-        texts = [prompt.text for prompt in prompts]
-        answers = [prompt.answer for prompt in prompts]
-        return math.fsum(
-            weight * math.fsum(reward(texts, completions, answers))
-            for weight, reward in zip(
-                self.config.reward_weights, self.rewards.values(), strict=True
-            )
+        scores = self._scores(prompts, completions, ids)
+        # What the rewards have logged is about no step.
+        self._pending_extra_logs.clear()
+        self._pending_metrics.clear()
+        found = []
+        for row in scores.tolist():
+            judged = [
+                weight * score
+                for weight, score in zip(self.config.reward_weights, row, strict=True)
+                if not math.isnan(score)
+            ]
+            if judged:
+                found.append(math.fsum(judged))
+        return found
+
+    # Rewards.
+
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: list[str], completion_ids_list: Any
+    ) -> torch.Tensor:
+        rows = [self._prompts[row["row"]] for row in inputs]
+        return self._scores(rows, completions, completion_ids_list)
+
+    def _scores(
+        self, rows: Sequence[Prompt], completions: list[str], completion_ids: Sequence[list[int]]
+    ) -> torch.Tensor:
+        """Return what each reward gives each completion: (B, R) float32, NaN where it gives None.
+
+        `rows`: the prompt of each completion.
+        """
+        inputs = [{"row": row} for row in rows]
+        prompts = [row.text for row in rows]
+        scores: torch.Tensor = cast(Any, super())._calculate_rewards(
+            inputs, prompts, completions, completion_ids
         )
+        return scores
+
+    def _reward_funcs(self) -> list[Any]:
+        """Return the rewards as TRL calls them; a column `row` holds the prompt as warmd has it."""
+        columns = columns_of(prompt.columns for prompt in self._prompts)
+        return [_as_trl_reward(name, reward, columns) for name, reward in self.rewards.items()]
 
 
 def _dataset(prompts: Sequence[Prompt], data: str) -> Dataset:
-    """Return the rows that TRL draws from. Without a fingerprint it would be pickled for one."""
-    rows = [{"prompt": prompt.text, "answer": prompt.answer} for prompt in prompts]
+    """Return the rows that TRL draws from, but for what only rewards see.
+
+    Without a fingerprint it would be pickled for one.
+    """
+    rows = [{"prompt": prompt.text, "row": index} for index, prompt in enumerate(prompts)]
     return Dataset(InMemoryTable.from_pylist(rows), fingerprint=data)
 
 
@@ -258,14 +326,52 @@ def _no_deprecations() -> Iterator[None]:
         yield
 
 
-def _as_trl_reward(name: str, reward: Reward) -> Any:
-    def score(
-        prompts: list[str], completions: list[str], answer: list[str | None], **_: Any
+def _as_trl_reward(name: str, reward: Reward | KeywordReward, columns: Sequence[str]) -> Any:
+    def by_position(
+        prompts: list[str], completions: list[str], row: list[Prompt], **_: Any
     ) -> list[float]:
-        return reward(prompts, completions, answer)
+        assert not isinstance(reward, KeywordReward)
+        return reward(prompts, completions, [one.answer for one in row])
 
+    def by_keywords(row: list[Prompt], **keywords: Any) -> list[float | None]:
+        assert isinstance(reward, KeywordReward)
+        return reward(**_as_trl_passes(row, columns, keywords))
+
+    async def asynchronously(row: list[Prompt], **keywords: Any) -> list[float | None]:
+        assert isinstance(reward, KeywordReward)
+        return await reward.asynchronously(**_as_trl_passes(row, columns, keywords))
+
+    score: Any = by_position
+    if isinstance(reward, KeywordReward):
+        score = asynchronously if reward.is_async else by_keywords
     score.__name__ = name
     return score
+
+
+def _as_trl_passes(
+    rows: Sequence[Prompt], columns: Sequence[str], keywords: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the keywords that TRL would pass, had it the rows themselves for its dataset.
+
+    Chats are lists of messages there, and so are their completions.
+    """
+    texts = keywords["completions"]
+    chats = [row.messages is not None for row in rows]
+    prompts = [row.text if row.messages is None else row.messages for row in rows]
+    completions = [
+        [{"role": "assistant", "content": text}] if is_chat else text
+        for text, is_chat in zip(texts, chats, strict=True)
+    ]
+    return {
+        **{
+            name: [row.columns.get(name) for row in rows]
+            for name in columns
+            if name != "completion"
+        },
+        **keywords,
+        "prompts": prompts,
+        "completions": completions,
+    }
 
 
 def _shortened(text: str) -> str:

@@ -5,18 +5,16 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import statistics
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import replace
+from typing import Any
 
-log = logging.getLogger(__name__)
+from .context import Activity
 
 DIVERGES_BY = 3.0  # times the median
 LOSSES = 100  # steps whose median a loss is compared with
@@ -24,8 +22,9 @@ FEWEST_LOSSES = 10  # before any is judged
 
 STALLS_BY = 10.0  # times the median
 DURATIONS = 32  # whose median a duration is compared with
-FEWEST_DURATIONS = 5  # before any is judged
+FEWEST_DURATIONS = 5  # before any is judged by them
 SHORTEST_STALL_S = 5.0
+UNKNOWN_STALL_S = 600.0  # where fewer durations are known
 
 
 class Divergence:
@@ -79,135 +78,87 @@ class Divergence:
         self._is_on = state["is_on"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stall:
-    """Something takes more than ten times as long as usual. The fields of a `stall` event."""
+class Progress:
+    """Says what a training does now, and how long that may take.
 
-    activity: str  # as it was begun: step, checkpoint, evaluation
-    seconds: float  # so far
-    median_s: float  # of the latest ones of its kind
+        progress = Progress(report)
+        progress.begin("step")               # ends what was under way before
+        with progress.during("evaluation"):  # the step's clock stands still meanwhile
+        progress.end()                       # nothing is expected now, as while paused
 
-    def fields(self) -> dict[str, Any]:
-        """Return them as plain values, by name."""
-        return asdict(self)
-
-
-class StallWatch:
-    """Watches, in a thread of its own, how long what the training does takes.
-
-        with StallWatch(on_stall) as watch:
-            watch.begin("step")             # ends what was under way before
-            with watch.during("checkpoint"):  # the step's clock stands still meanwhile
-            watch.end()                     # nothing is expected now, as while paused
-
-    `on_stall` is called once for each stall while it lasts, in the thread of the watch; or in the
-    caller's at its end, where whatever stalled kept the interpreter to itself. It should be short,
-    and raise nothing but OSError. Each activity is compared with the latest of its own kind, at
-    least five of them, and is no stall below `shortest_s`. The clock is the monotonic one, which
-    does not run while a machine is suspended (Linux, macOS). Not for several threads at once.
+    `report` is called whenever something begins, continues or ends. Who judges it must not depend
+    on this process: one that hangs cannot say so (daemon/watchdog.py). Each activity is compared
+    with the latest of its own kind. The clock is the monotonic one, which is the same for all
+    processes and does not run while a machine is suspended (Linux, macOS). Not for several threads
+    at once.
     """
 
     def __init__(
         self,
-        on_stall: Callable[[Stall], None],
+        report: Callable[[Activity | None], None],
         *,
-        shortest_s: float = SHORTEST_STALL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._on_stall = on_stall
-        self._shortest_s = shortest_s
+        self._report = report
         self._clock = clock
         self._past: dict[str, _Durations] = {}
-        self._current: _Activity | None = None
-        self._lock = threading.Lock()  # of what is above, and of calling back once
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="stall-watch", daemon=True)
+        self._current: Activity | None = None
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the thread; nobody is called back any more afterwards."""
-        self._closed.set()
-        self._thread.join()
-
-    def begin(self, activity: str) -> None:
+    def begin(self, name: str) -> None:
         """Something begins, and what was under way has ended."""
         self.end()
-        with self._lock:
-            self._current = _Activity(activity, self._clock())
+        past = self._past.setdefault(name, _Durations())
+        self._continue(
+            Activity(
+                name=name,
+                began=self._clock(),
+                limit_s=past.limit_s,
+                median_s=past.median_s,
+            )
+        )
 
     def end(self) -> None:
         """What was under way has ended, and nothing is expected to."""
-        self.look()
-        with self._lock:
-            ended, self._current = self._current, None
-            if ended is not None:
-                past = self._past.setdefault(ended.name, _Durations())
-                past.add(self._clock() - ended.began, is_stall=ended.is_told)
+        ended = self._current
+        self._continue(None)
+        if ended is not None:
+            self._past[ended.name].add(self._clock() - ended.began)
 
     @contextmanager
-    def during(self, activity: str | None) -> Iterator[None]:
+    def during(self, name: str | None) -> Iterator[None]:
         """Time something apart from what is under way; with None nothing, as while paused."""
-        self.look()
-        with self._lock:
-            outer, self._current = self._current, None
-            left = self._clock()
-        if activity is not None:
-            self.begin(activity)
+        outer, left = self._current, self._clock()
+        self._current = None
+        if name is None:
+            self._continue(None)
+        else:
+            self.begin(name)
         try:
             yield
         finally:
             self.end()
-            with self._lock:
-                if outer is not None:
-                    outer.began += self._clock() - left
-                self._current = outer
+            if outer is not None:
+                self._continue(replace(outer, began=outer.began + self._clock() - left))
 
-    def look(self) -> None:
-        """Call back if what is under way has just become a stall."""
-        with self._lock:
-            current = self._current
-            if current is None or current.is_told:
-                return
-            past = self._past.get(current.name)
-            seconds = self._clock() - current.began
-            if past is None or seconds <= max(past.longest_expected_s, self._shortest_s):
-                return
-            current.is_told = True
-            stall = Stall(activity=current.name, seconds=seconds, median_s=past.median)
-            # Under the lock: at the latest when `end` returns, it has been said.
-            try:
-                self._on_stall(stall)
-            except OSError as error:  # a full disk; the training meets it, too
-                log.warning("stall not recorded: %s", error)
-
-    def _run(self) -> None:
-        while not self._closed.wait(self._shortest_s / 5):
-            self.look()
-
-
-@dataclass
-class _Activity:
-    name: str
-    began: float  # later by what was timed apart since
-    is_told: bool = False
+    def _continue(self, activity: Activity | None) -> None:
+        self._current = activity
+        self._report(activity)
 
 
 class _Durations:
     """The latest durations of one kind of activity, in seconds."""
 
     def __init__(self) -> None:
-        self._latest: deque[tuple[float, bool]] = deque(maxlen=DURATIONS)
-        self.median = math.nan
-        self.longest_expected_s = math.inf  # nothing is judged by less than a few
+        self._latest: deque[tuple[float, bool]] = deque(maxlen=DURATIONS)  # and whether it stalled
+        self.median_s: float | None = None
+        self.limit_s = UNKNOWN_STALL_S
 
-    def add(self, seconds: float, *, is_stall: bool) -> None:
+    def add(self, seconds: float) -> None:
+        is_stall = self.median_s is not None and seconds > self.limit_s
         self._latest.append((seconds, is_stall))
         if len(self._latest) >= FEWEST_DURATIONS:
-            self.median = statistics.median(seconds for seconds, _ in self._latest)
+            self.median_s = statistics.median(seconds for seconds, _ in self._latest)
             # Twice the longest: of the steps of GRPO with num_iterations, one in several
             # generates, and can take more than ten times as long as the others.
             longest = max((s for s, is_stall in self._latest if not is_stall), default=0.0)
-            self.longest_expected_s = max(STALLS_BY * self.median, 2 * longest)
+            self.limit_s = max(STALLS_BY * self.median_s, 2 * longest, SHORTEST_STALL_S)

@@ -54,6 +54,27 @@ class Live:
             self._parts.clear()
             self._addresses.clear()
 
+    def watched_bytes(self, tensors: Iterable[Tensor]) -> int:
+        """Return how many bytes of contiguous tensors are memory that this watches over."""
+        with self._lock:
+            return sum(
+                tensor.numel() * tensor.element_size()
+                for tensor in tensors
+                if tensor.device.type == "cpu" and self._part_at(tensor.data_ptr()) is not None
+            )
+
+    def check_read(self, num_bytes: int) -> None:
+        """Raise RuntimeError unless so many bytes were written from memory that this watches over.
+
+        A library that hands over copies would have what it writes change under it, and the file
+        would be torn with a checksum that is right.
+        """
+        if self._read != num_bytes:
+            raise RuntimeError(
+                f"{num_bytes:,} bytes of weights and optimizer were to be written from where they "
+                f"are, and {self._read:,} were"
+            )
+
     def release(self) -> None:
         """Return when the training may change the tensors."""
         if self._ended.is_set():

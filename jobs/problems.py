@@ -6,8 +6,8 @@ Read in the shell, to check a job before it is queued, and again in the work hor
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from decimal import Decimal
 from hashlib import sha256
 from itertools import islice
@@ -34,6 +34,8 @@ class Problem:
     prompt: Prompt
     answer: str | None  # as the data has it: GSM8K's whole solution with its `####`
     row: int  # the line in the file, or the place in the built-in set; from 1
+    # All of the row but its `prompt`, as it stands there: for rewards.
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 def load(
@@ -47,8 +49,9 @@ def load(
     """Return the first `samples` distinct prompts of a JSONL file or of `arithmetic`; None is all.
 
     A row of the file has a `prompt`, taken as it is, or a `question`, put into the template in
-    place of `{question}`; and an `answer` or none. The first row of a prompt counts, later ones
-    are passed over. Only what is used is read and checked: lines after the last sample are not.
+    place of `{question}`; and an `answer` or none. Other keys are kept for rewards. The first row
+    of a prompt counts, later ones are passed over. Only what is used is read and checked: lines
+    after the last sample are not.
 
     The part "eval" of a file are the distinct prompts after its first `train_samples`; of
     `arithmetic`, sums kept apart from all of the part "train".
@@ -86,6 +89,20 @@ def fingerprint(problems: Iterable[Problem]) -> str:
     return digest.hexdigest()
 
 
+def columns_of(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the columns that any row has, in their order."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def columns_fingerprint(problems: Iterable[Problem]) -> str:
+    """Return the sha256, in hex, of what rewards see of the rows besides prompts and answers."""
+    digest = sha256()
+    for problem in problems:
+        seen = {k: v for k, v in problem.columns.items() if k not in ("question", "answer")}
+        digest.update(orjson.dumps(seen, option=orjson.OPT_SORT_KEYS) if seen else b"\n")
+    return digest.hexdigest()
+
+
 def iter_arithmetic(part: Part) -> Iterator[Problem]:
     """Yield sums of two numbers from 0 to 99, like `17+58=` and `75`, in an order fixed for ever.
 
@@ -95,7 +112,7 @@ def iter_arithmetic(part: Part) -> Iterator[Problem]:
     sums = enumerate(_shuffled_pairs(), start=1)
     chosen = islice(sums, NUM_EVAL_SUMS) if part == "eval" else islice(sums, NUM_EVAL_SUMS, None)
     for row, (a, b) in chosen:
-        yield Problem(f"{a}+{b}=", str(a + b), row)
+        yield Problem(f"{a}+{b}=", str(a + b), row, {"answer": str(a + b)})
 
 
 def _shuffled_pairs() -> list[tuple[int, int]]:
@@ -162,11 +179,12 @@ def _problem(line: bytes, where: str, row: int, template: str) -> Problem:
     if not isinstance(values, dict):
         raise _fault(where, "a JSON object", _kind(values))
     answer = _answer(values.get("answer"), where)
+    columns = {name: value for name, value in values.items() if name != "prompt"}
     if "prompt" in values:
-        return Problem(_prompt(values["prompt"], where), answer, row)
+        return Problem(_prompt(values["prompt"], where), answer, row, columns)
     if "question" in values:
         question = _text(values["question"], f"{where}: question")
-        return Problem(template.replace("{question}", question), answer, row)
+        return Problem(template.replace("{question}", question), answer, row, columns)
     raise _fault(where, "an object with question or prompt", f"the keys {sorted(values)}"[:100])
 
 

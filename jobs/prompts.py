@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .errors import JobFailed
 from .problems import Problem
+
+NO_TEMPLATE = ("chat_template", "the tokenizer of this model has none")  # the option, the problem
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class Prompt:
     answer: str | None
     row: int  # of the data it came from, to name it in messages
     is_cut: bool  # ids are the end of a longer prompt
+    columns: Mapping[str, Any]  # of the row, as it stands there, but for its prompt
+    messages: list[dict[str, str]] | None  # what the chat template was given; None: plain text
 
 
 def encode(
@@ -37,14 +41,25 @@ def encode(
     """
     prompts = []
     for problem in problems:
-        text, is_chat = _render(problem, tokenizer, chat_template=chat_template, system=system)
+        messages = _messages(problem, chat_template=chat_template, system=system)
+        text = _text(problem, messages, tokenizer)
         # A chat template writes the special tokens itself.
-        ids = tokenizer(text, add_special_tokens=not is_chat)["input_ids"]
+        ids = tokenizer(text, add_special_tokens=messages is None)["input_ids"]
         if not ids:
             raise JobFailed(f"dataset: the prompt of row {problem.row} has no tokens")
         is_cut = max_length is not None and len(ids) > max_length
         kept = ids[-max_length:] if is_cut and max_length is not None else ids
-        prompts.append(Prompt(text, kept, problem.answer, problem.row, is_cut))
+        prompts.append(
+            Prompt(
+                text=text,
+                ids=kept,
+                answer=problem.answer,
+                row=problem.row,
+                is_cut=is_cut,
+                columns=problem.columns,
+                messages=messages,
+            )
+        )
     return prompts
 
 
@@ -62,26 +77,40 @@ def completion_room(
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
     room = limit - len(longest.ids)
     if room < (1 if asked is None else asked):
-        raise JobFailed(
-            f"max_prompt_length: the prompt of row {longest.row} has {len(longest.ids)} tokens and "
-            f"the model takes {limit} together with the completion; set a max_prompt_length, to "
-            f"cut it, or a smaller max_completion_length"
-        )
+        raise JobFailed(": ".join(too_long(longest.row, len(longest.ids), limit)))
     return min(wanted, room)
 
 
-def _render(
-    problem: Problem, tokenizer: Any, *, chat_template: bool, system: str | None
-) -> tuple[str, bool]:
+def too_long(row: int, num_tokens: int | str, limit: int) -> tuple[str, str]:
+    """Say that a prompt leaves no room for its completion: the option, and the problem."""
+    return (
+        "max_prompt_length",
+        f"the prompt of row {row} has {num_tokens} tokens and the model takes {limit} together "
+        "with the completion; set a max_prompt_length, to cut it, or a smaller "
+        "max_completion_length",
+    )
+
+
+def _messages(
+    problem: Problem, *, chat_template: bool, system: str | None
+) -> list[dict[str, str]] | None:
+    """Return the chat that a prompt is; None for plain text."""
     if isinstance(problem.prompt, str):
         if not chat_template:
-            return problem.prompt, False
+            return None
         messages = [{"role": "user", "content": problem.prompt}]
     else:
         messages = list(problem.prompt)
-    if not tokenizer.chat_template:
-        raise JobFailed("chat_template: the tokenizer of this model has none")
     if system is not None and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    return text, True
+    return messages
+
+
+def _text(problem: Problem, messages: list[dict[str, str]] | None, tokenizer: Any) -> str:
+    if messages is None:
+        assert isinstance(problem.prompt, str)
+        return problem.prompt
+    if not tokenizer.chat_template:
+        raise JobFailed(": ".join(NO_TEMPLATE))
+    text: str = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return text

@@ -2,23 +2,24 @@
 
 A reward scores a whole batch: `f(prompts, completions, answers) -> list[float]`, one number per
 completion. Built in are `correctness` (is it the right number?) and four that look at the style
-alone; a user's own function goes by `module:function`. Words are what whitespace separates; terms
-are found anywhere in the text, inside longer words too, in upper or lower case. Every rule counts
-a term once, so that repeating it earns nothing.
+alone; a user's own function goes by `module:function`, and may also take what TRL passes
+(user_rewards.py). Words are what whitespace separates; terms are found anywhere in the text, inside
+longer words too, in upper or lower case. Every rule counts a term once, so that repeating it earns
+nothing.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from importlib import import_module
 from math import isfinite
-from typing import Any, SupportsFloat, TypedDict
+from typing import TypedDict
 
-from .errors import JobFailed, SpecError
+from .errors import SpecError
 from .problems import Problem
+from .user_rewards import KeywordReward, imported, shown
 
 # prompts, completions and answers are equally long; an answer is None where the data has none.
 Reward = Callable[[list[str], list[str], list[str | None]], list[float]]
@@ -32,6 +33,11 @@ class RewardSpec:
 
     name: str
     weight: float = 1.0
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a function of the user's."""
+        return self.name not in NAMES
 
 
 class CustomOptions(TypedDict, total=False):
@@ -55,7 +61,7 @@ def parse(text: str) -> RewardSpec:
         raise SpecError(
             "reward",
             f"must be one of {', '.join(NAMES)} or module:function, with =WEIGHT after it or not, "
-            f"got {_shown(text)}{_hint(name)}",
+            f"got {shown(text)}{_hint(name)}",
         )
     try:
         weight = float(weight_text) if equals else 1.0
@@ -65,20 +71,26 @@ def parse(text: str) -> RewardSpec:
         raise SpecError(
             "reward",
             f"the weight of {name} must be a number from -{MAX_WEIGHT:g} to {MAX_WEIGHT:g}, "
-            f"got {_shown(weight_text)}",
+            f"got {shown(weight_text)}",
         )
     return RewardSpec(name, weight)
 
 
-def resolve(spec: RewardSpec, custom_options: CustomOptions | None = None) -> Reward:
+def resolve(
+    spec: RewardSpec,
+    custom_options: CustomOptions | None = None,
+    *,
+    columns: Collection[str] = ("answer",),
+) -> Reward | KeywordReward:
     """Return the function behind a spec; its weight is left to the caller.
 
-    `module:function` is imported here. Raises SpecError when that fails, when it is not callable,
-    and when `custom` has no or wrong options.
+    `module:function` is imported here; `columns` of the data are what it may ask for. Raises
+    SpecError when that fails, when it is not callable or takes something else, and when `custom`
+    has no or wrong options.
     """
     if spec.name == "custom":
         return custom(**(custom_options or CustomOptions()))
-    return _BUILT_IN.get(spec.name) or _imported(spec.name)
+    return _BUILT_IN.get(spec.name) or imported(spec.name, columns)
 
 
 def correctness(
@@ -107,7 +119,7 @@ def check_answers(problems: Iterable[Problem], source: str) -> None:
     """Check that `correctness` has a number to compare with in each problem. Raises SpecError."""
     for problem in problems:
         if problem.answer is None or final_number(problem.answer) is None:
-            got = "none" if problem.answer is None else _shown(problem.answer)
+            got = "none" if problem.answer is None else shown(problem.answer)
             raise SpecError(
                 "dataset",
                 f"{source}, line {problem.row}: answer must hold a number for the reward "
@@ -254,7 +266,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     except (re.error, OverflowError, RecursionError) as error:
         raise SpecError(
             "reward",
-            f"custom: format_pattern must be a regular expression, got {_shown(pattern)} ({error})",
+            f"custom: format_pattern must be a regular expression, got {shown(pattern)} ({error})",
         ) from None
 
 
@@ -283,52 +295,6 @@ _BUILT_IN: dict[str, Reward] = {
 NAMES = (*_BUILT_IN, "custom")
 
 
-def _imported(name: str) -> Reward:
-    module_name, _, function_name = name.partition(":")
-    try:
-        module = import_module(module_name)
-    # Whatever a user's module does at import ends here in one line, sys.exit() included.
-    except (Exception, SystemExit) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise SpecError("reward", f"{name} must import, got {reason}") from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        got = "no such name" if function is None else f"a {type(function).__name__}"
-        raise SpecError("reward", f"{name} must be a function of {module_name}, got {got}")
-
-    def reward(
-        prompts: list[str], completions: list[str], answers: list[str | None]
-    ) -> list[float]:
-        return _checked(name, function(prompts, completions, answers), len(completions))
-
-    return reward
-
-
-def _checked(name: str, result: Any, num_completions: int) -> list[float]:
-    """Return what a user's function gave as plain numbers. Raises JobFailed when it is not that."""
-    takes = f"reward {name} must return a list of {num_completions} finite numbers"
-    if not isinstance(result, list | tuple):
-        raise JobFailed(f"{takes}, got a {type(result).__name__}")
-    if len(result) != num_completions:
-        raise JobFailed(f"{takes}, got {len(result)}")
-    numbers = [_finite(value) for value in result]
-    if None in numbers:
-        index = numbers.index(None)
-        raise JobFailed(f"{takes}, got {_shown(result[index])} for completion {index + 1}")
-    return [number for number in numbers if number is not None]
-
-
-def _finite(value: Any) -> float | None:
-    """Return a number of any library as a float, or None when it is not a finite number."""
-    if not isinstance(value, SupportsFloat):
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if isfinite(number) else None
-
-
 def _is_import(name: str) -> bool:
     module_name, _, function_name = name.partition(":")
     return all(part.isidentifier() for part in (*module_name.split("."), function_name))
@@ -339,8 +305,3 @@ def _hint(name: str) -> str:
 
     close = difflib.get_close_matches(name, NAMES, n=1)
     return f"; did you mean {close[0]}?" if close else ""
-
-
-def _shown(value: object) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -88,6 +88,9 @@ class Snapshot:
             self.live.end()
             raise
 
+        written = [tensor for _, tensors, _ in weights for tensor in tensors.values()]
+        promised = self.live.watched_bytes((*written, *_storages(self.optimizer)))
+
         def write() -> None:
             try:
                 for name, tensors, metadata in weights:
@@ -97,10 +100,18 @@ class Snapshot:
                     # The file has a checksum in the manifest; one of every tensor is not needed.
                     torch.serialization.set_crc32_options(False)
                     torch.save(self.optimizer, self.live.sink(file))  # type: ignore[arg-type]
+                self.live.check_read(promised)
             finally:
                 self.live.end()
 
         return write
+
+
+def _storages(state: Any) -> list[Tensor]:
+    """Return the memory of the tensors in a state, each once, as torch.save writes it."""
+    tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+    return [torch.empty(0, dtype=torch.uint8).set_(storage) for storage in storages.values()]
 
 
 def _save(state: dict[str, Any], path: Path) -> None:

@@ -203,7 +203,11 @@ class Spec:
 
     def check_inputs(self, model_settings: Mapping[str, Any] | None) -> None:
         """Check the files that the spec names, in the shell; `model_settings` is the model's
-        config.json, None when it is not on this machine yet. Raises SpecError."""
+        config.json with `has_chat_template` of its tokenizer, None when it is not on this machine
+        yet. Raises SpecError."""
+
+    def check_model_files(self, folder: Path) -> None:
+        """Check what needs more of a model's folder than its config.json. Raises SpecError."""
 
     def located(self, folder: Path) -> Self:
         """Return the spec with relative paths made absolute: the daemon lives elsewhere.

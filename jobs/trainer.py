@@ -8,8 +8,10 @@ run. Imports torch and transformers: only `run` of a kind imports it.
 from __future__ import annotations
 
 import math
+import os
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,8 +20,10 @@ from torch import nn
 from transformers import PrinterCallback, TrainerCallback
 
 from .checkpointing import CheckpointingTrainer, step_of
+from .context import Activity
 from .errors import JobFailed, Stopped
-from .health import Divergence, Stall, StallWatch
+from .forks import end_if_forked
+from .health import Divergence, Progress
 from .snapshot import read_job_state
 from .training import TrainingSpec
 
@@ -35,9 +39,10 @@ class JobTrainer(CheckpointingTrainer):
         self.last_metrics: dict[str, Any] = {}  # the fields of the latest step event
         self._step_started = 0.0
         self._divergence = Divergence(spec.watched)
-        self._watch = StallWatch(self._tell_stall)
-        self._stall: Stall | None = None  # that is to end the job
+        self._owner = os.getpid()
+        self.progress = Progress(self._report_activity)
         super().__init__(*args, spec=spec, **kwargs)
+        self.progress.begin("start")
         self.remove_callback(PrinterCallback)  # it prints what the events already say
         self.add_callback(_StepEnd(self))
 
@@ -84,8 +89,8 @@ class JobTrainer(CheckpointingTrainer):
             self.state.global_step = step_of(checkpoint)
             return
         try:
-            with self._watch:
-                self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            self.progress.end()
         except Exception:
             # Any error at all, for it is raised again: whatever ends a training, a save may be in
             # flight, and then the events are to say how that ended. On a disk so full that they
@@ -157,16 +162,16 @@ class JobTrainer(CheckpointingTrainer):
                 f"its median of {max(found['median'], 0):.4g}; the checkpoints are from before"
             )
 
-    def _tell_stall(self, stall: Stall) -> None:
-        # In the thread of the watch, mostly.
-        self.job.emit("stall", step=self.state.global_step, **stall.fields())
-        if self.spec.on_stall == "stop":
-            self._stall = stall
+    def _report_activity(self, activity: Activity | None) -> None:
+        if activity is not None and activity.median_s is not None:
+            activity = replace(activity, ends_job=self.spec.on_stall == "stop")
+        self.job.working(activity)
 
     def begin_step(self) -> None:
-        """Start the clocks of a step."""
+        """Start the clocks of a step. A process that was forked meanwhile ends here."""
+        end_if_forked(self._owner, "to train a step")
         self._step_started = time.perf_counter()
-        self._watch.begin("step")
+        self.progress.begin("step")
 
     def step_seconds(self) -> float:
         """Return how long the step that ends now has taken."""
@@ -176,18 +181,10 @@ class JobTrainer(CheckpointingTrainer):
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         self.settle_save()
-        with self._watch.during("evaluation" if self.control.should_evaluate else "report"):
+        with self.progress.during("evaluation" if self.control.should_evaluate else "report"):
             cast(Any, super())._maybe_log_save_evaluate(*args, **kwargs)
-        if self._stall is not None:
-            self.settle_save(patience_s=None)  # perhaps it was the disk that stalled
-            self.save_here()
-            self.settle_save(patience_s=None)
-            raise JobFailed(
-                f"step {self.state.global_step}: a {self._stall.activity} took more than "
-                f"{self._stall.seconds:.4g} s, ten times the median"
-            )
         if self.job.pause.is_set() and self.state.global_step < self.state.max_steps:
-            with self._watch.during(None):
+            with self.progress.during(None):
                 self._hold()
 
     def _hold(self) -> None:

@@ -15,6 +15,10 @@ from typing import Any, ClassVar, Self
 from .errors import SpecError
 from .spec import Spec, option
 
+MOST_STEPS = 10**9  # of a job
+MOST_ROWS = 10**9  # of its data
+MOST_AT_ONCE = 10**5  # samples of one step
+MOST_TOKENS = 2**20  # of one sample
 SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
 _MINUTES = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*(?:m|min|minutes?)")
 
@@ -74,10 +78,14 @@ class TrainingSpec(Spec, ABC):
     watched: ClassVar[Mapping[str, float]] = {"loss": 0.1}
 
     lr_scheduler: str = option("linear", "course of the learning rate", choices=SCHEDULES)
-    warmup_steps: int | None = option(None, "steps in which the learning rate rises", minimum=0)
-    max_grad_norm: float = option(1.0, "gradients are clipped to it; 0: never", minimum=0)
+    warmup_steps: int | None = option(
+        None, "steps in which the learning rate rises", minimum=0, maximum=MOST_STEPS
+    )
+    max_grad_norm: float = option(
+        1.0, "gradients are clipped to it; 0: never", minimum=0, maximum=1e6
+    )
     save_every: str = option("25", "steps (25) or minutes (10m) between checkpoints")
-    keep: int = option(3, "newest checkpoints that are kept", minimum=1)
+    keep: int = option(3, "newest checkpoints that are kept", minimum=1, maximum=10_000)
     keep_best: str | None = option(
         None, "metric of the events (loss; reward; mlm_acc, …) whose best checkpoint is kept, too"
     )
@@ -88,7 +96,8 @@ class TrainingSpec(Spec, ABC):
     )
     on_stall: str = option(
         "report",
-        "when a step takes more than ten times the median",
+        "when a step takes more than ten times the median; stop: the job saves and fails, by force "
+        "where the step does not end",
         choices=("report", "stop"),
     )
     on_divergence: str = option(

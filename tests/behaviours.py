@@ -5,13 +5,18 @@ Named as `behaviours:NAME`. Every row's answer names the test's own folder; file
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 from warmd.daemon.horse import Orders
+from warmd.jobs import health
 
 
 def steps_seen(folder: Path) -> int:
@@ -68,6 +73,11 @@ def raises(prompts: list[str], completions: list[str], answers: list[str | None]
     return [len(text) / 10 for text in completions]
 
 
+def rants(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
+    """Raises an error that says more than anybody wants to read."""
+    raise RuntimeError("a" * 20_000_000 + "and so on")
+
+
 def fickle(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
     """Another reward at every call: no training on it can be repeated."""
     _note(answers)
@@ -77,3 +87,83 @@ def fickle(prompts: list[str], completions: list[str], answers: list[str | None]
 def tires(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
     """Less from call to call."""
     return [1 / steps_seen(_note(answers))] * len(completions)
+
+
+def _lengths(texts: list[str]) -> list[float]:
+    return [len(text) / 10 for text in texts]
+
+
+def _length(text: str) -> float:
+    return len(text) / 10
+
+
+def leaves_processes(
+    prompts: list[str], completions: list[str], answers: list[str | None]
+) -> list[float]:
+    """Starts processes that would outlive it, one in a session of its own; notes their ids."""
+    folder = _note(answers)
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+        os._exit(0)
+    script = "import os, time; print(os.fork() or time.sleep(600), flush=True); os._exit(0)"
+    command = [sys.executable, "-S", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as parent:
+        assert parent.stdout is not None
+        orphan = parent.stdout.readline()  # of a process that has ended: it has no parent here
+    with open(folder / "processes", "ab") as file:
+        file.write(b"%d\n%s" % (child, orphan))
+    while (folder / "gate").exists():
+        time.sleep(0.01)
+    return _lengths(completions)
+
+
+def forks(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
+    """Comes back in two processes."""
+    _note(answers)
+    os.fork()
+    return _lengths(completions)
+
+
+_pool: list[multiprocessing.pool.Pool] = []
+
+
+def pooled(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
+    """Scores in a pool of processes that lives as long as the job, and in one that it closes."""
+    _note(answers)
+    fork = multiprocessing.get_context("fork")
+    if not _pool:
+        _pool.append(fork.Pool(2))
+    with fork.Pool(1) as short:
+        assert short.map(_length, ["x"]) == [0.1]
+    return _pool[0].map(_length, completions)
+
+
+def long_message(
+    prompts: list[str], completions: list[str], answers: list[str | None]
+) -> list[float]:
+    """Raises an error with a message of ten megabytes."""
+    _note(answers)
+    raise BaseException("x" * 10_000_000)
+
+
+def hangs(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
+    """Hangs at the eighth call while the file `gate` exists; a step counts as stalled early."""
+    health.SHORTEST_STALL_S = 0.3
+    folder = _note(answers)
+    while steps_seen(folder) == 8 and (folder / "gate").exists():
+        time.sleep(0.01)
+    return _lengths(completions)
+
+
+def hangs_alone(
+    prompts: list[str], completions: list[str], answers: list[str | None]
+) -> list[float]:
+    """The same for ever, without letting any other thread of its process run."""
+    health.SHORTEST_STALL_S = 0.3
+    if steps_seen(_note(answers)) == 8:
+        time.sleep(1.5)  # for what the job does now to be reported
+        ctypes.PyDLL(None).sleep(600)
+    return _lengths(completions)

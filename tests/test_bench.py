@@ -136,8 +136,14 @@ def test_the_options_of_a_job_are_projected_from_its_latest_checkpoint_too(
     shared_daemon.client.remove(job)
 
 
-def test_a_measurement_that_fails_says_why_and_keeps_its_log(shared_daemon: Daemon, texts):
-    done = warmd("bench", "mlm", *texts, "--learning-rate", "1e30", home=shared_daemon.home.path)
+def test_a_measurement_that_fails_says_why_and_keeps_its_log(
+    shared_daemon: Daemon, texts, tmp_path: Path
+):
+    config = tmp_path / "bert" / "config.json"
+    config.write_bytes(
+        orjson.dumps({**orjson.loads(config.read_bytes()), "initializer_range": 1e30})
+    )
+    done = warmd("bench", "mlm", *texts, home=shared_daemon.home.path)
     assert done.is_refusal(1)
     [job] = [job for job in shared_daemon.client.jobs() if job["kind"] == "mlm"]
     assert f"its log: warmd logs {job['id']}" in done.err

@@ -6,12 +6,15 @@ import os
 import signal
 import stat
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from fcntl import LOCK_EX, LOCK_NB
 from pathlib import Path
 
 import pytest
 
-from warmd.jobs.durable import whole_file, write_atomic
+from warmd.jobs.durable import locked, recover, whole_file, whole_folder, write_atomic
 
 
 def names(folder: Path) -> list[str]:
@@ -67,3 +70,72 @@ def test_writers_beside_each_other_take_turns(tmp_path):
 def test_files_of_the_daemon_are_for_their_owner_alone(tmp_path):
     write_atomic(tmp_path / "state", b"secret")
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o600
+
+
+@contextmanager
+def forked_child() -> Iterator[None]:
+    """A process that was forked here, with copies of all that is open, and lives for the block."""
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        yield
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_process_that_was_forked_while_a_file_was_written_holds_up_nobody(tmp_path):
+    with ExitStack() as children:
+        with whole_file(tmp_path / "state") as file:
+            file.write(b"former")
+            children.enter_context(forked_child())
+        with locked(tmp_path, LOCK_EX | LOCK_NB):
+            pass
+        write_atomic(tmp_path / "state", b"new")
+    assert (tmp_path / "state").read_bytes() == b"new"
+
+
+def test_a_process_that_was_forked_while_a_folder_was_written_holds_up_nobody(tmp_path):
+    with ExitStack() as children:
+        for content in ("former", "new"):
+            with whole_folder(tmp_path / "model", while_waiting=pytest.fail) as staging:
+                (staging / "weights").write_text(content)
+                children.enter_context(forked_child())
+    assert (tmp_path / "model" / "weights").read_text() == "new"
+    assert names(tmp_path) == ["model"]
+
+
+def test_folders_beside_each_other_are_written_without_waiting(tmp_path):
+    with whole_folder(tmp_path / "a") as a, whole_folder(tmp_path / "b") as b:
+        (a / "file").touch()
+        (b / "file").touch()
+    assert names(tmp_path) == ["a", "b"]
+
+
+def test_who_waits_for_the_writer_of_a_folder_can_be_told_to_stop(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop() -> None:
+        raise Stop
+
+    with whole_folder(tmp_path / "a") as staging:
+        with pytest.raises(Stop), whole_folder(tmp_path / "a", while_waiting=stop):
+            pytest.fail("it is being written")
+        (staging / "file").touch()
+    assert names(tmp_path / "a") == ["file"]
+
+
+def test_what_a_killed_writer_of_a_folder_left_goes_with_the_next_and_a_living_ones_stays(tmp_path):
+    child = os.fork()
+    if child == 0:
+        with whole_folder(tmp_path / "dead") as staging:
+            (staging / "half").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert names(tmp_path) == [".staging-dead"]
+    with whole_folder(tmp_path / "alive"):
+        recover(tmp_path)
+        assert names(tmp_path) == [".staging-alive"]

@@ -1,7 +1,14 @@
 """What a training says of itself: that it diverges, and that it stalls."""
 
+import re
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,8 +19,10 @@ from hypothesis import given, strategies as st
 from waiting import wait_until
 
 from warmd.daemon import events
+from warmd.daemon.watchdog import Watchdog
 from warmd.jobs import KINDS, spec_class
-from warmd.jobs.health import Divergence, Stall, StallWatch
+from warmd.jobs.context import Activity
+from warmd.jobs.health import Divergence, Progress
 from warmd.jobs.training import TrainingSpec
 
 LOSS = {"loss": 0.1}
@@ -106,63 +115,59 @@ class Clock:
 
 
 class Training:
-    """Steps on a clock of their own, under a watch that looks when told to."""
+    """Steps on a clock of their own, and what is said of them."""
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.stalls: list[Stall] = []
-        self.watch = StallWatch(self.stalls.append, clock=self.clock)
+        self.now: Activity | None = None  # what is under way, as it was said last
+        self.heard: list[Activity | None] = []
+        self.progress = Progress(self.hear, clock=self.clock)
 
-    def step(self, *seconds: float) -> None:
-        """A step that is looked at after each of these spans."""
-        self.watch.begin("step")
-        self.go_on(*seconds)
-        self.watch.end()
+    def hear(self, activity: Activity | None) -> None:
+        self.now = activity
+        self.heard.append(activity)
 
-    def go_on(self, *seconds: float) -> None:
-        for span in seconds:
-            self.clock.now += span
-            self.watch.look()
+    def step(self, seconds: float) -> None:
+        self.progress.begin("step")
+        self.clock.now += seconds
+        self.progress.end()
+
+    def limit_s(self, name: str = "step") -> float:
+        """How long the next one may take."""
+        self.progress.begin(name)
+        assert self.now is not None
+        limit_s = self.now.limit_s
+        self.progress.end()
+        return limit_s
 
 
-def test_a_step_of_more_than_ten_times_the_median_is_said_once_while_it_lasts():
+def test_a_step_may_take_ten_times_the_median():
     training = Training()
     for _ in range(6):
         training.step(1.0)
-    training.watch.begin("step")
-    training.go_on(9.9)
-    assert training.stalls == []
-    training.go_on(0.2)
-    [stall] = training.stalls
-    assert stall.fields() == {
-        "activity": "step",
-        "seconds": pytest.approx(10.1),
-        "median_s": 1.0,
-    }
-    training.go_on(5.0, 60.0)
-    training.watch.end()
-    assert len(training.stalls) == 1
-    training.step(1.0)
-    training.step(11.0)
-    assert len(training.stalls) == 2
+    training.progress.begin("step")
+    assert training.now == Activity(
+        name="step", began=training.clock.now, limit_s=10.0, median_s=1.0
+    )
+    training.progress.end()
+    assert training.now is None
 
 
 def test_short_steps_stall_after_seconds_not_milliseconds():
     training = Training()
     for _ in range(6):
         training.step(0.01)
-    training.step(4.9)
-    assert training.stalls == []
-    training.step(0.01)
-    training.step(10.0)
-    assert [stall.seconds for stall in training.stalls] == [10.0]
+    assert training.limit_s() == 5.0
 
 
-def test_the_first_steps_are_not_judged():
+def test_the_first_steps_are_not_judged_by_others_but_may_not_take_for_ever():
     training = Training()
-    for seconds in (100.0, 1.0, 1.0, 1.0, 80.0):
-        training.step(seconds)
-    assert training.stalls == []
+    for seconds in (100.0, 1.0, 1.0, 1.0, 1.0):
+        training.progress.begin("step")
+        assert training.now is not None
+        assert (training.now.limit_s, training.now.median_s) == (600.0, None)
+        training.clock.now += seconds
+    assert training.limit_s() == 200.0
 
 
 def test_steps_that_generate_now_and_then_are_no_stall():
@@ -170,81 +175,138 @@ def test_steps_that_generate_now_and_then_are_no_stall():
     for _ in range(30):
         for seconds in (25.0, 1.0, 1.0, 1.0):
             training.step(seconds)
-    assert training.stalls == []
+    assert training.limit_s() == 50.0
 
 
 def test_a_run_that_has_become_slow_for_good_is_the_new_usual():
     training = Training()
     for seconds in [1.0] * 40 + [20.0] * 200:
         training.step(seconds)
-    assert 1 <= len(training.stalls) <= 20
+    assert training.limit_s() == 200.0
+
+
+def test_a_stall_does_not_become_what_is_usual():
+    training = Training()
+    for seconds in [1.0] * 6 + [60.0]:
+        training.step(seconds)
+    assert training.limit_s() == 10.0
 
 
 def test_checkpoints_evaluations_and_pauses_are_not_the_steps_time():
     training = Training()
     for _ in range(6):
         training.step(1.0)
-        with training.watch.during("evaluation"):
-            training.go_on(30.0)
-    training.watch.begin("step")
-    training.go_on(0.5)
-    with training.watch.during("checkpoint"):
-        training.go_on(500.0)
-    with training.watch.during(None):
-        training.go_on(5000.0)
-    training.go_on(0.5)
-    training.watch.end()
-    training.go_on(5000.0)
-    assert training.stalls == []
-    training.step(11.0)
-    with training.watch.during("evaluation"):
-        training.go_on(301.0)
-    assert [(stall.activity, stall.median_s) for stall in training.stalls] == [
-        ("step", 1.0),
-        ("evaluation", 30.0),
+        with training.progress.during("evaluation"):
+            training.clock.now += 30.0
+    training.progress.begin("step")
+    began = training.clock.now
+    training.clock.now += 0.5
+    with training.progress.during("checkpoint"):
+        training.clock.now += 500.0
+    with training.progress.during(None):
+        assert training.heard[-1:] == [None]
+        training.clock.now += 5000.0
+    (continued,) = training.heard[-1:]
+    assert continued is not None
+    assert continued.began == began + 5500.0
+    training.progress.end()
+    assert training.limit_s() == 10.0
+    assert training.limit_s("evaluation") == 300.0
+
+
+# What the worker makes of it.
+
+HORSE = """
+import sys, time
+from pathlib import Path
+from warmd.daemon.watchdog import write_stacks_when_asked
+
+def hangs():
+    print("ready", flush=True)
+    while True:
+        time.sleep(0.01)
+
+write_stacks_when_asked()
+hangs()
+"""
+
+
+@contextmanager
+def hanging_process(log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with (
+        open(log, "ab") as file,
+        subprocess.Popen(
+            [sys.executable, "-c", HORSE], stdout=subprocess.PIPE, stderr=file
+        ) as process,
+    ):
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def activity(began: float, limit_s: float) -> dict[str, Any]:
+    told = Activity(name="step", began=began, limit_s=limit_s, median_s=0.01)
+    return asdict(told)
+
+
+def test_a_stall_is_said_once_with_the_place_where_the_process_hangs(tmp_path):
+    log = tmp_path / "log.txt"
+    log.write_text("what a library printed\n")
+    with hanging_process(log) as process:
+        watchdog = Watchdog(log)
+        assert watchdog.look(process.pid) is None  # it has said nothing yet
+        watchdog.hear(activity(time.monotonic(), 60.0))
+        assert watchdog.look(process.pid) is None
+        watchdog.hear(activity(time.monotonic() - 7.0, 5.0))
+        stall = wait_until(lambda: watchdog.look(process.pid))
+        assert stall["seconds"] == pytest.approx(7.0, abs=3.0)
+        assert re.fullmatch(r"<string>:\d+ hangs < <string>:12 <module>", stall["stack"])
+        assert watchdog.look(process.pid) is None
+        watchdog.hear(activity(time.monotonic() - 7.0, 5.0))
+        assert wait_until(lambda: watchdog.look(process.pid))
+        watchdog.hear(None)
+        assert watchdog.look(process.pid) is None
+
+
+def test_of_a_process_that_is_suspended_a_stall_says_so(tmp_path):
+    with hanging_process(tmp_path / "log.txt") as process:
+        process.send_signal(signal.SIGSTOP)
+        watchdog = Watchdog(tmp_path / "log.txt")
+        watchdog.hear(activity(time.monotonic() - 7.0, 5.0))
+        stall = wait_until(lambda: watchdog.look(process.pid))
+        assert (stall["stack"], stall["state"]) == (None, "T (stopped)")
+
+
+def test_a_worker_can_write_an_event_while_the_horse_writes_its_own(tmp_path):
+    path = tmp_path / "events.jsonl"
+    with events.EventLog(path, execution=1) as horse:
+        horse.emit("step", step=1)
+        for number in (2, 3):
+            with events.EventLog(path, execution=1, patience_s=1.0) as worker:
+                worker.emit("stall", step=number - 1)
+            horse.emit("step", step=number)
+            horse.emit("step", step=number)  # as after a resume
+    found = [(event["seq"], event["type"], event["step"]) for event in events.read(path)]
+    assert found == [
+        (1, "step", 1),
+        (2, "stall", 1),
+        (3, "step", 2),
+        (4, "stall", 2),
+        (5, "step", 3),
     ]
 
 
-def test_a_stall_that_kept_the_interpreter_to_itself_is_said_at_its_end():
-    training = Training()
-    for _ in range(6):
-        training.step(1.0)
-    training.watch.begin("step")
-    training.clock.now += 60  # and nobody could look
-    training.watch.begin("step")
-    assert [stall.seconds for stall in training.stalls] == [60.0]
-
-
-def test_a_stall_is_in_the_event_log_while_the_step_still_lasts(tmp_path):
+def test_an_event_is_not_waited_for_when_another_writer_is_stuck(tmp_path):
     path = tmp_path / "events.jsonl"
     with (
-        events.EventLog(path, execution=1) as log,
-        StallWatch(lambda stall: log.emit("stall", **stall.fields()), shortest_s=0.05) as watch,
+        events.EventLog(path, execution=1) as horse,
+        horse._alone(),
+        pytest.raises(BlockingIOError),
     ):
-        for number in range(1, 7):
-            watch.begin("step")
-            log.emit("step", step=number)
-        watch.begin("step")  # ends the sixth
-        wait_until(lambda: [event for event in events.read(path) if event["type"] == "stall"])
-        watch.end()
-    stall = list(events.read(path))[-1]
-    assert (stall["type"], stall["step"], stall["activity"]) == ("stall", 6, "step")
-    assert stall["seconds"] > 0.05
-
-
-def test_a_stall_on_a_full_disk_leaves_the_watch_alive():
-    seen: list[Stall] = []
-
-    def full_disk(stall: Stall) -> None:
-        seen.append(stall)
-        raise OSError("disk full")
-
-    with StallWatch(full_disk, shortest_s=0.02) as watch:
-        for _ in range(6):
-            watch.begin("step")
-        wait_until(lambda: len(seen) == 1)
-        watch.begin("step")
-        wait_until(lambda: len(seen) == 2)
+        events.EventLog(path, execution=1, patience_s=0.05)
 
 
 def test_events_of_several_threads_are_whole_lines_in_one_order(tmp_path):

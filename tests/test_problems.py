@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from warmd.jobs.errors import SpecError
-from warmd.jobs.problems import Problem, fingerprint, iter_arithmetic, load
+from warmd.jobs.problems import (
+    Problem,
+    columns_fingerprint,
+    columns_of,
+    fingerprint,
+    iter_arithmetic,
+    load,
+)
 
 
 @pytest.fixture
@@ -254,3 +261,23 @@ def test_any_name_of_a_missing_file_is_refused_in_one_line(garbage_path, name):
     with pytest.raises(SpecError) as caught:
         load(f"{garbage_path.parent}/none/{name}")
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_all_that_a_row_has_besides_its_prompt_is_kept_for_rewards(dataset):
+    source = dataset(
+        {"prompt": "write f", "answer": 3, "tests": ["f(1) == 2"], "level": {"of": 3}},
+        {"question": "why?", "image": None},
+    )
+    first, second = load(source)
+    assert first.columns == {"answer": 3, "tests": ["f(1) == 2"], "level": {"of": 3}}
+    assert second.columns == {"question": "why?", "image": None}
+    assert columns_of(p.columns for p in (first, second)) == [
+        *("answer", "tests", "level"),
+        *("question", "image"),
+    ]
+
+
+def test_another_column_makes_other_data_for_rewards_and_the_same_prompts(dataset):
+    before, after = (load(dataset({"prompt": "p", "tests": tests})) for tests in ("a", "b"))
+    assert fingerprint(before) == fingerprint(after)
+    assert columns_fingerprint(before) != columns_fingerprint(after)

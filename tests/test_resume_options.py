@@ -95,7 +95,10 @@ def test_a_refusal_says_what_the_job_began_with():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"learning_rate": "-1"}, "learning_rate: must be a number above 0, got '-1'"),
+        (
+            {"learning_rate": "-1"},
+            "learning_rate: must be a number above 0 and at most 1, got '-1'",
+        ),
         ({"lerning_rate": "1"}, "lerning_rate: unknown option of grpo; did you mean learning_rate"),
         ({"save_every": "soon"}, "save_every: must be steps"),
         ({"report_to": ["wandb"]}, "report_to: must be installed"),
@@ -293,3 +296,27 @@ def test_a_spec_edited_by_hand_fails_by_name_and_the_checkpoints_stay(shared_dae
     assert job["status"] == "failed"
     assert job["error"].startswith("temperature: cannot change on resume (the job began with 1.0)")
     assert sorted(os.listdir(rundir.checkpoints)) == checkpoints
+
+
+# The code of rewards.
+
+
+def test_a_resume_on_other_code_of_a_reward_says_so_and_strict_refuses(sturdy, tmp_path):
+    code = "def f(p, c, a):\n    return [len(text) / {} for text in c]\n"
+    (tmp_path / "mine.py").write_text(code.format(10))
+    job = sturdy.submit("mine:f", folder=tmp_path, samples=4, save_every=1)
+    assert sturdy.wait(job)["status"] == "finished"
+    command = ("resume", job, "--steps", "6")
+    (tmp_path / "mine.py").write_text(code.format(20))
+    refused = warmd(*command, "--strict", home=sturdy.home.path)
+    assert (refused.code, refused.out) == (2, "")
+    assert (
+        f"reward: changed since the latest checkpoint of {job}: {tmp_path}/mine.py" in refused.err
+    )
+    done = warmd(*command, home=sturdy.home.path)
+    assert done.code == 0
+    assert f"{tmp_path}/mine.py changed since the latest checkpoint" in done.err
+    assert sturdy.wait(job)["status"] == "finished"
+    [warning] = sturdy.events(job, "warning")
+    assert warning["files"] == [f"{tmp_path}/mine.py"]
+    assert "changed since checkpoint-4" in warning["message"]

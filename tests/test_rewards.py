@@ -14,6 +14,7 @@ from warmd.jobs.problems import Problem
 from warmd.jobs.rewards import (
     NAMES,
     CustomOptions,
+    Reward,
     RewardSpec,
     check_answers,
     correctness,
@@ -25,11 +26,18 @@ from warmd.jobs.rewards import (
     score_math,
     score_reasoning,
 )
+from warmd.jobs.user_rewards import KeywordReward
 
 
 def words(count: int) -> str:
     """Return that many different words, without terms, numbers or signs in them."""
     return " ".join("w" + "x" * i for i in range(count))
+
+
+def by_position(spec: RewardSpec, options: CustomOptions | None = None) -> Reward:
+    reward = resolve(spec, options)
+    assert not isinstance(reward, KeywordReward)
+    return reward
 
 
 def refusal(function: Callable[..., object], *args: object) -> str:
@@ -317,7 +325,7 @@ def test_a_users_function_scores_by_prompts_completions_and_answers(user_module)
         "    rows = zip(prompts, completions, answers)\n"
         "    return [len(p) + len(c) + (a is None) for p, c, a in rows]"
     )
-    reward = resolve(parse(f"{module}:f=2"))
+    reward = by_position(parse(f"{module}:f=2"))
     scores = reward(["p", "pp"], ["c", ""], ["1", None])
     assert scores == [2.0, 3.0]
     assert all(type(score) is float for score in scores)
@@ -361,7 +369,7 @@ def test_a_module_that_does_not_exist_is_refused():
 )
 def test_a_users_function_that_returns_something_else_fails_the_job(user_module, result, problem):
     module = user_module(f"def f(prompts, completions, answers):\n    return {result}")
-    reward = resolve(RewardSpec(f"{module}:f"))
+    reward = by_position(RewardSpec(f"{module}:f"))
     with pytest.raises(JobFailed) as caught:
         reward(["p", "q"], ["a", "b"], [None, None])
     assert str(caught.value) == (
@@ -392,7 +400,7 @@ def test_rewards_of_any_text_stay_in_their_range(prompt, completion, answer):
         "format_bonus": 0.25,
     }
     for name in NAMES:
-        (score,) = resolve(RewardSpec(name), options)([prompt], [completion], [answer])
+        (score,) = by_position(RewardSpec(name), options)([prompt], [completion], [answer])
         low, high = RANGES[name]
         assert low - 1e-9 <= score <= high + 1e-9
 

@@ -16,7 +16,6 @@ from waiting import wait_until
 from warmd.jobs.context import Context
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.mlm import MlmSpec, run
-from warmd.jobs.trainer import JobTrainer
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
@@ -132,7 +131,7 @@ def test_checkpoints_can_be_minutes_apart(home, tmp_path):
 def test_a_loss_that_runs_away_is_told_and_can_stop_the_job(home):
     name = home / "runs" / "runaway"
     run(spec(home, steps=20), tiny.surroundings(name).ctx)
-    wild = spec(home, steps=40, learning_rate=30.0)
+    wild = spec(home, steps=40, learning_rate=1.0)
     goes_on = tiny.surroundings(name)
     run(wild, goes_on.ctx)
     [event] = goes_on.of_type("divergence")[:1]
@@ -144,35 +143,11 @@ def test_a_loss_that_runs_away_is_told_and_can_stop_the_job(home):
     run(spec(home, steps=20), tiny.surroundings(name).ctx)
     stops = tiny.surroundings(name)
     with pytest.raises(JobFailed, match=r"^step \d+: loss is [\d.e+]+, more than three times"):
-        run(spec(home, steps=40, learning_rate=30.0, on_divergence="stop"), stops.ctx)
+        run(spec(home, steps=40, learning_rate=1.0, on_divergence="stop"), stops.ctx)
     diverged_at = stops.of_type("divergence")[0]["step"]
     latest = stops.ctx.checkpoints.latest()
     assert latest is not None
     assert int(latest.name.removeprefix("checkpoint-")) < diverged_at
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("on_stall", ["report", "stop"])
-def test_a_step_that_does_not_end_is_told_while_it_lasts(home, monkeypatch, on_stall):
-    plain = JobTrainer.training_step
-
-    def hang_once(self: JobTrainer, *args: Any, **kwargs: Any) -> Any:
-        if self.state.global_step == 8:
-            wait_until(lambda: stalled.of_type("stall"))
-        return plain(self, *args, **kwargs)
-
-    monkeypatch.setattr(JobTrainer, "training_step", hang_once)
-    stalled = tiny.surroundings(home / "runs" / f"stalled {on_stall}")
-    if on_stall == "report":
-        run(spec(home), stalled.ctx)
-        assert stalled.last_step == 12
-    else:
-        with pytest.raises(JobFailed, match=r"^step 9: a step took more than [\d.]+ s"):
-            run(spec(home, on_stall="stop"), stalled.ctx)
-        assert stalled.of_type("checkpoint")[-1]["step"] == 9
-    [event] = stalled.of_type("stall")
-    assert event["step"] == 8
-    assert event["seconds"] > 10 * event["median_s"]
 
 
 def test_a_plain_trainer_resumes_from_a_checkpoint(home, tmp_path):

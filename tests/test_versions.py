@@ -37,6 +37,7 @@ OPEN_TO_NO_NEXT_MINOR = ["llvmlite", "numba", "rq", "transformers", "trl", "valk
 
 # The parameters of what warmd overrides in the trainers.
 OVERRIDDEN = {
+    "GRPOTrainer._calculate_rewards": "self inputs prompts completions completion_ids_list",
     "GRPOTrainer._generate_and_score_completions": "self inputs",
     "GRPOTrainer._generate_single_turn": (
         "self prompt_ids images multimodal_fields num_generations has_tool_images"

@@ -1,0 +1,23 @@
+"""A job runs in one process: a child that its code forks must not run it, too."""
+
+from __future__ import annotations
+
+import os
+
+_EXIT_CODE = 70  # sysexits' EX_SOFTWARE: a fault in the job's code
+
+
+def end_if_forked(owner: int, where: str) -> None:
+    """End this process at once, without cleaning up, unless `owner` is its id.
+
+    The child would write the events and checkpoints of its parent. Nothing is unwound: what would
+    be cleaned up on the way belongs to the parent.
+    """
+    if os.getpid() == owner:
+        return
+    message = (
+        f"warmd: process {os.getpid()} was forked by the job's code and came {where}: it ends "
+        "here. Only the process that runs the job may; end a forked one with os._exit().\n"
+    )
+    os.write(2, message.encode())
+    os._exit(_EXIT_CODE)

@@ -1,0 +1,41 @@
+"""Errors of code that is not ours in words of bounded length: messages can have megabytes."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+
+MOST_REASON = 1000  # characters of the one line that names an error
+MOST_TRACE = 20_000  # characters of a traceback
+
+
+def reason(error: BaseException) -> str:
+    """Return the type and the message of an error in one line."""
+    try:
+        message = str(error)
+    except Exception:  # an error in the words for an error
+        message = "its message cannot be shown"
+    text = " ".join(f"{type(error).__name__}: {message}".split())
+    return cut(text, MOST_REASON).removesuffix(":")
+
+
+def trace(error: BaseException) -> str:
+    """Return the traceback of an error, with those of the errors that led to it."""
+    return cut("".join(traceback.format_exception(error)), MOST_TRACE)
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text whole, or else its beginning and its end with a note between them."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} [… {len(text) - 2 * half:,} characters left out …] {text[-half:]}"
+
+
+def place(error: BaseException, is_own: Callable[[str], bool]) -> str | None:
+    """Return FILE:LINE where an error was raised, or the last place in a file that `is_own`."""
+    places = [
+        (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    own = [found for found in places if is_own(found[0])] or places
+    return f"{own[-1][0]}:{own[-1][1]}" if own else None

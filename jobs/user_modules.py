@@ -1,0 +1,134 @@
+"""The modules of a user's own: imported afresh for every job, and known by what is in them.
+
+A job's folders stand first on the path of imports, as that of a script does when Python runs it: a
+module of the user's is found also where a library has the same name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from hashlib import sha256
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
+from types import ModuleType
+
+SOURCES = "sources"  # what `digests` said, in a checkpoint's manifest
+
+
+@contextmanager
+def own_modules(folders: Sequence[str]) -> Iterator[None]:
+    """Import from `folders` first in this block; forget at its end what is no library's.
+
+    A process that runs one job after the other would keep the first one's code for the next. Not
+    for several threads at once: path and modules are the process' own.
+    """
+    path, modules = list(sys.path), dict(sys.modules)
+    writes_bytecode = sys.dont_write_bytecode
+    # Bytecode is told from its source by size and second alone: old code could pass for new.
+    sys.dont_write_bytecode = True
+    sys.path[:0] = folders
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = writes_bytecode
+        sys.path[:] = path
+        for name in _own():
+            if sys.modules[name] is not modules.get(name):
+                del sys.modules[name]
+
+
+def load(name: str) -> ModuleType:
+    """Import the module that the path of imports leads to.
+
+    Where a library of its name is loaded already, the library stays what it is for everybody else.
+    """
+    top = name.partition(".")[0]
+    found = PathFinder.find_spec(top)
+    if top in sys.modules and found is not None and is_own(found.origin or ""):
+        spec = sys.modules[top].__spec__
+        if spec is None or spec.origin != found.origin:
+            return _load_aside(name, found)
+    return importlib.import_module(name)
+
+
+def _load_aside(name: str, found: ModuleSpec) -> ModuleType:
+    """Import a module, or one of a package, whose name belongs to another that is loaded."""
+    hidden = _taken_out(found.name)
+    try:
+        module = module_from_spec(found)
+        sys.modules[found.name] = module
+        assert found.loader is not None  # it has a file
+        found.loader.exec_module(module)
+        return importlib.import_module(name)
+    finally:
+        own = _taken_out(found.name)
+        sys.modules.update(hidden)
+        # Where `digests` finds them, under names that nobody imports.
+        sys.modules.update({f"{found.origin}:{name}": module for name, module in own.items()})
+
+
+def _taken_out(top: str) -> dict[str, ModuleType]:
+    """Remove a module, and those below it, from the loaded ones; return them by name."""
+    names = [name for name in sys.modules if name == top or name.startswith(f"{top}.")]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+def digests(known: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the sha256 of every loaded source file that is no library's, by its path.
+
+    Those of `known` stay as they are: a file that was edited since is not what was loaded.
+    """
+    found = dict(known or {})
+    for file in sorted({str(path) for path in _own().values()} - found.keys()):
+        digest = _digest(file)
+        if digest is not None:
+            found[file] = digest
+    return found
+
+
+def changed(recorded: Mapping[str, str]) -> list[str]:
+    """Return the paths whose content is no longer what `digests` said, or that are gone."""
+    return [file for file, digest in recorded.items() if _digest(file) != digest]
+
+
+def is_own(file: str) -> bool:
+    """Whether a source file is no library's and not warmd's: a job's own code."""
+    path = Path(file)
+    if not path.is_absolute() or {"site-packages", "dist-packages"} & set(path.parts):
+        return False
+    return not any(path.is_relative_to(folder) for folder in _library_folders())
+
+
+def _own() -> dict[str, Path]:
+    """The modules of the user's own that are loaded, by name, with their files."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name != "__main__" and isinstance(file, str) and is_own(file):
+            found[name] = Path(file)
+    return found
+
+
+def _digest(file: str) -> str | None:
+    try:
+        return sha256(Path(file).read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+@cache
+def _library_folders() -> frozenset[Path]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    warmd = Path(__file__).parent.parent
+    folders = {Path(sysconfig.get_path(name)) for name in names}
+    # The sources where they are imported from, and where the links of a checkout lead.
+    parts = {(warmd / part).resolve() for part in ("cli", "configs", "daemon", "jobs")}
+    return frozenset(folders | {Path(site.getusersitepackages()), warmd} | parts)

@@ -1,0 +1,30 @@
+"""Tensors that are written while the training goes on."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+
+from warmd.jobs.live import Live
+
+
+class File(io.BytesIO):
+    def write(self, data: Any, /) -> int:
+        return super().write(bytes(data))
+
+
+def test_what_was_to_be_written_from_memory_and_came_as_a_copy_fails_the_save():
+    weight = torch.arange(1000.0)
+    for handed, is_found in ((weight, True), (weight.clone(), False)):
+        live = Live([weight])
+        promised = live.watched_bytes([weight, torch.zeros(7)])
+        assert promised == 4000
+        live.sink(File()).write(handed.numpy().view("uint8"))
+        if is_found:
+            live.check_read(promised)
+        else:
+            with pytest.raises(RuntimeError, match=r"4,000 bytes .* and 0 were"):
+                live.check_read(promised)
