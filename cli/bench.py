@@ -186,7 +186,7 @@ def _finished(
     """
     from ..daemon import events
 
-    job_id = client.submit(spec, front=True, init=init)
+    job_id = client.submit(spec, front=True, init=init, origin="check")
     try:
         with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
             status = wait(client, job_id)

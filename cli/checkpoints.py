@@ -20,6 +20,7 @@ from ..jobs.spec import path_of
 from . import render
 from .app import App, common_options, note
 from .completion import complete_job, job_argument
+from .target import ambiguous
 
 if TYPE_CHECKING:
     from ..daemon.checkpoints import Checkpoints
@@ -148,12 +149,13 @@ def prune(app: App, job: str | None, keep: int | None, yes: bool) -> None:
     """Say which checkpoints of JOB need not be kept; with --yes remove them.
 
     The newest stay, and the best one. Damaged ones count for nothing, and the latest whole one
-    never goes. A job that runs is left alone: it prunes by itself when it saves.
+    never goes. A job that runs is left alone: it prunes by itself when it saves. Without JOB: the
+    only job of the command line that has checkpoints.
     """
     from ..daemon import weights
     from ..daemon.checkpoints import remove, size_bytes
 
-    rundir = _rundir(app, job)
+    rundir = _prunable(app, job)
     found = _checkpoints(rundir, keep=keep)
     surplus: Sequence[Path] = ()
     if paths := found.list():
@@ -229,6 +231,30 @@ def export(app: App, job: str, dest: Path, step: int | None, with_optimizer: boo
 def _rundir(app: App, job: str | None) -> RunDir:
     client = app.client()
     return client.rundir(client.find(job))
+
+
+def _prunable(app: App, job: str | None) -> RunDir:
+    """The job that is named, else the only one that has checkpoints. Raises Conflict."""
+    from ..daemon.rundir import RunDir, by_time, job_ids
+
+    client = app.client()
+    if job is not None and job != "-":
+        return client.rundir(client.find(job))
+    found = []
+    for job_id in sorted(job_ids(client.home.runs), key=by_time, reverse=True):
+        rundir = RunDir(client.home.runs / job_id)
+        if rundir.checkpoints.is_dir() and rundir.origin() == "cli" and not rundir.is_held():
+            found.append((rundir, len(_checkpoints(rundir).list())))
+    found = [(rundir, number) for rundir, number in found if number]
+    if not found:
+        raise NotFound("job: no job of the command line has checkpoints and does not run")
+    if len(found) > 1:
+        raise ambiguous(
+            app,
+            "checkpoints prune",
+            [(rundir.path.name, f"{number} checkpoints") for rundir, number in found],
+        )
+    return found[0][0]
 
 
 def _checkpoints(rundir: RunDir, *, keep: int | None = None) -> Checkpoints:

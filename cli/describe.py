@@ -64,6 +64,10 @@ def _stall(event: Event) -> str:
     said += f"{render.duration(event.get('seconds'))} and goes on"
     if event.get("median_s") is not None:
         said += f"; the median is {render.duration(event['median_s'])}"
+    if event.get("stack"):
+        said += f"; stack: {render.one_line(event['stack'])}"
+    elif event.get("state"):
+        said += f"; no stack came: its process is in state {render.one_line(event['state'])}"
     return said
 
 

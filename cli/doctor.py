@@ -185,6 +185,19 @@ def check_home(config: DaemonConfig) -> Check:
     return Check("home", "ok", found)
 
 
+def check_uploads(config: DaemonConfig) -> Check:
+    """How much of the room for files that come over HTTP is taken."""
+    from ..daemon.gateway.filestore import FileStore
+    from ..daemon.home import Home
+
+    most = config.max_uploads_bytes
+    taken = FileStore(Home(config.home), most_bytes=most, keep_s=None).taken_bytes()
+    found = f"{render.size(taken)} of {render.size(most)} (max_uploads)"
+    if taken > 0.9 * most:
+        return Check("uploads", "warn", found, "delete some of /v1/files, or raise max_uploads")
+    return Check("uploads", "ok", found)
+
+
 def check_sockets(config: DaemonConfig) -> Check:
     """Whether unix sockets have a place where nobody else can put theirs."""
     from ..daemon.home import Home
@@ -258,6 +271,7 @@ def check_daemon(config: DaemonConfig) -> Check:
 
 _CONFIG_CHECKS: tuple[Callable[[DaemonConfig], Check], ...] = (
     check_home,
+    check_uploads,
     check_sockets,
     check_server,
     check_models,

@@ -23,9 +23,12 @@ STATUSES = (
     "deferred",
     "scheduled",
     "paused",
+    "unregistered",
 )
 
 # What `queue` shows, in its order: what runs, what waits, what waits for something else.
+_PAUSABLE = {"started", "scheduled"}
+
 _PENDING = ("started", "queued", "scheduled", "deferred")
 
 
@@ -95,8 +98,10 @@ def _waits_for(job: dict[str, Any]) -> str:
 @click.pass_obj
 def jobs(app: App, statuses: tuple[str, ...], limit: int | None) -> None:
     """List all jobs, the newest first."""
-    wanted = {*statuses, "started", "scheduled"} if "paused" in statuses else statuses
-    found = app.client().jobs(statuses=wanted or None)
+    wanted = {*statuses, *(_PAUSABLE if "paused" in statuses else ())}
+    # Which of them are paused is known of their views alone; there are few that run or wait.
+    first = None if wanted & _PAUSABLE else limit
+    found = app.client().jobs(statuses=wanted or None, limit=first)
     if statuses:
         found = [job for job in found if _status(job) in statuses]
     found = found[:limit]
@@ -112,7 +117,7 @@ def jobs(app: App, statuses: tuple[str, ...], limit: int | None) -> None:
             render.steps(job),
             render.clock(job["created_at"]),
             render.duration(_took_s(job)),
-            render.one_line(job["error"] or ""),
+            render.one_line(job["error"] or job["problem"] or ""),
         ]
         for job in found
     ]

@@ -27,7 +27,7 @@ _TURN_S = 0.2  # between two looks at a followed file
 @click.option(
     "-n",
     "--lines",
-    type=click.IntRange(min=0),
+    type=click.IntRange(min=0, max=10_000_000),
     default=50,
     show_default=True,
     help="Begin with the last so many lines; 0 begins at the end.",

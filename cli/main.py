@@ -43,6 +43,8 @@ COMMANDS = {
     "pause": ("steer", "Hold JOB at its next step's end until `unpause`."),
     "unpause": ("steer", "Let paused JOB go on."),
     "resume": ("steer", "Queue JOB again after cancel, kill or failure."),
+    "rm": ("remove", "Remove ended JOBs: run directories and records."),
+    "clean": ("remove", "Remove ended jobs of a certain age."),
     "checkpoints": ("checkpoints", "List, verify, prune or export the checkpoints of JOB."),
     "verify-resume": ("verify", "Prove on the first steps of JOB that its resume is exact."),
     "bench": ("bench", "Measure KIND beside the stock library, or project a long job."),

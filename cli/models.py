@@ -13,17 +13,19 @@ from .app import App, common_options
 
 @click.command()
 @click.argument("model", metavar="NAME=PATH")
+@click.option("--once", is_flag=True, help="Not again at the next start of the daemon.")
 @common_options
 @click.pass_obj
-def load(app: App, model: str) -> None:
+def load(app: App, model: str, once: bool) -> None:
     """Make a model warm without disturbing the running jobs.
 
-    NAME=PATH[,dtype=…][,task=…][,precision=…], as for `warmd start --model`.
+    NAME=PATH[,dtype=…][,task=…][,precision=…], as for `warmd start --model`. It is loaded at every
+    start of the daemon until `unload`.
     """
     from ..configs.config import parse_model
     from ..daemon import control
 
-    loaded = control.load_model(app.config(), parse_model(model, Path.cwd()))
+    loaded = control.load_model(app.config(), parse_model(model, Path.cwd()), is_kept=not once)
     if app.as_json:
         render.json_line(loaded)
     else:

@@ -6,9 +6,10 @@ import click
 
 from ..jobs import spec_class
 from . import render
-from .app import App, common_options
+from .app import App, common_options, note
 from .completion import job_argument
 from .submit import from_settings
+from .target import is_paused, runs, runs_unpaused, target, waits, waits_unpaused
 
 
 @click.command()
@@ -18,10 +19,11 @@ from .submit import from_settings
 def cancel(app: App, job: str | None) -> None:
     """Take JOB out of its queue, or let it save and stop.
 
-    A running job commits a checkpoint, from which `resume` goes on.
+    A running job commits a checkpoint, from which `resume` continues. Without JOB: the only running
+    job of the command line, else the only waiting one.
     """
     client = app.client()
-    job_id = client.find(job)
+    job_id = target(app, client, job, "cancel", runs, waits)
     _report(app, job_id, client.cancel(job_id))
 
 
@@ -30,9 +32,12 @@ def cancel(app: App, job: str | None) -> None:
 @common_options
 @click.pass_obj
 def kill(app: App, job: str | None) -> None:
-    """End JOB now, losing what it did since its last checkpoint."""
+    """End JOB now, losing what it did since its last checkpoint.
+
+    Without JOB: the only running job of the command line, else the only waiting one.
+    """
     client = app.client()
-    job_id = client.find(job)
+    job_id = target(app, client, job, "kill", runs, waits)
     _report(app, job_id, client.kill(job_id))
 
 
@@ -48,10 +53,12 @@ def kill(app: App, job: str | None) -> None:
 def pause(app: App, job: str | None, release: bool) -> None:
     """Hold JOB at its next step's end until `unpause`.
 
-    A running job keeps its memory and goes on at once. A waiting one leaves its queue.
+    A running job keeps its memory and goes on at once. A waiting one leaves its queue. Without JOB:
+    the only running job of the command line, else the only waiting one.
     """
     client = app.client()
-    job_id = client.find(job)
+    command = "pause --release" if release else "pause"
+    job_id = target(app, client, job, command, runs_unpaused, waits_unpaused)
     _report(app, job_id, client.pause(job_id, release=release))
 
 
@@ -62,10 +69,10 @@ def pause(app: App, job: str | None, release: bool) -> None:
 def unpause(app: App, job: str | None) -> None:
     """Let paused JOB go on.
 
-    One that left its queue comes back to the front of it.
+    One that left its queue comes back to the front of it. Without JOB: the only paused one.
     """
     client = app.client()
-    job_id = client.find(job)
+    job_id = target(app, client, job, "unpause", is_paused)
     _report(app, job_id, client.unpause(job_id))
 
 
@@ -83,9 +90,14 @@ def unpause(app: App, job: str | None) -> None:
     metavar="KEY=VALUE",
     help="Change another option that may change on resume. May be repeated.",
 )
+@click.option(
+    "--strict", is_flag=True, help="Refuse when the code of a reward changed since the checkpoint."
+)
 @common_options
 @click.pass_obj
-def resume(app: App, /, job: str | None, settings: tuple[str, ...], **given: str | None) -> None:
+def resume(
+    app: App, /, job: str | None, settings: tuple[str, ...], strict: bool, **given: str | None
+) -> None:
     """Queue JOB again after cancel, kill or failure.
 
     It goes on from its latest checkpoint. The learning rate follows its schedule for the steps
@@ -95,7 +107,10 @@ def resume(app: App, /, job: str | None, settings: tuple[str, ...], **given: str
     job_id = client.find(job)
     changes = from_settings(settings, spec_class(job_id.split("-")[0]).options())
     changes |= {name: value for name, value in given.items() if value is not None}
-    _report(app, job_id, client.resume(job_id, changes=changes))
+    outcome = client.resume(job_id, changes=changes, strict=strict)
+    for file in client.changed_sources(job_id):
+        note(f"warning: {file} changed since the latest checkpoint; --strict would refuse this")
+    _report(app, job_id, outcome)
 
 
 def _report(app: App, job_id: str, outcome: str) -> None:

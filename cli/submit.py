@@ -6,7 +6,6 @@ same rules and fail with the same words.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -105,7 +104,7 @@ def _request_options() -> list[click.Option]:
         click.Option(
             ["--retries"],
             metavar="N",
-            type=click.IntRange(min=0),
+            type=click.IntRange(min=0, max=1000),
             default=0,
             show_default=True,
             help="Try again that many times when the job fails.",
@@ -221,8 +220,6 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         init = client.weights(request.init_from)
         values["model"] = init.name
     spec = spec_class(kind).parse(values)
-    # For rewards of the user's own: an installed script does not look for modules where it is run.
-    sys.path.append(os.getcwd())
     if request.dry_run:
         return _dry_run(app, spec.kind, client.check(spec, init=init))
     job_id = client.submit(

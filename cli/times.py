@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import datetime, timedelta
 
@@ -12,11 +13,23 @@ _LONGEST_S = 10 * 365 * 86400
 
 
 def parse_duration(field: str, text: str) -> float:
-    """Return the seconds of `90s`, `15m`, `1h30m` or `2d`: more than none, at most ten years."""
+    """Return the seconds of `90s`, `15m`, `1h30m` or `2d`: more than none, at most ten years.
+
+    A bare number is refused: it is minutes to some, and seconds to others.
+    """
+    if _is_number(text):
+        raise SpecError(field, f"must have a unit, such as 90s, 15m or 1h30m, got {text!r}")
     seconds = duration_s(field, text)
     if not 0 < seconds <= _LONGEST_S:
         raise SpecError(field, f"must be above 0 and at most 3650d, got {text!r}")
     return seconds
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def parse_time(field: str, text: str, *, now: datetime) -> datetime:

@@ -53,8 +53,11 @@ class DaemonConfig:
     http_token: str | None = field(default=None, repr=False)
     http_queue_limit: int = 256
     http_files: Path | None = None  # absolute; None: no request may name a file
+    max_uploads_bytes: int = 10_000_000_000
+    keep_uploads_s: float | None = 2_592_000.0  # None: for ever
     keep_answers_s: float | None = 86400.0  # None: for ever
     max_answers: int = 10_000
+    max_answers_bytes: int = 10_000_000_000
     memory_budget_bytes: int | None = None  # of all warm models together; None: automatic
     stop_grace_s: float = 120.0
     log_bytes: int = 10_000_000

@@ -186,6 +186,22 @@ SETTINGS = (
         _or_none("none", folder),
     ),
     Setting(
+        "max_uploads",
+        "WARMD_MAX_UPLOADS",
+        "10GB",
+        "Bytes that the files uploaded by HTTP may take together; more are refused.",
+        "max_uploads_bytes",
+        lambda field, value, _: size_bytes(field, value),
+    ),
+    Setting(
+        "keep_uploads",
+        "WARMD_KEEP_UPLOADS",
+        "30d",
+        "How long an uploaded file is kept after its upload or its last use by a job; or forever.",
+        "keep_uploads_s",
+        _or_none("forever", lambda field, value, _: duration_s(field, value)),
+    ),
+    Setting(
         "keep_answers",
         "WARMD_KEEP_ANSWERS",
         "1d",
@@ -200,6 +216,14 @@ SETTINGS = (
         "How many of these are kept at most, the latest (with keep_answers: forever, all).",
         "max_answers",
         lambda field, value, _: integer(field, value, minimum=0, maximum=10_000_000),
+    ),
+    Setting(
+        "max_answers_size",
+        "WARMD_MAX_ANSWERS_SIZE",
+        "10GB",
+        "Disk space that these may take, the latest (with keep_answers: forever, any).",
+        "max_answers_bytes",
+        lambda field, value, _: size_bytes(field, value),
     ),
     Setting(
         "memory_budget",

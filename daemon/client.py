@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property, wraps
 from typing import Any, TypeVar, cast
@@ -12,19 +13,34 @@ import redis
 from rq.job import Job, JobStatus
 
 from ..configs.config import DaemonConfig, ModelConfig, redacted_url
-from ..jobs.errors import Conflict, NotFound, SpecError, Unavailable
+from ..jobs import KINDS, spec_class
+from ..jobs.errors import CheckpointDamaged, Conflict, NotFound, SpecError, Unavailable
 from ..jobs.spec import Spec
-from . import checking, joblist, keys, stream, tenancy, weights
+from ..jobs.user_modules import SOURCES, changed
+from . import (
+    adoption,
+    checking,
+    jobindex,
+    joblist,
+    keys,
+    removal,
+    stream,
+    tenancy,
+    weights,
+)
 from .checkpoints import Checkpoints
 from .home import Home
 from .jobstore import ENDED, JobStore
-from .rundir import RunDir, is_id_prefix, is_job_id
+from .lookup import PENDING, Lookup, Pending
+from .rundir import RunDir, job_ids
 from .server import url_of
-from .views import spec_of, views_of
+from .views import spec_of
+from .warmset import known_models
 from .weights import Weights, step_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
+_REFUSALS = ("MISCONF", "OOM", "READONLY", "NOREPLICAS")  # a full disk or memory, a replica
 _PATIENCE_S = 0.2  # between two tries to reach a server that is away
 
 
@@ -37,6 +53,10 @@ def _needs_server(method: Method) -> Method:
             return method(self, *args, **kwargs)
         except (redis.ConnectionError, redis.TimeoutError) as error:
             raise self.unavailable(error) from error
+        except redis.ResponseError as error:
+            if str(error).startswith(_REFUSALS):
+                raise Unavailable(f"Redis takes no changes: {error}") from error
+            raise
 
     return cast(Method, wrapper)
 
@@ -64,12 +84,21 @@ class Client:
     def store(self) -> JobStore:
         return JobStore(self.connection)
 
+    @cached_property
+    def lookup(self) -> Lookup:
+        return Lookup(self.store, self.home.runs)
+
     def close(self) -> None:
         """Close the connection; the next call opens another."""
         if "connection" in self.__dict__:
             self.connection.close()
 
     def unavailable(self, error: Exception) -> Unavailable:
+        if self.url == url_of(self.home) and self.home.is_full():
+            return Unavailable(
+                f"the disk of {self.home.path} is full, and Redis has ended: make room there, for "
+                "example with `warmd checkpoints prune`, and run `warmd start`"
+            )
         if self.url == url_of(self.home):
             return Unavailable(f"no daemon runs in {self.home.path}: start it with `warmd start`")
         return Unavailable(f"no server at {redacted_url(self.url)}: {error}")
@@ -110,14 +139,16 @@ class Client:
         timeout_s: float | None = None,
         init: Weights | None = None,
         model: ModelConfig | None = None,
+        origin: str = "cli",
     ) -> str:
         """Check and queue a job; return its id. Raises SpecError, NotFound, Conflict, Unavailable.
 
         The run directory is whole before the job is queued, and gone again if it cannot be.
         `init`: the weights to start from, by whose name the spec calls its model. `model`: what the
-        spec's name for it stands for, where that need not be found out.
+        spec's name for it stands for, where that need not be found out. `origin`: one of
+        rundir.ORIGINS.
         """
-        document = self.check(spec, init=init, model=model)
+        document = {**self.check(spec, init=init, model=model), "origin": origin}
         self.connection.ping()
         self.home.create()
         if self.config.redis_url is not None:
@@ -141,6 +172,7 @@ class Client:
                 at=at,
                 retries=retries,
                 timeout_s=timeout_s,
+                from_cli=origin == "cli",
             )
         except BaseException:
             rundir.remove()
@@ -157,7 +189,7 @@ class Client:
         kept = ("python_path", "model", "init_from")
         copy: dict[str, Any] = {name: document[name] for name in kept if name in document}
         copy["spec"] = {**document["spec"], "report_to": []}
-        copy["stop_at"] = stop_at
+        copy |= {"stop_at": stop_at, "origin": "check"}
         rundir = RunDir.create(self.home.runs, document["kind"], copy)
         try:
             self.store.enqueue(rundir.path.name, spec_of(document).queue, front=True)
@@ -169,46 +201,42 @@ class Client:
     # --- looking ----------------------------------------------------------------------------
 
     def find(self, text: str | None) -> str:
-        """Return the id that an id, an unambiguous beginning of one, `-` or nothing means."""
-        ids = sorted(
-            (path.name for path in self.home.runs.glob("*") if is_job_id(path.name)),
-            key=lambda job_id: job_id.split("-", 1)[1],
-        )
-        if text is None or text == "-":
-            if not ids:
-                raise NotFound(f"job: none in {self.home.runs} yet: `warmd submit` makes one")
-            return ids[-1]
-        if not is_id_prefix(text):
-            raise SpecError(
-                "job", f"must be a job id such as grpo-20260131-184200-x7f2, got {text[:80]!r}"
-            )
-        matches = [job_id for job_id in ids if job_id.startswith(text)]
-        if text in matches:
-            return text
-        if len(matches) > 1:
-            raise SpecError("job", f"{text!r} begins {len(matches)} ids: {', '.join(matches[:4])}")
-        if not matches:
-            raise NotFound(f"job: no job {text!r} in {self.home.runs}")
-        return matches[0]
+        """Return the id that an id or an unambiguous beginning of one means.
+
+        `-` or nothing means the latest job of the command line, never an HTTP answer.
+        Raises SpecError and NotFound.
+        """
+        return self.lookup.find(text)
 
     def rundir(self, job_id: str) -> RunDir:
         return RunDir.open(self.home.runs, job_id)
 
     @_needs_server
     def job(self, job_id: str) -> dict[str, Any]:
-        """Return all that is known of a job as plain values. Raises NotFound."""
-        return views_of([self._fetch(job_id)], self.connection, self.home.runs)[0]
+        """Return all that is known of a job as plain values. Raises NotFound and Conflict."""
+        return self.lookup.job(job_id)
 
     @_needs_server
-    def jobs(self, *, statuses: Collection[str] | None = None) -> list[dict[str, Any]]:
-        """Return every job, or those of some statuses, newest first."""
-        found = [
-            job
-            for job in joblist.every_job(self.connection)
-            if statuses is None or job._status in statuses
-        ]
-        found.sort(key=lambda job: job.created_at, reverse=True)
-        return views_of(found, self.connection, self.home.runs)
+    def jobs(
+        self, *, statuses: Collection[str] | None = None, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Return every job, or those of some statuses, newest first, at most `limit`."""
+        return self.lookup.jobs(statuses, limit)
+
+    @_needs_server
+    def pending(self) -> list[Pending]:
+        """Return the jobs of the command line that run or wait, newest first."""
+        return self.lookup.pending()
+
+    @_needs_server
+    def trainings(self, limit: int, *, after: str | None = None) -> list[str]:
+        """Return the ids of training jobs, newest first: the latest, or those that follow one."""
+        return jobindex.trainings(self.lookup.indexed, limit, after=after)
+
+    @_needs_server
+    def perhaps_with_model(self) -> list[str]:
+        """Return the ids of training jobs that may have made a model, newest first."""
+        return joblist.not_given_up(self.lookup.indexed, "train")
 
     @_needs_server
     def queues(self) -> list[dict[str, Any]]:
@@ -219,8 +247,7 @@ class Client:
     def result(self, job_id: str) -> dict[str, Any] | None:
         """Return what the job made, or None while it has not."""
         result = self.rundir(job_id).read_result()
-        if result is None:
-            job = self._fetch(job_id)
+        if result is None and (job := self.store.fetch(job_id)) is not None:
             result = job.return_value() if job.get_status() == JobStatus.FINISHED else None
         return result
 
@@ -235,7 +262,8 @@ class Client:
         path = self.rundir(job_id).events
 
         def over() -> bool:
-            return not live or self._fetch(job_id).get_status(refresh=False) in ENDED
+            job = self.store.fetch(job_id) if live else None
+            return job is None or job.get_status(refresh=False) in ENDED
 
         while True:
             follow = stream.follow(self.connection, job_id, path, after=after_seq, over=over)
@@ -253,11 +281,11 @@ class Client:
                 return
 
     def _fetch(self, job_id: str) -> Job:
-        rundir = self.rundir(job_id)
         job = self.store.fetch(job_id)
         if job is None:
             raise NotFound(
-                f"job: {job_id} is not in the server, but its files are in {rundir.path}"
+                f"job: {job_id} is not in Redis, but its files are in {self.rundir(job_id).path}: "
+                f"`warmd resume {job_id}` queues it again"
             )
         return job
 
@@ -324,18 +352,52 @@ class Client:
 
     @_needs_server
     def resume(
-        self, job_id: str, *, changes: Mapping[str, Any] | None = None, front: bool = False
+        self,
+        job_id: str,
+        *,
+        changes: Mapping[str, Any] | None = None,
+        front: bool = False,
+        strict: bool = False,
     ) -> str:
         """Queue an ended job again, to go on from its latest checkpoint.
 
         `changes`: other (raw) values for options that may change on resume; more `steps` make a
-        finished job go on. Returns "queued", or "finished" when there is nothing left to do.
-        Raises SpecError and Conflict.
+        finished job go on. `strict`: refuse where `changed_sources` has any.
+        Returns "queued", or "finished" when there is nothing left to do.
+        A job that Redis does not know is made one again from its run directory.
+        Raises SpecError, NotFound and Conflict.
         """
-        job = self._fetch(job_id)
         rundir = self.rundir(job_id)
+        if strict and (files := self.changed_sources(job_id)):
+            raise Conflict(
+                f"reward: changed since the latest checkpoint of {job_id}: {', '.join(files)}; "
+                "restore it, or resume without --strict"
+            )
         with rundir.revising():
+            job = self.store.fetch(job_id)
+            if job is None or adoption.is_foreign(self.connection, rundir):
+                job = self._adopt(rundir)
             return self._resume(job, rundir, changes or {}, front=front)
+
+    def _adopt(self, rundir: RunDir) -> Job:
+        """Make a job of what a run directory tells, in this Redis. Raises Conflict."""
+        job_id = rundir.path.name
+        if self.config.redis_url is not None:
+            tenancy.claim(self.connection, self.home)
+        queue = spec_of(rundir.read_spec()).queue
+        adoption.take_over(self.connection, rundir)
+        adoption.check_model(rundir)
+        past = adoption.past_of(rundir)
+        self.store.adopt(job_id, queue, **past.__dict__)
+        return self._fetch(job_id)
+
+    def changed_sources(self, job_id: str) -> list[str]:
+        """Return the source files of its rewards that changed since a job's latest checkpoint."""
+        checkpoints = Checkpoints(self.rundir(job_id).checkpoints)
+        for path in reversed(checkpoints.list()):
+            with suppress(CheckpointDamaged):
+                return changed(checkpoints.about(path).get(SOURCES, {}))
+        return []
 
     def _resume(self, job: Job, rundir: RunDir, changes: Mapping[str, Any], *, front: bool) -> str:
         job_id, status = job.id, job.get_status()
@@ -359,6 +421,11 @@ class Client:
                 raise Conflict(f"job: {job_id} is finished: {names} would count with more steps")
             return "finished"
         done = max(map(step_of, Checkpoints(rundir.checkpoints).list()), default=0)
+        if status == JobStatus.FINISHED and rundir.read_result() is not None and not done:
+            raise Conflict(
+                f"job: {job_id} has no checkpoints any more to resume from: start a new job from "
+                f"its model with --init-from {job_id}"
+            )
         if steps != old_steps and steps is not None and steps < done:
             raise SpecError("steps", f"must be at least {done}, its latest checkpoint, got {steps}")
         if changed:
@@ -371,13 +438,53 @@ class Client:
             raise Conflict(f"job: {job_id} was resumed by somebody else")
         return "queued"
 
-    @_needs_server
-    def remove(self, job_id: str) -> None:
-        """Forget an ended job and delete its run directory, with everything that it made.
+    # --- removing ---------------------------------------------------------------------------
 
-        Raises Conflict for one that is not ended.
+    @_needs_server
+    def remove(self, job_id: str) -> int:
+        """Remove an ended job: its run directory with all that it made, and what Redis knows.
+
+        Returns the bytes that are free now. Killed in between, the next call finishes. Raises
+        Conflict for a job that is not ended.
         """
+        return removal.remove(self.store, self.home.runs, job_id)
+
+    @_needs_server
+    def finish_removals(self) -> dict[str, int]:
+        """Finish what a `remove` that was killed began; return the jobs with the bytes of each."""
+        return removal.finish_all(self.store, self.home.runs)
+
+    @_needs_server
+    def strip(self, job_id: str) -> int:
+        """Remove what an ended job would resume from, not its model; return the bytes."""
         job = self._fetch(job_id)
-        if not self.store.remove(job):
+        if job.get_status() not in ENDED:
             raise Conflict(f"job: {job_id} is {job.get_status().value}: cancel it first")
-        self.rundir(job_id).remove()
+        return removal.strip(self.rundir(job_id))
+
+    @_needs_server
+    def ended(self, statuses: Collection[str], *, before: float) -> list[str]:
+        """Return the ids of jobs of some statuses that ended before a time, newest first."""
+        jobs = joblist.with_status(self.connection, statuses)
+        old = [job for job in jobs if job.ended_at and job.ended_at.timestamp() < before]
+        return [job.id for job in sorted(old, key=lambda job: job.created_at, reverse=True)]
+
+    @_needs_server
+    def needed(self) -> dict[str, list[str]]:
+        """Return the ended jobs that others still need, each with these: jobs and warm models."""
+        trainings = [
+            job_id
+            for job_id in job_ids(self.home.runs)
+            if (kind := job_id.split("-")[0]) in KINDS and spec_class(kind).queue == "train"
+        ]
+        pending = joblist.with_status(self.connection, PENDING)
+        readers = list(dict.fromkeys([*trainings, *(job.id for job in pending)]))
+        found = removal.needs(self.home.runs, readers)
+        for job in pending:
+            for parent in job._dependency_ids:
+                found.setdefault(parent, []).append(job.id)
+        for name, model in known_models(self.home).items():
+            owner = removal.owner_of(self.home.runs, model.path)
+            if owner is not None:
+                found.setdefault(owner, []).append(f"warm model {name} (`warmd unload {name}`)")
+        return found

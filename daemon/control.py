@@ -103,9 +103,13 @@ def models(config: DaemonConfig) -> list[dict[str, Any]]:
     return found
 
 
-def load_model(config: DaemonConfig, model: ModelConfig) -> dict[str, Any]:
-    """Load a model into the warm set and return it. Running jobs notice nothing."""
-    return ask(Home(config.home), {"op": "load", "model": model.__dict__})
+def load_model(config: DaemonConfig, model: ModelConfig, *, is_kept: bool = True) -> dict[str, Any]:
+    """Load a model into the warm set and return it. Running jobs notice nothing.
+
+    One that `is_kept` is loaded at the next start, too.
+    """
+    request = {"op": "load", "model": model.__dict__, "is_kept": is_kept}
+    return ask(Home(config.home), request)
 
 
 def unload_model(config: DaemonConfig, name: str) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""Looking at many jobs at once, in few round trips.
+"""Looking at many jobs at once, in few round trips, and only at those that are asked for.
 
 Never by RQ's counting methods: they fail a started job whose heartbeat is late.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import redis
 from rq import Queue
@@ -22,6 +23,9 @@ from rq.registry import (
 
 from . import keys
 from .jobstore import NEVER, JobStore
+from .rundir import by_time
+
+_AT_ONCE = 100  # jobs that are read in one round trip
 
 _REGISTRIES = {
     "started": StartedJobRegistry,
@@ -31,49 +35,58 @@ _REGISTRIES = {
     "scheduled": ScheduledJobRegistry,
     "canceled": CanceledJobRegistry,
 }
+STATUSES = ("queued", *_REGISTRIES, "stopped")
 
 
-def every_job(connection: redis.Redis) -> list[Job]:
-    """Every job of every queue."""
-    ids = [
-        job_id
-        for queue in keys.QUEUES
-        for members in _members(connection, queue).values()
-        for job_id in members
-    ]
-    workers = [keys.text(name) for name in connection.hkeys(keys.WORKERS)]
-    with connection.pipeline(transaction=False) as pipeline:
-        for worker in workers:
-            pipeline.lrange(keys.taken(worker), 0, -1)
-        ids += [keys.text(job_id) for taken in pipeline.execute() for job_id in taken]
-    jobs = JobStore(connection).fetch_many(list(dict.fromkeys(ids)))
-    return [job for job in jobs if job is not None]
+def every_id(connection: redis.Redis) -> list[str]:
+    """The id of every job that Redis has."""
+    return _members(connection, keys.QUEUES, STATUSES)
+
+
+def with_status(
+    connection: redis.Redis, statuses: Collection[str], limit: int | None = None
+) -> list[Job]:
+    """The jobs of some statuses, or the latest of them, newest first."""
+    asked = set(statuses)
+    ids = sorted(_members(connection, keys.QUEUES, asked), key=by_time, reverse=True)
+    store, found = JobStore(connection), list[Job]()
+    for start in range(0, len(ids), _AT_ONCE):
+        jobs = store.fetch_many(ids[start : start + _AT_ONCE])
+        # A registry holds the stopped jobs with the failed ones; and a job may have moved on.
+        found += [job for job in jobs if job is not None and job._status in asked]
+        if limit is not None and len(found) >= limit:
+            break
+    return found[:limit]
+
+
+def not_given_up(connection: redis.Redis, queue: str) -> list[str]:
+    """The ids of all jobs of a queue but failed, stopped and canceled ones, newest first."""
+    registries = (_REGISTRIES[status] for status in ("failed", "canceled"))
+    given_up = [registry.key_template.format(queue) for registry in registries]
+    found: Any = connection.zdiff([keys.jobs(queue), *given_up])
+    return sorted(map(keys.text, found), key=by_time, reverse=True)
 
 
 def counts(connection: redis.Redis, queue: str) -> dict[str, int]:
     """How many jobs of a queue have each status."""
-    members = _members(connection, queue)
     with connection.pipeline(transaction=False) as pipeline:
-        for job_id in members["failed"]:
-            pipeline.hget(Job.key_for(job_id), "status")
-        stopped = pipeline.execute().count(b"stopped")
-    found = {status: len(ids) for status, ids in members.items()}
-    return {**found, "failed": found["failed"] - stopped, "stopped": stopped}
+        pipeline.llen(_queue_key(queue))
+        for registry in _REGISTRIES.values():
+            pipeline.zcard(registry.key_template.format(queue))
+        pipeline.scard(keys.stopped(queue))
+        *found, stopped = pipeline.execute()
+    numbers = dict(zip(("queued", *_REGISTRIES), found, strict=True))
+    return {**numbers, "failed": max(numbers["failed"] - stopped, 0), "stopped": stopped}
 
 
-def ended(connection: redis.Redis, queue: str) -> list[str]:
-    """The ids of every ended job of a queue."""
-    members = _members(connection, queue)
-    return [job_id for status in ("finished", "failed", "canceled") for job_id in members[status]]
-
-
-def positions(connection: redis.Redis) -> dict[str, int]:
-    """The place of every queued job in its queue, 1 for the next."""
-    return {
-        job_id: place
-        for queue in keys.QUEUES
-        for place, job_id in enumerate(_members(connection, queue)["queued"], start=1)
-    }
+def positions(connection: redis.Redis, jobs: Sequence[Job]) -> dict[str, int]:
+    """The place of every queued job in the queues of these jobs, 1 for the next."""
+    queues = {job.origin for job in jobs if job._status == "queued"}
+    with connection.pipeline(transaction=False) as pipeline:
+        for queue in queues:
+            pipeline.lrange(_queue_key(queue), 0, -1)
+        found = pipeline.execute()
+    return {keys.text(job_id): n for ids in found for n, job_id in enumerate(ids, start=1)}
 
 
 def notes(connection: redis.Redis, jobs: Sequence[Job]) -> list[tuple[int, bool]]:
@@ -110,14 +123,24 @@ def started(connection: redis.Redis, queue: str) -> list[tuple[str, str]]:
     ]
 
 
-def _members(connection: redis.Redis, queue: str) -> dict[str, list[str]]:
-    """The ids in a queue and in each of its registries, by status."""
-    with connection.pipeline(transaction=False) as pipeline:
-        pipeline.lrange(Queue(queue, connection=connection).key, 0, -1)
-        for registry in _REGISTRIES.values():
-            pipeline.zrange(registry.key_template.format(queue), 0, -1)
+def _members(
+    connection: redis.Redis, queues: Collection[str], statuses: Collection[str]
+) -> list[str]:
+    """The ids of jobs of some statuses, at one moment: none is between two places."""
+    workers = connection.hgetall(keys.WORKERS) if "queued" in statuses else {}
+    with connection.pipeline() as pipeline:
+        for worker in workers:
+            pipeline.lrange(keys.taken(keys.text(worker)), 0, -1)
+        for queue in queues:
+            if "queued" in statuses:
+                pipeline.lrange(_queue_key(queue), 0, -1)
+            for status, registry in _REGISTRIES.items():
+                if status in statuses or (status == "failed" and "stopped" in statuses):
+                    pipeline.zrange(registry.key_template.format(queue), 0, -1)
         found = pipeline.execute()
-    return {
-        status: [keys.text(entry).split(":")[0] for entry in entries]
-        for status, entries in zip(("queued", *_REGISTRIES), found, strict=True)
-    }
+    ids = (keys.text(entry).split(":")[0] for entries in found for entry in entries)
+    return list(dict.fromkeys(ids))
+
+
+def _queue_key(queue: str) -> str:
+    return f"{Queue.redis_queue_namespace_prefix}{queue}"

@@ -16,11 +16,11 @@ scheduled for the end of time, in RQ's terms, and comes back by `unpause` alone.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, cast
 
 import redis
 from redis.client import Pipeline
@@ -29,16 +29,18 @@ from rq.exceptions import DeserializationError
 from rq.executions import Execution
 from rq.job import Job, JobStatus
 from rq.registry import (
+    BaseRegistry,
     CanceledJobRegistry,
-    DeferredJobRegistry,
+    FailedJobRegistry,
     FinishedJobRegistry,
     ScheduledJobRegistry,
 )
 from rq.results import Result
 from rq.utils import now
 
-from . import keys
-from .transactions import change, end
+from ..jobs import tracebacks
+from . import jobindex, keys
+from .transactions import add, change, end
 
 log = logging.getLogger(__name__)
 
@@ -135,8 +137,13 @@ class JobStore:
         at: datetime | None = None,
         retries: int = 0,
         timeout_s: float | None = None,
+        from_cli: bool = False,
     ) -> None:
-        """Accept a job: into its queue, or deferred behind `after`, or scheduled for `at`."""
+        """Accept a job: into its queue, or deferred behind `after`, or scheduled for `at`.
+
+        With both it is scheduled first, and deferred when the time has come before the other's end.
+        `from_cli`: somebody typed it, and commands without a job's id may mean it.
+        """
         target = self.queue(queue)
         job = target.create_job(
             keys.JOB_FUNCTION,
@@ -151,10 +158,15 @@ class JobStore:
         )
         job.retries_left = retries
         job.enqueue_at_front = front
-        if at is not None:
-            target.schedule_job(job, at)
-        else:
-            target.enqueue_job(job, at_front=front)
+
+        def write(pipeline: Pipeline) -> None:
+            if at is not None:
+                target.schedule_job(job, at, pipeline=pipeline)
+            else:
+                target.enqueue_job(job, pipeline=pipeline, at_front=front)
+            jobindex.created(pipeline, job, from_cli=from_cli)
+
+        add(self.connection, job, write)
 
     def enqueue_again(self, job: Job, *, front: bool = False) -> bool:
         """Put an ended job back into its queue; False when it is not ended (any more)."""
@@ -163,37 +175,51 @@ class JobStore:
             job._remove_from_registries(pipeline=pipeline)
             job.ended_at = job._exc_info = None
             pipeline.hdel(job.key, *_PASSING, "exc_info")
+            jobindex.revived(pipeline, job)
             self._push(job, pipeline, front=front)
 
         return bool(change(self.connection, job, ENDED, write))
 
-    def enqueue_due(self) -> None:
-        """Move scheduled jobs whose time has come, and deferred ones whose wait is over."""
-        for name in keys.QUEUES:
-            registry = ScheduledJobRegistry(name, connection=self.connection)
-            due: Any = self.connection.zrangebyscore(registry.key, 0, time.time())
-            for member in due:
-                job = self.fetch(keys.text(member))
-                if job is None:
-                    self.connection.zrem(registry.key, member)
-                    continue
-                change(self.connection, job, (JobStatus.SCHEDULED,), self._release(job, registry))
-            waiting = DeferredJobRegistry(name, connection=self.connection)
-            deferred: Any = self.connection.zrange(waiting.key, 0, -1)
-            for member in deferred:
-                # A worker that was killed between ending a job and releasing those behind it.
-                job = self.fetch(keys.text(member))
-                if job is None:
-                    self.connection.zrem(waiting.key, member)
-                elif job.dependencies_are_met():
-                    change(self.connection, job, (JobStatus.DEFERRED,), self._release(job, waiting))
+    def clock(self) -> float:
+        """The time by the server's clock, in unix seconds: that of all hosts that share it."""
+        seconds, microseconds = cast(Any, self.connection.time())
+        return float(seconds + microseconds / 1e6)
 
-    def _release(self, job: Job, registry: Any) -> Callable[[Pipeline], None]:
-        def write(pipeline: Pipeline) -> None:
-            registry.remove(job.id, pipeline=pipeline)
-            self._push(job, pipeline, front=bool(job.enqueue_at_front))
+    def are_met(self, jobs: Sequence[Job]) -> list[bool]:
+        """Whether all that each job is behind has finished, or is no more; in one round trip."""
+        behind = list({dependency for job in jobs for dependency in job._dependency_ids})
+        with self.connection.pipeline(transaction=False) as pipeline:
+            for dependency in behind:
+                pipeline.hget(Job.key_for(dependency), "status")
+            statuses = pipeline.execute()
+        over = (None, JobStatus.FINISHED.value.encode())
+        done = {one for one, status in zip(behind, statuses, strict=True) if status in over}
+        return [done.issuperset(job._dependency_ids) for job in jobs]
 
-        return write
+    def release(self, job: Job) -> None:
+        """Queue a job that waited for its time, or for others; the former waits for others still.
+
+        One whose others finish just now is queued all the same.
+        """
+        if not self.are_met([job])[0]:
+            change(self.connection, job, (JobStatus.SCHEDULED,), partial(self._defer, job))
+        if self.are_met([job])[0]:
+            is_front = bool(job.enqueue_at_front)
+
+            def write(pipeline: Pipeline) -> None:
+                for registry in (
+                    self._scheduled(job),
+                    self.queue(job.origin).deferred_job_registry,
+                ):
+                    registry.remove(job.id, pipeline=pipeline)
+                self._push(job, pipeline, front=is_front)
+
+            change(self.connection, job, (JobStatus.SCHEDULED, JobStatus.DEFERRED), write)
+
+    def _defer(self, job: Job, pipeline: Pipeline) -> None:
+        self._scheduled(job).remove(job.id, pipeline=pipeline)
+        job.set_status(JobStatus.DEFERRED, pipeline=pipeline)
+        job.register_dependency(pipeline=pipeline)
 
     # --- through a worker -------------------------------------------------------------------
 
@@ -210,6 +236,7 @@ class JobStore:
             pipeline.lrem(keys.taken(worker), 1, job.id)
             begun[:] = [Execution.create(job, _NEVER_S, pipeline, worker_name=worker)]
             job.prepare_for_execution(worker, pipeline)
+            jobindex.revived(pipeline, job)  # RQ's own tools requeue jobs, too
             pipeline.hincrby(job.key, keys.FIELD_EXECUTION, 1)
             pipeline.hmget(job.key, *_NOTED)
 
@@ -247,6 +274,7 @@ class JobStore:
             self._record(job, execution, Result.Type.SUCCESSFUL, pipeline, return_value=result)
             registry = FinishedJobRegistry(job.origin, connection=self.connection)
             registry.add(job, -1, pipeline)
+            jobindex.ended(pipeline, job, JobStatus.FINISHED, job.ended_at)
 
         def release(pipeline: Pipeline) -> None:
             self.queue(job.origin).enqueue_dependents(job, pipeline=pipeline)
@@ -264,6 +292,8 @@ class JobStore:
     def _give_up(
         self, job: Job, execution: Execution, status: JobStatus, type: Result.Type, error: str
     ) -> bool:
+        error = tracebacks.cut(error, tracebacks.MOST_TRACE)
+
         def write(pipeline: Pipeline) -> None:
             job.ended_at = now()
             job._status = status
@@ -272,6 +302,7 @@ class JobStore:
             pipeline.hset(job.key, "exc_info", error)
             pipeline.hdel(job.key, *_PASSING)
             self._record(job, execution, type, pipeline, exc_string=error)
+            jobindex.ended(pipeline, job, status, job.ended_at)
 
         return end(self.connection, job, execution, write)
 
@@ -355,6 +386,7 @@ class JobStore:
             CanceledJobRegistry(job.origin, connection=self.connection).add(
                 job, ttl=-1, pipeline=pipeline
             )
+            jobindex.ended(pipeline, job, JobStatus.CANCELED, now())
 
         return bool(change(self.connection, job, WAITING, write))
 
@@ -364,8 +396,48 @@ class JobStore:
         def write(pipeline: Pipeline) -> None:
             job.delete(pipeline=pipeline, remove_from_queue=False)
             pipeline.delete(Result.get_key(job.id), keys.events(job.id))
+            jobindex.removed(pipeline, job.id)
 
         return bool(change(self.connection, job, ENDED, write))
+
+    def adopt(
+        self,
+        job_id: str,
+        queue: str,
+        status: JobStatus,
+        *,
+        created_at: float,
+        ended_at: float,
+        executions: int,
+        from_cli: bool,
+    ) -> bool:
+        """Note an ended job that Redis does not know; False when it does (by now).
+
+        As the job's run directory tells it: Redis has lost it, or never had it.
+        """
+        job = self.queue(queue).create_job(
+            keys.JOB_FUNCTION, args=(job_id,), job_id=job_id, description=job_id, timeout=-1,
+            result_ttl=-1, failure_ttl=-1, status=status,
+        )  # fmt: skip
+        job.created_at = datetime.fromtimestamp(created_at, UTC)
+        ended = job.ended_at = datetime.fromtimestamp(ended_at, UTC)
+
+        def write(pipeline: Pipeline) -> None:
+            job.save(pipeline=pipeline)
+            pipeline.hset(job.key, keys.FIELD_EXECUTION, executions)
+            self._registry_of(job, status).add(job, ttl=-1, pipeline=pipeline)
+            jobindex.created(pipeline, job, from_cli=from_cli)
+            jobindex.ended(pipeline, job, status, ended)
+
+        return add(self.connection, job, write, only_new=True)
+
+    def _registry_of(self, job: Job, status: JobStatus) -> BaseRegistry:
+        registries = {
+            JobStatus.FINISHED: FinishedJobRegistry,
+            JobStatus.CANCELED: CanceledJobRegistry,
+        }
+        # RQ keeps stopped jobs with the failed ones.
+        return registries.get(status, FailedJobRegistry)(job.origin, connection=self.connection)
 
     # --- paused -----------------------------------------------------------------------------
 
@@ -395,18 +467,18 @@ class JobStore:
         """
         raw: Any = self.connection.hget(job.key, keys.FIELD_DUE)
         due = float(raw or 0)
-        # When these are met just now, `enqueue_due` finds it a second later.
-        is_deferred = not job.dependencies_are_met()
+        is_early = due > self.clock()
+        # When these are met just now, `Due` finds it soon.
+        is_deferred = not self.are_met([job])[0]
 
         def write(pipeline: Pipeline) -> None:
-            self._scheduled(job).remove(job.id, pipeline=pipeline)
             pipeline.hdel(job.key, keys.FIELD_PAUSE, keys.FIELD_DUE)
-            if due > time.time():
+            if is_early:
                 pipeline.zadd(self._scheduled(job).key, {job.id: due})
             elif is_deferred:
-                job.set_status(JobStatus.DEFERRED, pipeline=pipeline)
-                job.register_dependency(pipeline=pipeline)
+                self._defer(job, pipeline)
             else:
+                self._scheduled(job).remove(job.id, pipeline=pipeline)
                 self._push(job, pipeline, front=True)
 
         is_paused = self.pause_of(job) is not None

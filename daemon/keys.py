@@ -9,6 +9,8 @@ from typing import Any
 
 import orjson
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 QUEUES = ("train", "infer")
 
@@ -21,6 +23,9 @@ WORKERS = "warmd:workers"
 # The folder of run directories that belongs to the jobs of a server: JSON with its id and path.
 RUNS = "warmd:runs"
 
+# The name of a Redis' data, by which run directories tell it from others: see adoption.py.
+IDENTITY = "warmd:id"
+
 # Fields that warmd adds to RQ's hash of a job.
 FIELD_EXECUTION = "warmd_execution"  # how many executions have begun
 FIELD_KILLS = "warmd_kills"  # horses killed in a row without a step more
@@ -29,6 +34,11 @@ FIELD_PAUSE = "warmd_pause"  # "hold" or "release" from the asking until `unpaus
 FIELD_DUE = "warmd_due"  # of a paused job that was scheduled: the time it was scheduled for
 FIELD_SUSPECT = "warmd_suspect"  # a horse was killed that ran this job and others
 
+# Indices of jobs: see jobindex.py.
+FROM_CLI = "warmd:cli"
+ANSWERS = "warmd:answers"
+INDEXED = "warmd:indexed"  # the version of the indices, once what was there before is in them
+
 # Channel that names a started job of which something was just asked. A hint: the hash has it.
 STEER = "warmd:steer"
 
@@ -36,6 +46,16 @@ STEER = "warmd:steer"
 def events(job_id: str) -> str:
     """Stream of a job's events; entry `SEQ-0` holds event number SEQ."""
     return f"warmd:events:{job_id}"
+
+
+def jobs(queue: str) -> str:
+    """Sorted set of all jobs of a queue, by the time of their creation."""
+    return f"warmd:jobs:{queue}"
+
+
+def stopped(queue: str) -> str:
+    """Set of a queue's stopped jobs."""
+    return f"warmd:stopped:{queue}"
 
 
 def taken(worker: str) -> str:
@@ -76,7 +96,8 @@ class Serializer:
 def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
     """Open a connection (lazily). `timeout_s` bounds connecting and every reply.
 
-    Blocking commands need a timeout longer than they block.
+    redis-py repeats what failed up to ten times. Blocking commands need a timeout longer than they
+    block.
     """
     return redis.Redis.from_url(
         url,
@@ -84,3 +105,10 @@ def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
         socket_timeout=timeout_s,
         health_check_interval=0,
     )
+
+
+def connect_once(url: str, *, timeout_s: float) -> redis.Redis:
+    """The same for a loop that has more to do: what fails or times out is not repeated."""
+    connection = connect(url, timeout_s=timeout_s)
+    connection.set_retry(Retry(NoBackoff(), 0))
+    return connection

@@ -8,137 +8,164 @@ stream, would otherwise fill the disk and the server's memory.
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 import time
 from contextlib import suppress
-from datetime import datetime
-from fcntl import LOCK_EX, LOCK_NB
-from pathlib import Path
+from typing import Any
 
 import redis
 from rq.job import Job
 
-from ..jobs.durable import locked
 from ..jobs.errors import Conflict
-from . import joblist
+from . import indexing, keys, removal
 from .home import Home
+from .imagestore import ImageStore
 from .jobstore import JobStore
 from .rundir import RunDir, is_job_id
 
 log = logging.getLogger(__name__)
 
-QUEUE = "infer"
 GRACE_S = 10.0  # in which whoever waits for an answer can read it, however many there are
 _LOOK_S = 5.0  # between two looks for what is due
+_FINISH_S = 60.0  # between two looks for removals that nobody finished
+_SOON_S = 0.5  # after the start, or after a try that failed
+_AT_ONCE = 100  # answers that are read in one round trip
+_LONGEST_OF_ROWS = 1_000_000  # bytes of the spec.json of a job on a file
 
 
 class Retention:
     """Removes the answers of one home as they become due."""
 
-    def __init__(self, store: JobStore, home: Home, *, keep_s: float | None, most: int) -> None:
-        """`keep_s`: after its end; None keeps all. `most`: that are kept at all."""
+    def __init__(
+        self,
+        store: JobStore,
+        home: Home,
+        *,
+        keep_s: float | None,
+        most: int,
+        most_bytes: int,
+    ) -> None:
+        """`keep_s`: after its end; None keeps all. `most`, `most_bytes`: that are kept at all."""
         self._store = store
         self._home = home
         self._keep_s = keep_s
         self._most = most
+        self._most_bytes = most_bytes
+        self._sizes: dict[str, int] = {}  # bytes on disk of each answer that is kept
+        self._seen_until = 0.0  # the latest end among them
+        self._finish_at = 0.0
         self._stopping = threading.Event()
 
     def start(self) -> None:
         """Look and remove from now on, in a thread: after a night there may be thousands."""
-        if self._keep_s is not None:
-            threading.Thread(target=self._run, name="retention", daemon=True).start()
+        threading.Thread(target=self._run, name="retention", daemon=True).start()
 
     def stop(self) -> None:
         """End after the job that is being removed. What is left stays for the next start."""
         self._stopping.set()
 
     def _run(self) -> None:
-        while not self._stopping.wait(_LOOK_S):
+        is_prepared = False
+        while not self._stopping.wait(_LOOK_S if is_prepared else _SOON_S):
             try:
+                if not is_prepared:
+                    # What a daemon of an earlier version, or somebody by hand, has left.
+                    indexing.build(self._store.connection, self._home.runs)
+                    is_prepared = True
                 self.remove_due()
             except (redis.RedisError, OSError) as error:
                 log.warning("retention: %s", error)
 
     def remove_due(self) -> None:
         """Remove all that is due. Raises RedisError and OSError."""
+        self._finish_removals()
         if self._keep_s is None:
             return
         removed = 0
-        with suppress(BlockingIOError), locked(self._home.runs, LOCK_EX | LOCK_NB):
-            # One of the daemons that share the folder at a time: what one is burying is no half.
-            self._bury_halves()
-            for job_id in self._find(time.time(), self._keep_s):
-                if self._stopping.is_set():
-                    break
-                removed += self._remove(job_id)
+        for job_id in self._due(time.time(), self._keep_s):
+            if self._stopping.is_set():
+                break
+            removed += self._remove(job_id)
         if removed:
+            ImageStore(self._home.runs).sweep()
             log.info("retention: %s answers removed", removed)
 
-    def _find(self, now: float, keep_s: float) -> list[str]:
-        """Return the jobs that are due, those first that ended first."""
+    def _finish_removals(self) -> None:
+        """Finish what others began, now and then: to look for it, all names are read."""
+        if time.monotonic() > self._finish_at:
+            removal.finish_all(self._store, self._home.runs)
+            self._finish_at = time.monotonic() + _FINISH_S
+
+    def _due(self, now: float, keep_s: float) -> list[str]:
+        """Return the answers that are due, those first that ended first."""
         connection = self._store.connection
-        ids = joblist.ended(connection, QUEUE)
-        if not ids:
-            return []
-        with connection.pipeline(transaction=False) as pipeline:
-            for job_id in ids:
-                pipeline.hget(Job.key_for(job_id), "ended_at")
-                pipeline.exists(Job.dependents_key_for(job_id))
-            found = pipeline.execute()
-        ended = sorted(
-            (_seconds(raw), job_id)
-            for job_id, raw, has_dependents in zip(ids, found[::2], found[1::2], strict=True)
-            if not has_dependents  # others are behind it
-        )
-        excess = len(ended) - self._most
-        return [
-            job_id
-            for place, (at, job_id) in enumerate(ended)
-            if is_job_id(job_id) and now - at >= (GRACE_S if place < excess else keep_s + GRACE_S)
-        ]
+        self._measure()
+        number: Any = connection.zcard(keys.ANSWERS)
+        excess = max(number - self._most, 0)
+        old: Any = connection.zrangebyscore(keys.ANSWERS, "-inf", now - keep_s - GRACE_S)
+        surplus = connection.zrange(keys.ANSWERS, 0, excess - 1, withscores=True) if excess else []
+        over = [pair for pair in (*surplus, *self._too_large()) if now - pair[1] >= GRACE_S]
+        found = dict.fromkeys(keys.text(raw) for raw in (*old, *(raw for raw, _ in over)))
+        return [job_id for job_id in found if job_id in self._sizes]
+
+    def _measure(self) -> None:
+        """Learn the size of each answer that is new; leave out what is to stay."""
+        connection = self._store.connection
+        since = f"({self._seen_until}"
+        new: Any = connection.zrangebyscore(keys.ANSWERS, since, "+inf", withscores=True)
+        self._note(new)
+        if len(self._sizes) != connection.zcard(keys.ANSWERS):
+            # Some were removed or resumed by others, or ended by another machine's clock.
+            every: Any = connection.zrange(keys.ANSWERS, 0, -1, withscores=True)
+            kept = {keys.text(raw) for raw, _ in every}
+            self._sizes = {job_id: size for job_id, size in self._sizes.items() if job_id in kept}
+            self._note(every)
+
+    def _note(self, ended: list[tuple[bytes, float]]) -> None:
+        for raw, at in ended:
+            job_id = keys.text(raw)
+            self._seen_until = max(self._seen_until, at)
+            if job_id in self._sizes:
+                continue
+            if not is_job_id(job_id) or _is_of_rows(RunDir(self._home.runs / job_id)):
+                self._store.connection.zrem(keys.ANSWERS, raw)
+            else:
+                self._sizes[job_id] = removal.size_bytes(self._home.runs / job_id)
+
+    def _too_large(self) -> list[tuple[bytes, float]]:
+        """Return the oldest answers, as many as are to go for the others to have room."""
+        found: list[tuple[bytes, float]] = []
+        surplus = sum(self._sizes.values()) - self._most_bytes
+        while surplus > 0:
+            start = len(found)
+            page: Any = self._store.connection.zrange(
+                keys.ANSWERS, start, start + _AT_ONCE - 1, withscores=True
+            )
+            if not page:
+                break
+            for raw, at in page:
+                if surplus <= 0:
+                    break
+                found.append((raw, at))
+                surplus -= self._sizes.get(keys.text(raw), 0)
+        return found
 
     def _remove(self, job_id: str) -> bool:
-        """Forget one job; False when it is kept.
-
-        Its files leave their name first: a job that the server does not know, and whose run
-        directory is there, is one that the gateway is about to queue.
-        """
-        rundir = RunDir(self._home.runs / job_id)
-        with suppress(Conflict):  # of what cannot be read nothing is lost
-            if rundir.read_spec()["spec"].get("input"):
-                return False  # of a file of rows, which somebody will want to look at
-        job = self._store.fetch(job_id)
-        if job is None:
+        """Forget one job; False when it is kept."""
+        if self._store.connection.exists(Job.dependents_key_for(job_id)):
+            return False  # others are behind it
+        try:
+            removal.remove(self._store, self._home.runs, job_id)
+        except Conflict:  # resumed this moment
             return False
-        grave = self._home.runs / f".removed-{job_id}"
-        with suppress(FileNotFoundError):
-            rundir.path.rename(grave)
-        if not self._store.remove(job):  # resumed this moment
-            grave.rename(rundir.path)
-            return False
-        shutil.rmtree(grave, ignore_errors=True)
+        self._sizes.pop(job_id, None)
         return True
 
-    def _bury_halves(self) -> None:
-        """Finish what a supervisor that died had begun."""
-        for grave in self._home.runs.glob(".removed-*"):
-            job_id = grave.name.removeprefix(".removed-")
-            job = self._store.fetch(job_id)
-            if job is not None and not self._store.remove(job):
-                _give_back(grave, self._home.runs / job_id)
-            else:
-                shutil.rmtree(grave, ignore_errors=True)
 
-
-def _give_back(grave: Path, place: Path) -> None:
-    if not place.exists():
-        grave.rename(place)
-
-
-def _seconds(raw: bytes | None) -> float:
-    """When a job ended, in unix seconds; 0 when that is not known."""
-    try:
-        return datetime.fromisoformat((raw or b"").decode()).timestamp()
-    except ValueError:
-        return 0.0
+def _is_of_rows(rundir: RunDir) -> bool:
+    """Whether it answers a file of rows, which somebody will want to look at."""
+    with suppress(Conflict, FileNotFoundError):  # of what cannot be read nothing is lost
+        # A longer one holds its question itself, and there may be gigabytes of them.
+        is_short = (rundir.path / "spec.json").stat().st_size <= _LONGEST_OF_ROWS
+        return is_short and bool(rundir.read_spec()["spec"].get("input"))
+    return False

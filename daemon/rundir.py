@@ -13,16 +13,18 @@ lock           held by the horse that writes here; says which process that is
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +40,13 @@ _ID = re.compile(r"[a-z][a-z0-9]{0,15}-\d{8}-\d{6}-[a-z0-9]{4}")
 _ID_PREFIX = re.compile(r"[a-z0-9-]{1,40}")
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"  # none that look alike, in the order they sort
 _LONGEST_SIGNATURE = 100  # bytes
+REMOVED = ".removed-"  # being removed, after which the job's id follows
 _STAGING = ".new-"  # being made; no job's yet
 _HALF_MADE_S = 3600  # after which nobody is at it any more: it takes milliseconds
 _SLOTS = len(_LETTERS) ** 4  # into which a second is divided
+
+# Who queued a job, as spec.json has it.
+ORIGINS = ("cli", "check", "http")  # "check": a bench or a verify-resume did
 
 
 def is_job_id(text: str) -> bool:
@@ -53,14 +59,51 @@ def is_id_prefix(text: str) -> bool:
     return _ID_PREFIX.fullmatch(text) is not None
 
 
-def new_id(kind: str, now: datetime) -> str:
-    """Return a readable id that sorts by time, to the microsecond: `grpo-20261121-184200-x7f2`."""
-    slot = now.microsecond * _SLOTS // 1_000_000
+def job_ids(runs: Path, *, since: str = "") -> list[str]:
+    """Return the names of the run directories that are there, in no order.
+
+    `since`: of a job (as `by_time` gives it); those of earlier ones are left out.
+    """
+    try:
+        names = os.listdir(runs)
+    except FileNotFoundError:
+        return []
+    return [name for name in names if by_time(name) >= since and is_job_id(name)]
+
+
+def by_time(job_id: str) -> str:
+    """Return what job ids are sorted by: in an id the time follows the kind."""
+    return job_id.partition("-")[2]
+
+
+def new_id(kind: str, slot: int) -> str:
+    """Return the id of a slot of time since 1970: `grpo-20261121-184200-x7f2`, in UTC.
+
+    Ids sort by time, whatever the time zone and however often its clock is put back.
+    """
+    second, rest = divmod(slot, _SLOTS)
     suffix = ""
     for _ in range(4):
-        slot, letter = divmod(slot, len(_LETTERS))
+        rest, letter = divmod(rest, len(_LETTERS))
         suffix = _LETTERS[letter] + suffix
-    return f"{kind}-{now:%Y%m%d-%H%M%S}-{suffix}"
+    return f"{kind}-{datetime.fromtimestamp(second, UTC):%Y%m%d-%H%M%S}-{suffix}"
+
+
+class _Slots:
+    """Slots of time, each given once and above the one before, also where the clock steps back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._latest = 0
+
+    def take(self) -> int:
+        with self._lock:
+            now = time.time_ns() * _SLOTS // 1_000_000_000
+            self._latest = max(now, self._latest + 1)
+            return self._latest
+
+
+_slots = _Slots()
 
 
 @dataclass(frozen=True)
@@ -87,12 +130,12 @@ class RunDir:
     ) -> RunDir:
         """Make the run directory of a new job, whole, under a fresh id.
 
-        `document` is the content of spec.json but for `schema`, `id`, `kind` and `revision`.
+        `document` is the content of spec.json but for `schema`, `id`, `kind` and `revision`. An id
+        that another process has taken is left to it.
         When not `durable`, the caller flushes `unflushed` before anybody may rely on the job.
         """
         while True:
-            now = datetime.now()
-            job_id = new_id(kind, now)
+            job_id = new_id(kind, _slots.take())
             staging = runs / f"{_STAGING}{job_id}"
             try:
                 staging.mkdir(mode=0o700)
@@ -101,7 +144,7 @@ class RunDir:
                     "id": job_id,
                     "kind": kind,
                     "revision": 1,
-                    "created": now.astimezone().isoformat(timespec="seconds"),
+                    "created": datetime.now().astimezone().isoformat(timespec="seconds"),
                     **document,
                 }
                 if durable:
@@ -111,9 +154,11 @@ class RunDir:
                     (staging / "spec.json").write_bytes(_pretty(spec))
                 staging.rename(runs / job_id)
             except FileExistsError:
-                continue
+                continue  # somebody is making it
             except OSError as error:
                 shutil.rmtree(staging, ignore_errors=True)
+                if error.errno == errno.ENOTEMPTY:
+                    continue  # somebody has made it
                 raise SpecError("home", f"cannot write a run directory: {error}") from error
             if durable:
                 fsync(runs)
@@ -130,6 +175,10 @@ class RunDir:
     def unflushed(self) -> tuple[Path, ...]:
         """What must be on disk for a new run directory to outlive a power cut."""
         return self.path / "spec.json", self.path, self.path.parent
+
+    def annotate(self, **parts: Any) -> None:
+        """Change parts of spec.json that say nothing of what the job does: its result stands."""
+        write_atomic(self.path / "spec.json", _pretty({**self.read_spec(), **parts}))
 
     def remove(self) -> None:
         """Remove it all; for a job that was never accepted."""
@@ -153,6 +202,20 @@ class RunDir:
             if not isinstance(document.get(name), type):
                 raise Conflict(f"{path}: {name} must be {type.__name__}")
         return document
+
+    def origin(self) -> str:
+        """Return who queued the job: one of ORIGINS. Raises Conflict as read_spec does."""
+        document = self.read_spec()
+        # Earlier versions did not say; what came over HTTP could import no code even then.
+        of_old = "http" if document.get("python_path") == [] else "cli"
+        return str(document.get("origin") or of_old)
+
+    def created_at(self) -> float:
+        """Return when the job was made, in unix seconds. Raises Conflict as read_spec does."""
+        try:
+            return datetime.fromisoformat(self.read_spec()["created"]).timestamp()
+        except (KeyError, TypeError, ValueError):
+            return 0.0
 
     @contextmanager
     def revising(self) -> Iterator[None]:
@@ -210,6 +273,15 @@ class RunDir:
             except BlockingIOError:
                 return _signed_by(file.fileno())
         return None
+
+    def is_held(self) -> bool:
+        """Whether some process, perhaps of another machine, writes here now."""
+        with contextlib.suppress(FileNotFoundError), open(self.path / "lock", "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
 
     def lock(self, *, patience_s: float = 5.0) -> int:
         """Take the directory for this process; return the lock's descriptor.

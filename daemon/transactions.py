@@ -41,6 +41,34 @@ def change(
                 continue
 
 
+def add(
+    connection: redis.Redis,
+    job: Job,
+    write: Callable[[Pipeline], Any],
+    *,
+    only_new: bool = False,
+) -> bool:
+    """Run `write`, which queues a job, in a transaction; it may read before, and watch.
+
+    `only_new`: False is returned, and nothing written, when Redis has the job already.
+    """
+    status = job._status
+    while True:
+        with connection.pipeline() as pipeline:
+            if only_new:
+                pipeline.watch(job.key)
+                if pipeline.exists(job.key):
+                    return False
+                pipeline.multi()
+            try:
+                write(pipeline)
+                pipeline.execute()
+            except redis.WatchError:
+                job._status = status
+                continue
+            return True
+
+
 def end(
     connection: redis.Redis,
     job: Job,

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import redis
 from rq.job import Job
 
-from ..jobs import spec_class
+from ..jobs import KINDS, spec_class
 from ..jobs.errors import Conflict, WarmdError
 from ..jobs.spec import Spec
-from . import joblist, stream
+from . import events, joblist, keys, stream
+from .adoption import past_of
 from .estimate import Estimate
 from .rundir import RunDir
+
+# The status of a job whose run directory is there and which Redis does not know, and what is said.
+UNREGISTERED = "unregistered"
+NOT_IN_REDIS = "not in Redis: `resume` queues it again, `rm` removes it"
+FILES_GONE = "its files are gone: `rm` removes its record"
 
 # Events that a look at a job reads: enough for its last steps and its end, and, of a training
 # that runs, for the evaluations and checkpoints between them.
@@ -26,7 +32,7 @@ _RECENT_RUNNING = 1000
 
 def views_of(jobs: Sequence[Job], connection: redis.Redis, runs: Path) -> list[dict[str, Any]]:
     """Return all that is known of each job."""
-    places = joblist.positions(connection)
+    places = joblist.positions(connection, jobs)
     recent = stream.newest(connection, {job.id: _num_recent(job) for job in jobs})
     notes = joblist.notes(connection, jobs)
     due = joblist.scheduled_at(connection, jobs)
@@ -34,6 +40,23 @@ def views_of(jobs: Sequence[Job], connection: redis.Redis, runs: Path) -> list[d
         _view(job, runs / job.id, last, number, paused, places.get(job.id), due.get(job.id))
         for job, last, (number, paused) in zip(jobs, recent, notes, strict=True)
     ]
+
+
+def view_of_folder(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
+    """Return what a run directory tells of a job that Redis does not know.
+
+    Raises Conflict for one whose spec.json cannot be read.
+    """
+    past = past_of(rundir)
+    kind = str(rundir.read_spec()["kind"])
+    job = Job(rundir.path.name, connection=connection, serializer=keys.Serializer)
+    job.origin = spec_class(kind).queue if kind in KINDS else ""
+    job._status = past.status
+    job.created_at = datetime.fromtimestamp(past.created_at, UTC)
+    job.ended_at = datetime.fromtimestamp(past.ended_at, UTC)
+    recent = events.newest(rundir.events, _RECENT)
+    view = _view(job, rundir.path, recent, past.executions, False, None, None)
+    return {**view, "status": UNREGISTERED, "problem": NOT_IN_REDIS}
 
 
 def _view(
@@ -73,6 +96,7 @@ def _view(
         "execution": number,
         "run_dir": str(rundir),
         "error": error if status in ("failed", "stopped") else None,
+        "problem": None if rundir.is_dir() else FILES_GONE,
         "result": RunDir(rundir).read_result() if status == "finished" and document else None,
         "created_at": _seconds(job.created_at),
         "enqueued_at": _seconds(job.enqueued_at),

@@ -17,6 +17,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import tiny
 from daemons import Daemon
+from desks import Desk
 from waiting import wait_until
 
 from warmd.configs.config import WorkerConfig
@@ -32,6 +33,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny.model().save_pretrained(folder)
     tiny.tokenizer().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    """A home with a server, a shell in front of it and a worker that the test plays."""
+    made = Desk(tmp_path)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

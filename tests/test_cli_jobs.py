@@ -4,117 +4,22 @@ The part of the worker is played by the test, through the daemon's own job store
 these tests are about what the command line makes of it.
 """
 
-import contextlib
 import os
 import pty
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
-from shell import CLEAN_ENVIRON, Done, warmd
 from terminal import seen_on_a_terminal
 
 from warmd.cli.progress import Progress
-from warmd.configs.config import load
 from warmd.daemon import events
-from warmd.daemon.client import Client
-from warmd.daemon.events import EventLog
-from warmd.daemon.home import Home
-from warmd.daemon.server import EmbeddedServer, find_binary
-from warmd.daemon.stream import Outbox, Publisher
 
 COMMAND = [sys.executable, "-m", "warmd.cli"]
-
-
-class Desk:
-    """A home with a server, a shell in front of it and a worker that does as it is told."""
-
-    def __init__(self, folder: Path) -> None:
-        self.home = Home(folder / "home")
-        self.client = Client(load(home=self.home.path, environ={}))
-        self.environ = {**CLEAN_ENVIRON, "WARMD_HOME": str(self.home.path)}
-        self.logs = contextlib.ExitStack()
-        model = folder / "model"
-        model.mkdir()
-        (model / "config.json").write_text('{"max_position_embeddings": 256}')
-        self.grpo = ("submit", "grpo", "--model", str(model), "--samples", "4")
-
-    def warmd(self, *arguments: str) -> Done:
-        return warmd(*arguments, home=self.home.path)
-
-    def submit(self, *arguments: str) -> str:
-        done = self.warmd(*self.grpo, *arguments)
-        assert done.code == 0, done.err
-        job_id: str = done.out.rstrip("\n")
-        return job_id
-
-    def rows(self, *arguments: str) -> list[dict[str, Any]]:
-        done = self.warmd(*arguments, "--json")
-        assert done.code == 0, done.err
-        objects: list[dict[str, Any]] = done.objects
-        return objects
-
-    def begin(self) -> "Run":
-        """Take the next job and begin its execution."""
-        popped: Any = self.client.connection.blpop("rq:queue:train", 5)
-        return Run(self, popped[1])
-
-
-class Run:
-    """One execution of a job, step by step."""
-
-    def __init__(self, desk: Desk, popped: bytes) -> None:
-        self.id = job_id = popped.decode()
-        self.store = desk.client.store
-        taken = self.store.begin(popped, "train", "w")
-        assert taken is not None
-        self.job, begun = taken
-        self.execution = begun.claim
-        path = desk.client.rundir(job_id).events
-        outbox = Outbox(desk.client.connection)
-        publisher = Publisher(outbox, job_id, path)
-
-        def publish(event: dict[str, Any]) -> None:
-            publisher.publish(event)
-            outbox.send()
-
-        log = EventLog(path, execution=1, publish=publish)
-        self.log = desk.logs.enter_context(log)
-        self.log.emit("started")
-        self.log.emit("begin", steps_total=4)
-
-    def step(self, number: int) -> None:
-        self.log.emit("step", step=number, steps_total=4, loss=1 / number, reward=0.5)
-
-    def finish(self, result: dict[str, Any]) -> None:
-        self.log.emit("finished", result=result)
-        self.store.finish(self.job, self.execution, result)
-
-    def fail(self, error: str) -> None:
-        self.log.emit("failed", error=error, traceback="Traceback …")
-        self.store.fail(self.job, self.execution, error)
-
-    def stop(self) -> None:
-        self.log.emit("stopped", reason="asked to cancel")
-        self.store.stop(self.job, self.execution, "stopped on request")
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path)
-    desk.home.create()
-    server = EmbeddedServer(desk.home, find_binary(None))
-    server.start()
-    yield desk
-    desk.logs.close()
-    desk.client.connection.close()
-    server.stop()
 
 
 def test_submit_prints_the_job_id_alone_and_the_queue_shows_its_turn(desk):

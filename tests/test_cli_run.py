@@ -96,8 +96,8 @@ def test_chat_remembers_what_was_said(daemon, talker, monkeypatch):
 def test_chat_with_a_model_that_cannot_says_so(daemon, monkeypatch):
     type_in(monkeypatch, "hi\n")
     done = warmd("chat", "tiny", home=daemon.home.path)
-    assert done.code == 1
-    assert "chat_template" in done.err
+    assert done.is_refusal(2)
+    assert "messages: must go with a chat template, got tiny" in done.err
 
 
 def test_stopped_daemon_is_exit_code_3(tmp_path: Path, talker: str) -> None:

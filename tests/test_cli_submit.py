@@ -106,8 +106,14 @@ def test_a_reward_of_ones_own_is_found_in_the_current_folder(shell):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--samples", "x"], "samples: must be an integer of at least 1, got 'x'"),
-        (["--set", "samples=x"], "samples: must be an integer of at least 1, got 'x'"),
+        (
+            ["--samples", "x"],
+            "samples: must be an integer of at least 1 and at most 1000000000, got 'x'",
+        ),
+        (
+            ["--set", "samples=x"],
+            "samples: must be an integer of at least 1 and at most 1000000000, got 'x'",
+        ),
         (["--samples", "101"], "samples: must be at most 100"),
         (["--set", "smaples=3"], "smaples: unknown option of grpo; did you mean samples?"),
         (["--set", "samples"], "set: must be KEY=VALUE, got 'samples'"),

@@ -34,6 +34,12 @@ def test_what_is_no_duration_is_refused_by_name(text):
         parse_duration("in", text)
 
 
+@pytest.mark.parametrize("text", ["8", "0", "1.5", " 90 ", "-5", "1e3"])
+def test_a_duration_without_a_unit_is_refused_with_an_example(text):
+    with pytest.raises(SpecError, match=r"^timeout: must have a unit, such as 90s, 15m or 1h30m"):
+        parse_duration("timeout", text)
+
+
 def test_a_time_of_day_is_the_next_one():
     assert parse_time("at", "18:30", now=NOW) == NOW + timedelta(minutes=30)
     assert parse_time("at", "7:05", now=NOW) == datetime(2026, 11, 22, 7, 5).astimezone()

@@ -18,6 +18,7 @@ from gateways import Gateway, openai_client
 from waiting import wait_until
 
 from warmd.configs.config import WorkerConfig
+from warmd.daemon import keys
 from warmd.daemon.retention import Retention
 from warmd.jobs import spec_class
 from warmd.jobs.errors import NotFound
@@ -51,11 +52,19 @@ def date_back(queue: Gateway, job_id: str, hours: float) -> None:
     queue.client.connection.hset(
         f"rq:job:{job_id}", "ended_at", ended.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     )
+    queue.client.connection.zadd(keys.ANSWERS, {job_id: ended.timestamp()}, xx=True)
 
 
-def clear(queue: Gateway, *, keep_s: float | None = 86_400, most: int = 1000) -> None:
-    retention = Retention(queue.client.store, queue.home, keep_s=keep_s, most=most)
-    retention.remove_due()
+def clear(
+    queue: Gateway,
+    *,
+    keep_s: float | None = 86_400,
+    most: int = 1000,
+    most_bytes: int = 10_000_000_000,
+) -> None:
+    Retention(
+        queue.client.store, queue.home, keep_s=keep_s, most=most, most_bytes=most_bytes
+    ).remove_due()
 
 
 def traces(queue: Gateway, job_id: str) -> list[str]:
@@ -152,6 +161,51 @@ def test_removal_that_died_half_way_is_finished(queue):
     assert traces(queue, half) == []
     assert queue.client.rundir(resumed)
     queue.drop_waiting()
+
+
+def large(queue: Gateway, hours_ago: float, size: int) -> str:
+    job_id = answered(queue, hours_ago=hours_ago)
+    (queue.home.runs / job_id / "log.txt").write_bytes(bytes(size))
+    return job_id
+
+
+def test_of_too_large_ones_the_oldest_go_until_the_others_have_room(queue):
+    clear(queue, keep_s=0)
+    ids = [large(queue, 4 - n, 100_000) for n in range(4)]
+    clear(queue, most_bytes=250_000)
+    assert [bool(traces(queue, job_id)) for job_id in ids] == [False, False, True, True]
+    clear(queue, most_bytes=250_000)
+    assert traces(queue, ids[2])
+
+
+def test_sizes_follow_what_ends_and_what_others_remove(queue):
+    clear(queue, keep_s=0)
+    retention = Retention(
+        queue.client.store, queue.home, keep_s=86_400, most=1000, most_bytes=250_000
+    )
+    first, second = large(queue, 4, 100_000), large(queue, 3, 100_000)
+    retention.remove_due()
+    queue.client.remove(second)
+    third, fourth = large(queue, 2, 100_000), large(queue, 1, 100_000)
+    retention.remove_due()
+    assert [bool(traces(queue, j)) for j in (first, third, fourth)] == [False, True, True]
+
+
+def test_large_answers_to_a_file_of_rows_stay_and_push_no_other_out(queue, tmp_path):
+    clear(queue, keep_s=0)
+    (tmp_path / "in").write_text('{"prompt": "a"}\n')
+    other = large(queue, 9, 100_000)
+    rows = answered(
+        queue, hours_ago=1, input=str(tmp_path / "in"), output=str(tmp_path / "out.jsonl")
+    )
+    (queue.home.runs / rows / "log.txt").write_bytes(bytes(900_000))
+    retention = Retention(
+        queue.client.store, queue.home, keep_s=86_400, most=1000, most_bytes=250_000
+    )
+    retention.remove_due()
+    retention.remove_due()
+    assert traces(queue, rows)
+    assert traces(queue, other)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from warmd.daemon.rundir import RunDir, sweep
+from warmd.daemon.rundir import RunDir, by_time, job_ids, sweep
 from warmd.jobs.errors import Conflict
 
 # Takes the lock, says so, and holds it until it is killed, or until its stdin ends with the tests.
@@ -41,6 +41,46 @@ def test_what_a_dead_client_left_half_made_goes_and_what_is_being_made_stays(tmp
     whole = RunDir.create(tmp_path, "grpo", {"spec": {}})
     sweep(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {new.name, whole.path.name}
+
+
+def made_in(runs: Path, zone: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        return RunDir.create(runs, "grpo", {"spec": {}}, durable=False).path.name
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_ids_sort_by_their_time_whatever_the_time_zone(tmp_path, monkeypatch):
+    zones = ["Asia/Tokyo", "America/Los_Angeles", "UTC", "Pacific/Kiritimati"]
+    ids = [made_in(tmp_path, zone, monkeypatch) for zone in zones]
+    assert sorted(ids, key=by_time) == ids
+    assert {job_id[:16] for job_id in ids} == {time.strftime("grpo-%Y%m%d-%H", time.gmtime())} or (
+        time.gmtime().tm_min == 0  # the hour ended meanwhile
+    )
+
+
+def test_ids_sort_by_their_making_when_the_clock_is_put_back(tmp_path, monkeypatch):
+    before = RunDir.create(tmp_path, "grpo", {"spec": {}}, durable=False).path.name
+    hour_ago = time.time_ns() - 3_600_000_000_000
+    monkeypatch.setattr(time, "time_ns", lambda: hour_ago)
+    after = RunDir.create(tmp_path, "grpo", {"spec": {}}, durable=False).path.name
+    assert by_time(after) > by_time(before)
+
+
+def test_an_id_that_is_taken_is_left_to_whom_it_belongs(tmp_path, monkeypatch):
+    first = RunDir.create(tmp_path, "grpo", {"spec": {}}, durable=False)
+    for slot in (1, 2):
+        monkeypatch.setattr(
+            "warmd.daemon.rundir._slots.take", iter([slot, slot, slot + 9]).__next__
+        )
+        made = [RunDir.create(tmp_path, "grpo", {"spec": {}}, durable=slot == 1) for _ in range(2)]
+        assert len({path.path for path in made}) == 2
+    assert len(job_ids(tmp_path)) == 5
+    assert first.read_spec()["id"] == first.path.name
+    assert not list(tmp_path.glob(".new-*"))
 
 
 @pytest.fixture

@@ -1,0 +1,97 @@
+"""Indices of all jobs in Redis, so that a read costs what it shows and not what there ever was.
+
+    warmd:jobs:QUEUE      every job of a queue, by the time of its creation
+    warmd:cli             those of the command line, by the time of their creation
+    warmd:answers         the ended jobs of queue infer, by the time of their end
+    warmd:stopped:QUEUE   the stopped jobs, which RQ keeps with the failed ones
+
+Each is written in the transaction that changes the job. `indexing.build` adds what an earlier
+version left, and run directories that have no job in Redis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import redis
+from redis.client import Pipeline
+from rq.job import Job, JobStatus
+
+from . import keys
+
+
+def created(pipeline: Pipeline, job: Job, *, from_cli: bool) -> None:
+    """Note a new job."""
+    at = {job.id: job.created_at.timestamp()}
+    pipeline.zadd(keys.jobs(job.origin), at)
+    if from_cli:
+        pipeline.zadd(keys.FROM_CLI, at)
+
+
+def ended(pipeline: Pipeline, job: Job, status: JobStatus, at: datetime) -> None:
+    """Note the end of a job."""
+    if job.origin == "infer":
+        pipeline.zadd(keys.ANSWERS, {job.id: at.timestamp()})
+    if status == JobStatus.STOPPED:
+        pipeline.sadd(keys.stopped(job.origin), job.id)
+
+
+def revived(pipeline: Pipeline, job: Job) -> None:
+    """Note that a job is no ended one (any more)."""
+    pipeline.zrem(keys.ANSWERS, job.id)
+    pipeline.srem(keys.stopped(job.origin), job.id)
+
+
+def removed(pipeline: Pipeline, job_id: str) -> None:
+    """Forget a job, also one that has no record."""
+    pipeline.zrem(keys.FROM_CLI, job_id)
+    pipeline.zrem(keys.ANSWERS, job_id)
+    for queue in keys.QUEUES:
+        pipeline.zrem(keys.jobs(queue), job_id)
+        pipeline.srem(keys.stopped(queue), job_id)
+
+
+def newest(connection: redis.Redis, queues: Iterable[str], limit: int | None) -> list[str]:
+    """The ids of the latest jobs of some queues, newest first."""
+    last = -1 if limit is None else limit - 1
+    with connection.pipeline(transaction=False) as pipeline:
+        for queue in queues:
+            pipeline.zrange(keys.jobs(queue), 0, last, desc=True, withscores=True)
+        pairs = [pair for pairs in pipeline.execute() for pair in pairs]
+    pairs.sort(key=lambda pair: (pair[1], pair[0]), reverse=True)
+    return [keys.text(job_id) for job_id, _ in pairs[:limit]]
+
+
+def trainings(connection: redis.Redis, limit: int, *, after: str | None) -> list[str]:
+    """The ids of training jobs, newest first, from the one that follows `after` on."""
+    key, start = keys.jobs("train"), 0
+    if after is not None:
+        place: Any = connection.zrevrank(key, after)
+        if place is None:
+            return []
+        start = place + 1
+    found: Any = connection.zrange(key, start, start + limit - 1, desc=True)
+    return [keys.text(job_id) for job_id in found]
+
+
+def from_cli_newest(connection: redis.Redis, start: int, count: int) -> list[str]:
+    """The ids of jobs of the command line, newest first, from a place on."""
+    found: Any = connection.zrange(keys.FROM_CLI, start, start + count - 1, desc=True)
+    return [keys.text(job_id) for job_id in found]
+
+
+def are_from_cli(connection: redis.Redis, job_ids: Sequence[str]) -> list[bool]:
+    """Whether each job is one of the command line."""
+    if not job_ids:
+        return []
+    found: Any = connection.zmscore(keys.FROM_CLI, list(job_ids))
+    return [score is not None for score in found]
+
+
+def forget(connection: redis.Redis, job_id: str) -> None:
+    """Forget a job that has no record."""
+    with connection.pipeline() as pipeline:
+        removed(pipeline, job_id)
+        pipeline.execute()

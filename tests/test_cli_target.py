@@ -1,0 +1,122 @@
+"""Commands without a JOB: which job they show, and which one they act on, or refuse to guess."""
+
+from __future__ import annotations
+
+import pytest
+from desks import Desk
+
+from warmd.jobs import spec_class
+
+
+def ask_over_http(desk: Desk, origin: str = "http") -> str:
+    """Another job, that nobody typed."""
+    model = desk.grpo[3]
+    spec = spec_class("infer").parse({"model": model, "prompt": "a"})
+    return desk.client.submit(spec, origin=origin)
+
+
+@pytest.mark.parametrize("origin", ["http", "check"])
+def test_what_is_shown_is_the_latest_job_of_the_command_line(desk, origin):
+    job_id = desk.submit()
+    ask_over_http(desk, origin)
+    assert desk.rows("show")[0]["id"] == job_id
+    assert desk.rows("show", "-")[0]["id"] == job_id
+    assert job_id in desk.warmd("result").err
+    desk.begin().step(1)
+    assert job_id in desk.warmd("plot").out
+    assert desk.warmd("checkpoints", "list").code == 0
+
+
+def test_with_answers_alone_there_is_no_latest_job(desk):
+    ask_over_http(desk)
+    done = desk.warmd("show")
+    assert done.is_refusal(2)
+    assert "`warmd submit` makes one" in done.err
+
+
+@pytest.mark.parametrize(
+    ("command", "outcome"), [("cancel", "stopping"), ("kill", "killing"), ("pause", "pausing")]
+)
+def test_the_only_running_job_is_meant_whatever_waits_or_answers(desk, command, outcome):
+    running = desk.submit()
+    desk.begin()
+    desk.submit()
+    ask_over_http(desk)
+    assert desk.warmd(command).out == f"{running} {outcome}\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "outcome"), [("cancel", "canceled"), ("kill", "canceled"), ("pause", "paused")]
+)
+def test_where_none_runs_the_only_waiting_one_is_meant(desk, command, outcome):
+    waiting = desk.submit()
+    ask_over_http(desk)
+    assert desk.warmd(command).out == f"{waiting} {outcome}\n"
+
+
+@pytest.mark.parametrize("command", ["cancel", "kill", "pause"])
+@pytest.mark.parametrize("do_run", [True, False])
+def test_of_several_none_is_chosen_and_each_is_listed_with_what_to_type(desk, command, do_run):
+    ids = [desk.submit(), desk.submit()]
+    if do_run:
+        desk.begin(), desk.begin()
+    done = desk.warmd(command)
+    assert done.code == 2
+    *lines, error = done.err.splitlines()
+    assert error == f"Error: job: must be named: {command} may mean any of 2 jobs"
+    status = "started" if do_run else "queued"
+    home = f"--home {desk.home.path}"
+    assert sorted(lines) == sorted(f"warmd {command} {j} {home}  # {status}" for j in ids)
+    assert {row["status"] for row in desk.rows("queue")} == {status}
+
+
+@pytest.mark.parametrize("command", ["cancel", "kill", "pause", "unpause"])
+def test_an_answer_of_somebody_else_is_never_meant(desk, command):
+    ask_over_http(desk)
+    done = desk.warmd(command)
+    assert done.is_refusal(2)
+    assert f"nothing to {command}" in done.err
+    assert [row["status"] for row in desk.rows("queue")] == ["queued"]
+
+
+def test_unpause_means_the_only_paused_job(desk):
+    paused, _ = desk.submit(), desk.submit()
+    desk.warmd("pause", paused)
+    assert desk.warmd("unpause").out == f"{paused} queued\n"
+    assert desk.warmd("unpause").is_refusal(2)
+
+
+def test_a_paused_job_is_not_paused_again_when_another_runs(desk):
+    first = desk.submit()
+    desk.begin()
+    desk.warmd("pause", first)
+    second = desk.submit()
+    desk.begin()
+    assert desk.warmd("pause").out == f"{second} pausing\n"
+
+
+def test_prune_means_the_only_job_with_checkpoints(desk):
+    assert desk.warmd("checkpoints", "prune").is_refusal(2)
+    ids = [desk.submit(), desk.submit()]
+    for job_id in ids:
+        (desk.home.runs / job_id / "checkpoints" / "checkpoint-2").mkdir(parents=True)
+    done = desk.warmd("checkpoints", "prune", "--yes")
+    assert done.code == 2
+    assert [line.split()[3] for line in done.err.splitlines()[:2]] == ids[::-1]
+    (desk.home.runs / ids[0] / "checkpoints" / "checkpoint-2").rmdir()
+    assert ids[1] in desk.warmd("checkpoints", "prune").err
+
+
+@pytest.mark.parametrize("option", ["--timeout", "--in"])
+def test_a_number_without_a_unit_queues_nothing(desk, option):
+    done = desk.warmd(*desk.grpo, option, "8")
+    assert done.is_refusal(2)
+    assert f"Error: {option[2:]}: must have a unit, such as 90s, 15m or 1h30m, got '8'" in done.err
+    assert desk.rows("jobs") == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--timeout", "99999d"), ("--in", "99999d"), ("--retries", "9" * 30)]
+)
+def test_what_no_job_can_take_is_refused(desk, arguments):
+    assert desk.warmd(*desk.grpo, *arguments).is_refusal(2)

@@ -1,0 +1,111 @@
+"""A home whose disk is full, has no inodes or cannot be written: one clear line, and nothing half.
+
+Each runs in a mount namespace of its own, on a small tmpfs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from desks import Desk
+from needs import needs
+from shell import Done
+
+FILESYSTEMS = {"space": "size=6m", "inodes": "size=60m,nr_inodes=120", "read-only": "size=60m"}
+
+
+def fill(folder: Path, lacks: str) -> None:
+    """Leave no room in the file system of a folder."""
+    if lacks == "read-only":
+        runs = str(folder / "home" / "runs")  # the server has files open to write elsewhere
+        subprocess.run(["mount", "--bind", runs, runs], check=True)
+        subprocess.run(["mount", "-o", "remount,ro,bind", runs], check=True)
+        return
+    try:
+        for number in range(1_000_000):
+            with open(folder / (f"f{number}" if lacks == "inodes" else "f"), "ab", 0) as file:
+                file.write(bytes(4096 if lacks == "space" else 0))
+    except OSError:
+        return
+
+
+def lines(done: Done) -> list[Any]:
+    return [done.code, done.out, done.err]
+
+
+def drill(folder: Path, lacks: str) -> dict[str, Any]:
+    """What the commands say in a home that is full; runs in the namespace."""
+    mount = ["mount", "-t", "tmpfs", "-o", FILESYSTEMS[lacks], "tmpfs", str(folder)]
+    subprocess.run(mount, check=True)
+    desk = Desk(folder)
+    stopped, failed = desk.submit(), desk.submit()
+    desk.begin().stop()
+    desk.begin().fail("no reason")
+    fill(folder, lacks)
+    before = sorted(os.listdir(desk.home.runs))
+    found = {
+        "ids": [stopped, failed],
+        "submit": lines(desk.warmd(*desk.grpo)),
+        "left": sorted(os.listdir(desk.home.runs)) == before,
+        "resume": lines(desk.warmd("resume", stopped, "--steps", "9")),
+        "status": desk.client.job(stopped)["status"] if lacks != "read-only" else None,
+        "rm": lines(desk.warmd("rm", failed)),
+    }
+    if lacks == "space":
+        for _ in range(100):  # until the server has no room for what it is to remember
+            if (done := desk.warmd("resume", stopped)).code or desk.warmd("cancel", stopped).code:
+                break
+        found["dead"] = lines(done if done.code else desk.warmd("jobs"))
+    desk.close()
+    return found
+
+
+def drilled(tmp_path: Path, lacks: str) -> dict[str, Any]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    probe = subprocess.run(["unshare", "-m", "true"], capture_output=True)
+    needs(probe.returncode == 0, "the right to mount file systems")
+    done = subprocess.run(
+        ["unshare", "-m", sys.executable, __file__, str(folder), lacks],
+        capture_output=True,
+        cwd=Path(__file__).parent,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    found: dict[str, Any] = orjson.loads(done.stdout)
+    return found
+
+
+def is_one_line(answer: list[Any]) -> bool:
+    _, out, err = answer
+    return out == "" and err.startswith("Error: ") and err.count("\n") == 1 and "bug" not in err
+
+
+@pytest.mark.parametrize("lacks", ["space", "inodes"])
+def test_without_room_submit_and_resume_refuse_and_rm_makes_room(tmp_path, lacks):
+    found = drilled(tmp_path, lacks)
+    for command in ("submit", "resume"):
+        assert is_one_line(found[command]), found[command]
+        assert "No space left on device" in found[command][2]
+    assert found["left"]
+    assert found["status"] == "stopped"  # and so can be resumed later
+    assert found["rm"][0] == 0, found["rm"]
+    if lacks == "space":
+        assert is_one_line(found["dead"])
+        assert "is full, and Redis has ended: make room" in found["dead"][2]
+
+
+def test_in_a_home_that_cannot_be_written_each_command_says_so(tmp_path):
+    found = drilled(tmp_path, "read-only")
+    for command in ("submit", "resume", "rm"):
+        assert is_one_line(found[command]), found[command]
+    assert found["left"]
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(orjson.dumps(drill(Path(sys.argv[1]), sys.argv[2])))

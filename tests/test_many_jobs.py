@@ -1,0 +1,177 @@
+"""What is read costs what is shown: thousands of ended jobs make no read dearer."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from desks import Desk
+from gateways import Gateway
+
+from warmd.daemon import indexing, jobindex, joblist, keys
+from warmd.daemon.client import Client
+from warmd.daemon.gateway.catalogue import Catalogue
+from warmd.daemon.gateway.metrics import Metrics
+from warmd.daemon.retention import Retention
+from warmd.daemon.rundir import RunDir
+from warmd.jobs import spec_class
+
+FEW, MANY = 3, 120
+WORKER = "infer-0:test:1"
+
+
+@pytest.fixture(scope="module")
+def desk() -> Iterator[Desk]:
+    """A home with ended jobs, one that runs and two that wait."""
+    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
+        desk = Desk(Path(folder))
+        desk.submit()
+        desk.begin()
+        desk.submit()
+        desk.submit("--in", "1h")
+        yield desk
+        desk.close()
+
+
+def end(client: Client, number: int, origin: str = "http") -> list[str]:
+    """Make ended answers, as quickly as they can be made."""
+    spec, store = spec_class("infer").parse({"model": "tiny", "prompt": "a"}), client.store
+    document = {"spec": spec.to_json(), "python_path": [], "origin": origin}
+    ids = []
+    for _ in range(number):
+        rundir = RunDir.create(client.home.runs, "infer", document, durable=False)
+        ids.append(rundir.path.name)
+        store.enqueue(ids[-1], "infer", from_cli=origin == "cli")
+        queue, taken = store.queue("infer").key, keys.taken(WORKER)
+        popped: Any = client.connection.lmove(queue, taken, "LEFT", "RIGHT")
+        begun = store.begin(popped, "infer", WORKER)
+        assert begun is not None
+        rundir.write_result({"choices": []}, revision=1)
+        store.finish(begun[0], begun[1].claim, {"choices": []})
+    return ids
+
+
+def reads(desk: Desk | Gateway) -> dict[str, Callable[[], object]]:
+    """Everything that looks at jobs."""
+    client = desk.client
+    waiting = client.jobs(statuses=["queued"])[0]["id"]
+    retention = Retention(
+        client.store, desk.home, keep_s=86_400, most=10_000, most_bytes=10_000_000_000
+    )
+    metrics, catalogue = Metrics(client), Catalogue(client)
+    retention.remove_due()  # what is new is measured once
+    return {
+        "queue": lambda: client.jobs(statuses=("started", "queued", "scheduled", "deferred")),
+        "status": lambda: (client.queues(), client.jobs(statuses=["started"])),
+        "show": lambda: client.job(waiting),
+        "the latest job": lambda: client.find(None),
+        "the only job that runs": client.pending,
+        "jobs --limit": lambda: client.jobs(limit=FEW),
+        "/metrics": metrics.text,
+        "/v1/models": catalogue.all,
+        "/v1/fine_tuning/jobs": lambda: client.trainings(20),
+        "retention": retention.remove_due,
+    }
+
+
+def cost(desk: Desk, read: Callable[[], object]) -> tuple[int, int]:
+    """The commands that Redis runs for a read, and the bytes that it sends."""
+    read()  # what is learnt once
+
+    def totals() -> tuple[int, int]:
+        info: Any = desk.client.connection.info("stats")
+        return info["total_commands_processed"], info["total_net_output_bytes"]
+
+    def spent() -> tuple[int, int]:
+        before = totals()
+        read()
+        after = totals()
+        return after[0] - before[0], after[1] - before[1]
+
+    return spent()
+
+
+def test_no_read_costs_more_with_many_ended_jobs(desk: Desk):
+    end(desk.client, FEW)
+    few = {name: cost(desk, read) for name, read in reads(desk).items()}
+    end(desk.client, MANY)
+    many = {name: cost(desk, read) for name, read in reads(desk).items()}
+    for name, (commands, num_bytes) in few.items():
+        assert many[name][0] <= commands + 3, name
+        assert many[name][1] <= num_bytes * 1.2 + 200, name
+
+
+def index(desk: Desk) -> dict[str, Any]:
+    connection = desk.client.connection
+    zsets = [*map(keys.jobs, keys.QUEUES), keys.FROM_CLI, keys.ANSWERS]
+    found: dict[str, Any] = {key: connection.zrange(key, 0, -1, withscores=True) for key in zsets}
+    sets = {keys.stopped(queue) for queue in keys.QUEUES}
+    return found | {key: connection.smembers(key) for key in sets}
+
+
+def test_the_index_of_a_home_of_an_earlier_version_is_built_from_what_is_there(desk: Desk):
+    end(desk.client, 2)
+    desk.warmd("cancel", desk.submit())
+    desk.begin().stop()
+    desk.submit()  # for the tests after this one
+    before = index(desk)
+    assert all(before[key] for key in before if key != keys.stopped("infer"))
+    for key in (*before, keys.INDEXED):
+        desk.client.connection.delete(key)
+    indexing.ensure(desk.client.connection, desk.home.runs)
+    after = index(desk)
+    assert after == before
+    indexing.build(desk.client.connection, desk.home.runs)  # as every daemon does when it starts
+    assert index(desk) == after
+
+
+def test_counts_tell_stopped_jobs_from_failed_ones_through_a_resume(desk: Desk):
+    def counts() -> tuple[int, int]:
+        found = joblist.counts(desk.client.connection, "train")
+        return found["failed"], found["stopped"]
+
+    failed, stopped = counts()
+    run = desk.begin()
+    run.stop()
+    assert counts() == (failed, stopped + 1)
+    desk.client.resume(run.id, front=True)
+    assert counts() == (failed, stopped)
+    desk.begin().fail("no reason")
+    assert counts() == (failed + 1, stopped)
+    desk.client.remove(run.id)
+    assert counts() == (failed, stopped)
+    assert run.id not in jobindex.newest(desk.client.connection, keys.QUEUES, None)
+
+
+def test_a_job_that_rq_itself_requeued_counts_as_no_ended_one_when_it_begins(desk: Desk):
+    (job_id,) = end(desk.client, 1)
+    connection = desk.client.connection
+    job = desk.client.store.fetch(job_id)
+    assert job is not None
+    connection.zrem("rq:finished:infer", job_id)
+    desk.client.store.queue("infer").enqueue_job(job)
+    popped: Any = connection.lmove("rq:queue:infer", keys.taken(WORKER), "LEFT", "RIGHT")
+    begun = desk.client.store.begin(popped, "infer", WORKER)
+    assert begun is not None
+    assert connection.zscore(keys.ANSWERS, job_id) is None
+    desk.client.store.finish(begun[0], begun[1].claim, {})
+    assert connection.zscore(keys.ANSWERS, job_id) is not None
+
+
+def test_an_answer_in_the_way_is_not_the_latest_job(desk: Desk):
+    latest = desk.submit()
+    end(desk.client, 30)
+    assert desk.client.find(None) == latest
+    assert [job["id"] for job in desk.rows("show")] == [latest]
+    assert desk.warmd("logs", "-").err.count(latest) == 1  # no log yet, of that job
+    desk.client.cancel(latest)
+
+
+def test_the_mark_of_who_queued_a_job_is_read_from_earlier_versions_too(desk: Desk, tmp_path: Path):
+    spec = {"spec": {"model": "tiny"}}
+    typed = RunDir.create(tmp_path, "infer", {**spec, "python_path": ["/somewhere"]})
+    asked = RunDir.create(tmp_path, "infer", {**spec, "python_path": []})
+    assert (typed.origin(), asked.origin()) == ("cli", "http")
