@@ -14,18 +14,21 @@ from typing import Any
 
 from rq.job import Job
 
+from ..jobs import tracebacks
 from .checkpoints import Checkpoints
 from .events import EventLog, read
 from .jobstore import Begun, JobStore, Orders
 from .rundir import RunDir
 from .stable import Horse
 from .stream import Outbox, Publisher
+from .watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
 _MOST_KILLS = 3
 _TIMEOUT_GRACE_S = 30.0  # between a time limit's request to stop and the kill
 _KILL_GRACE_S = 1.0  # for a job to leave a horse that it shares
+_NOTE_PATIENCE_S = 1.0  # for the horse to be done with an event of its own
 
 
 class Attempt:
@@ -54,6 +57,9 @@ class Attempt:
         self._store = store
         self._rundir = rundir
         self._publisher = Publisher(outbox, job.id, rundir.events) if rundir is not None else None
+        self._watchdog = Watchdog(rundir.log) if rundir is not None else None
+        self._stall = ""  # what the job fails of, when a stall ends it
+        self._step: int | None = None  # of its latest step event
         self._limit_s = job.timeout if job.timeout and job.timeout > 0 else None
         self._checkpoint = self._newest_checkpoint()
         self._has_stepped = False  # further than any execution before: no other steps are told
@@ -63,6 +69,12 @@ class Attempt:
         self._paused_at: float | None = None
         self._paused_s = 0.0
         self._deadline: float | None = None
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether its model is still to come from a hub; there is no horse before that."""
+        model = self.request.get("model")
+        return self.settle is None and model is not None and model["folder"] is None
 
     # --- towards the horse ------------------------------------------------------------------
 
@@ -75,11 +87,21 @@ class Attempt:
             self.stop("kill")
         elif orders.stop is not None:
             self.stop(orders.stop)
-        elif orders.pause == "release":
+        elif orders.pause == "release" or (orders.pause == "hold" and self.is_fetching):
             self.stop("pause")
         elif (orders.pause == "hold") != self._is_held and self.horse is not None:
             self._is_held = not self._is_held
             self._tell({"pause": self._is_held})
+
+    def give_back(self) -> None:
+        """End it, as others may soon have the job: its horse at once, then its claim."""
+        if self.settle is not None:
+            return
+        if self.horse is None:
+            self._settle(self._store.requeue)
+        else:
+            self.asked.add("give back")
+            self.horse.kill()
 
     def dismount(self) -> None:
         """The horse never came: another is to be told all that this one was."""
@@ -89,7 +111,9 @@ class Attempt:
         self._deadline = None
 
     def stop(self, how: str) -> None:
-        """Ask it, once, to save and stop: "drain", "cancel", "pause", "timeout"; or to "kill" it.
+        """Ask it, once, to save and stop; or to "kill" it.
+
+        `how`: "drain", "cancel", "pause", "timeout", "stall" or "kill".
 
         A horse that runs this job alone is killed without being asked.
         """
@@ -116,6 +140,24 @@ class Attempt:
         if self._deadline is not None and now > self._deadline and self.horse is not None:
             self.horse.kill(self.job.id)
 
+    def watch_progress(self) -> None:
+        """Say that it has stalled, and where; end it then, if that was asked for."""
+        pid = self.horse.pid if self.horse is not None else None
+        if self._watchdog is None or pid is None or self.settle is not None:
+            return
+        stall = self._watchdog.look(pid)
+        if stall is None:
+            return
+        self._note("stall", step=self._step, **stall)
+        if self._watchdog.ends_job:
+            self._stall = (
+                f"stalled: a {stall['activity']} took more than {stall['seconds']:.4g} s, "
+                f"ten times the median"
+            )
+            self.stop("stall")
+            # As long again as it has taken, for a step that does end.
+            self._deadline = time.monotonic() + max(_TIMEOUT_GRACE_S, stall["seconds"])
+
     def _tell(self, order: dict[str, Any]) -> None:
         if self.horse is not None:
             self.horse.send({"job": self.job.id, **order})
@@ -129,13 +171,16 @@ class Attempt:
 
     def hear(self, message: dict[str, Any]) -> None:
         """Take in what the horse, or the zygote in its place, says of the job."""
-        if "event" in message:
+        if "activity" in message and self._watchdog is not None:
+            self._watchdog.hear(message["activity"])
+        elif "event" in message:
             event = message["event"]
             if self._publisher is not None:
                 self._publisher.publish(event)
             match event["type"]:
                 case "step":
                     self._has_stepped = True
+                    self._step = event["step"]
                 case "paused":
                     self._paused_at = time.monotonic()
                 case "unpaused" if self._paused_at is not None:
@@ -143,12 +188,22 @@ class Attempt:
                     self._paused_at = None
         elif "outcome" in message:
             self._conclude(message)
-        elif "error" in message:  # the zygote's: the model could not be loaded
+        elif "error" in message:  # the model could not be fetched, or not be loaded
             self.fail(message["error"])
+        elif "folder" in message:
+            self.request["model"]["folder"] = message["folder"]
+        elif "bytes" in message:
+            self._note("fetching", model=self.request["model"]["config"]["path"], **message)
 
     def fail(self, error: str) -> None:
         """It could not even be begun."""
-        self._conclude({"outcome": "failed", "error": error, "untold": True})
+        self._conclude(
+            {
+                "outcome": "failed",
+                "error": tracebacks.cut(error, tracebacks.MOST_TRACE),
+                "untold": True,
+            }
+        )
 
     def recall(self, result: dict[str, Any]) -> None:
         """An execution before this one wrote its result, and was killed before its worker knew."""
@@ -172,6 +227,8 @@ class Attempt:
 
     def _conclude_unbegun(self, how: str) -> None:
         if how in ("drain", "pause"):
+            if how == "pause" and self.is_fetching:
+                self._note("paused", released=True)
             self._settle(self._store.requeue)
         elif how == "timeout":
             self._conclude_late()
@@ -190,6 +247,8 @@ class Attempt:
                 self._settle(store.requeue)
             case "stopped" if said["reason"] == "timeout":
                 self._conclude_late()
+            case "stopped" if said["reason"] == "stall":
+                self._conclude_stalled()
             case "stopped" if said["reason"] == "kill":
                 self._settle(store.stop, "killed on request")
             case "stopped":
@@ -217,6 +276,11 @@ class Attempt:
             self._settle(self._store.stop, "killed on request")
         elif "timeout" in self.asked:
             self._conclude_late()
+        elif "stall" in self.asked:
+            self._conclude_stalled()
+        elif "give back" in self.asked:
+            self._note("requeued", reason="the worker lost touch with Redis")
+            self._settle(self._store.requeue)
         elif self.horse.ended_for is not None:
             self._note("requeued", reason=f"its process was ended for {self.horse.ended_for}")
             self._settle(self._store.requeue)
@@ -250,6 +314,10 @@ class Attempt:
         self._note("failed", error=reason, traceback=None)
         self._settle(self._store.fail, reason)
 
+    def _conclude_stalled(self) -> None:
+        self._note("failed", step=self._step, error=self._stall, traceback=None)
+        self._settle(self._store.fail, self._stall)
+
     def _settle(self, change: Callable[..., object] | None, *args: Any, **kwargs: Any) -> None:
         def settle() -> None:
             if change is not None:
@@ -269,6 +337,7 @@ class Attempt:
                 self._rundir.events,
                 execution=self.begun.number,
                 publish=self._publisher.publish,
+                patience_s=_NOTE_PATIENCE_S,
             ) as events:
                 events.emit(type, **fields)
         except OSError as error:  # a full disk: Redis has the reason all the same

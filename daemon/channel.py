@@ -13,8 +13,11 @@ from typing import Any
 
 import orjson
 
+from ..jobs.errors import WarmdError
+
 _CHUNK = 1 << 16
 _LONGEST = 1 << 24  # bytes of one message; whoever sends more is no process of ours
+_ENVELOPE = 1 << 12  # bytes of a message besides the result that it carries
 
 
 class Channel:
@@ -23,7 +26,7 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.closed_by_peer = False
-        self._partial = b""
+        self._partial = bytearray()
 
     @classmethod
     def connect(cls, path: Path, *, timeout_s: float | None = None) -> Channel:
@@ -67,9 +70,12 @@ class Channel:
         if not data:
             self.closed_by_peer = True
             return []
-        *lines, self._partial = (self._partial + data).split(b"\n")
+        self._partial += data
         if len(self._partial) > _LONGEST:
             self.closed_by_peer = True
+        if b"\n" not in data:
+            return []
+        *lines, self._partial = self._partial.split(b"\n")
         messages = []
         for line in lines:
             with contextlib.suppress(orjson.JSONDecodeError):
@@ -80,6 +86,16 @@ class Channel:
         """Yield messages until the peer closes."""
         while not self.closed_by_peer:
             yield from self.receive()
+
+
+def check_size(result: Any) -> None:
+    """Raise WarmdError for a job's result that is too long for a message."""
+    excess = len(orjson.dumps(result, default=str)) + _ENVELOPE - _LONGEST
+    if excess > 0:
+        raise WarmdError(
+            f"result: must be at most {_LONGEST - _ENVELOPE} bytes as JSON, got {excess} more: "
+            "write what is long into a file of the run directory"
+        )
 
 
 def listen(path: Path) -> socket.socket:

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from ..configs.config import WorkerConfig
+from . import beat
 from .home import Home
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 _QUICK_DEATH_S = 5.0
 _MOST_QUICK_FAILURES = 3  # in a row, before the daemon gives up
 MOST_QUICK_KILLS = 10  # the same for deaths by a signal, which say less about the next try
+HUNG_S = 10.0  # without a sign of life; less than what a worker's lease lasts
+_LONGEST_LINE = 1 << 16  # bytes; what is longer counts as several
 _LONGEST_WAIT_S = 60.0  # between two starts of a gateway that does not stay up
 
 
@@ -35,6 +38,7 @@ class Child:
         self.started = 0.0
         self.is_ready = False  # since its latest start
         self.quick_deaths = 0  # in a row
+        self._silent_s: float | None = None  # since its latest sign of life; None before the first
 
     @property
     def pid(self) -> int | None:
@@ -63,17 +67,44 @@ class Child:
         )
         self.started = time.monotonic()
         self.is_ready = False
+        self._silent_s = None
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # killed at once: `has_died` will say so
             self.process.stdin.write(orjson.dumps(settings))
             self.process.stdin.close()
         if tells is not None:
-            _read_lines(selector, self.process.stdout, partial(_heed, self.name, tells))
+            _read_lines(selector, self.process.stdout, partial(self._heed, tells))
         _read_lines(
             selector,
             self.process.stderr,
             lambda line: log.info("%s", line.decode("utf-8", "replace")),
         )
+
+    def _heed(self, tells: Callable[[dict[str, Any]], None], line: bytes) -> None:
+        """Take a line of its stdout; what a library printed there goes to the log."""
+        try:
+            message = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            message = None
+        if not isinstance(message, dict) or not message.keys() & {"stage", "error"}:
+            log.info("%s: %s", self.name, line.decode("utf-8", "replace"))
+        elif message.get("stage") == beat.STAGE:
+            self._silent_s = 0.0
+        else:
+            tells(message)
+
+    def end_if_hung(self, passed_s: float) -> None:
+        """Kill it when it gave signs of life and gives none any more; then it is one of the dead.
+
+        `passed_s`: the time since the last call in which this process was awake itself.
+        """
+        if self._silent_s is None or self.process is None:
+            return
+        self._silent_s += passed_s
+        if self._silent_s > HUNG_S:
+            log.error("%s: hangs: no sign of life for %g s, killing it", self.name, HUNG_S)
+            self.process.kill()
+            self._silent_s = None
 
     def has_died(self) -> bool:
         return self.process is not None and self.process.poll() is not None
@@ -133,23 +164,16 @@ def _read_lines(
         nonlocal partial_line
         data = os.read(stream.fileno(), 1 << 16)
         if not data:
+            if partial_line:
+                take(partial_line)
             selector.unregister(stream)
             stream.close()
             return
         *lines, partial_line = (partial_line + data).split(b"\n")
+        if len(partial_line) > _LONGEST_LINE:
+            lines.append(partial_line)
+            partial_line = b""
         for line in lines:
-            take(line)
+            take(line.rstrip(b"\r").rpartition(b"\r")[2])  # a progress bar's latest
 
     selector.register(stream, selectors.EVENT_READ, read)
-
-
-def _heed(name: str, tells: Callable[[dict[str, Any]], None], line: bytes) -> None:
-    """Take a line of a child's stdout; what a library printed there goes to the log."""
-    try:
-        message = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        message = None
-    if isinstance(message, dict) and ("stage" in message or "error" in message):
-        tells(message)
-    else:
-        log.info("%s: %s", name, line.decode("utf-8", "replace"))

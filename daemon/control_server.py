@@ -12,6 +12,7 @@ import os
 import socketserver
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import redis
@@ -19,13 +20,16 @@ import redis
 from .. import __version__
 from ..configs.config import ModelConfig, redacted_url
 from ..jobs.errors import Unavailable, WarmdError
-from . import fetch, joblist, keys, memory
+from . import downloads, joblist, keys, memory
 from .channel import Channel
 
 if TYPE_CHECKING:
     from .supervisor import Supervisor
 
 log = logging.getLogger(__name__)
+
+
+_PATIENCE_S = 1.0  # with a zygote that is asked for no more than how it is
 
 
 class _Server(socketserver.ThreadingUnixStreamServer):
@@ -79,18 +83,19 @@ def answer(supervisor: Supervisor, request: dict[str, Any]) -> dict[str, Any]:
     match request["op"]:
         case "stop":
             how = "now" if request["now"] else "drain"
-            try:
-                running = _running(supervisor)
-            except redis.RedisError:
-                running = []  # a server that is away keeps nobody from stopping
+            running = []  # a server that is away keeps nobody from stopping
+            with contextlib.suppress(redis.RedisError):
+                if not supervisor.is_server_away:
+                    running = _running(supervisor)
             supervisor.stop(how)
             return {"running": running}
         case "load":
             config = ModelConfig(**request["model"])
-            folder = fetch.local_folder(config, is_newest=True)
+            over = partial(_is_stopping, supervisor)
+            folder = downloads.folder_of(config, is_newest=True, over=over)
             model = {"config": config.__dict__, "folder": str(folder)}
             loaded = ask_zygote(supervisor, {"op": "load", "model": model})
-            supervisor.warm_set.add(config)
+            supervisor.warm_set.add(config, is_kept=request["is_kept"])
             return loaded
         case "unload":
             reply = ask_zygote(supervisor, {"op": "unload", "name": request["name"]})
@@ -109,10 +114,19 @@ def answer(supervisor: Supervisor, request: dict[str, Any]) -> dict[str, Any]:
             raise LookupError(unknown)
 
 
-def ask_zygote(supervisor: Supervisor, request: dict[str, Any]) -> dict[str, Any]:
-    """Put a question to the zygote. Raises the zygote's own WarmdError, or Unavailable."""
+def _is_stopping(supervisor: Supervisor) -> bool:
+    return supervisor.stopping is not None
+
+
+def ask_zygote(
+    supervisor: Supervisor, request: dict[str, Any], *, timeout_s: float = 600.0
+) -> dict[str, Any]:
+    """Put a question to the zygote, which answers none while it loads a model.
+
+    Raises the zygote's own WarmdError, or Unavailable.
+    """
     try:
-        channel = Channel.connect(supervisor.home.zygote_socket, timeout_s=600.0)
+        channel = Channel.connect(supervisor.home.zygote_socket, timeout_s=timeout_s)
         with contextlib.closing(channel):
             channel.send(request)
             reply = next(iter(channel), None)
@@ -129,9 +143,10 @@ def ask_zygote(supervisor: Supervisor, request: dict[str, Any]) -> dict[str, Any
 
 def _status(supervisor: Supervisor) -> dict[str, Any]:
     try:
-        zygote = ask_zygote(supervisor, {"op": "status"})
+        zygote = ask_zygote(supervisor, {"op": "status"}, timeout_s=_PATIENCE_S)
     except Unavailable:
-        zygote = {"pid": supervisor.zygote.pid, "state": "starting", "models": [], "horses": []}
+        state = "loading" if supervisor.zygote.is_ready else "starting"
+        zygote = {"pid": supervisor.zygote.pid, "state": state, "models": [], "horses": []}
     return {
         "daemon": {
             "pid": os.getpid(),

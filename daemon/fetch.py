@@ -1,15 +1,13 @@
 """From a model's name in the config to a folder on this disk.
 
-The zygote only ever maps local files. A hub id is downloaded once, in a process of its own: the
-download's threads must not live where horses are forked.
+The zygote only ever maps local files. What is on a hub is downloaded once, by `downloads`; a model
+that is all here costs neither a process nor a request.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from .. import configs
@@ -19,18 +17,27 @@ from ..jobs.errors import NotFound
 
 BUILTIN = "builtin:"
 
-_fetched: set[str] = set()  # ids, by this process: for each job the hub's cache will do then
+
+def local_folder(model: ModelConfig) -> Path:
+    """Return the folder that holds a model. Raises NotFound, also for what is on a hub only."""
+    folder = folder_at_hand(model)
+    if folder is None:
+        raise NotFound(f"model: {model.name}: {hub_id(model)} is not in the hub's cache")
+    return folder
 
 
-def local_folder(model: ModelConfig, *, is_newest: bool = False) -> Path:
-    """Return the folder that holds a model, fetching it from the hub if need be. Raises NotFound.
+def folder_at_hand(model: ModelConfig) -> Path | None:
+    """The folder that holds a model; None while a part of it, or its base, is on a hub only.
 
-    So is the base of an adapter. Progress of a download goes to stderr. `is_newest`: ask the hub
-    also for what was fetched before, as there may be a newer one.
+    Raises NotFound for a folder that holds no model.
     """
-    folder = _named_folder(model) or _from_hub(model.path, is_newest)
+    folder = _named_folder(model) or _cached(model.path)
+    if folder is None:
+        return None
     base_id = _base_id(model, folder)
-    base = None if base_id is None else _from_hub(base_id, is_newest)
+    base = None if base_id is None else _cached(base_id)
+    if base_id is not None and base is None:
+        return None
     with _blaming(model, folder):
         has_config = ((base or model_folder(folder)) / "config.json").is_file()
     if not has_config:
@@ -41,13 +48,32 @@ def local_folder(model: ModelConfig, *, is_newest: bool = False) -> Path:
     return folder
 
 
+def _cached(named: str) -> Path | None:
+    """The folder of an id, or id@revision, in the hub's cache; None when not all of it is there."""
+    try:
+        return cached(named)
+    except LookupError:
+        return None
+
+
 def hub_id(model: ModelConfig) -> str | None:
-    """Return what of a model is fetched from the hub, itself or its base; None: it is all here.
+    """Return what of a model is on a hub, itself or its base; None: it is all in folders.
 
     Raises NotFound for an adapter's folder that says nothing of use.
     """
     folder = _named_folder(model)
     return model.path if folder is None else _base_id(model, folder)
+
+
+def next_id(model: ModelConfig, fetched: set[str]) -> str | None:
+    """Return what of a model is to be fetched next, of what is not `fetched` yet; None: no more.
+
+    An adapter has to be here before it says what its base is.
+    """
+    named = hub_id(model)
+    if named in fetched and (folder := _cached(model.path)) is not None:
+        named = _base_id(model, folder)
+    return None if named in fetched else named
 
 
 def _named_folder(model: ModelConfig) -> Path | None:
@@ -71,28 +97,3 @@ def _blaming(model: ModelConfig, folder: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         raise NotFound(f"model: {model.name}: {folder}: {error}") from error
-
-
-def _from_hub(named: str, is_newest: bool) -> Path:
-    """Return the folder of an id, or id@revision, on the hub. Raises NotFound."""
-    if named in _fetched and not is_newest:
-        with suppress(LookupError):  # somebody has cleared the cache
-            return cached(named)
-    model_id, _, revision = named.partition("@")
-    script = (
-        "import sys, huggingface_hub as hub; "
-        "print(hub.snapshot_download(sys.argv[1], revision=sys.argv[2] or None))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, model_id, revision],
-        stdout=subprocess.PIPE,
-        stderr=None,
-        text=True,
-    )
-    if done.returncode != 0:
-        raise NotFound(
-            f"model: must be a warm model's name, a folder, or an id on a hub that can be reached, "
-            f"got {named!r}; the reason is in the daemon's log"
-        )
-    _fetched.add(named)
-    return Path(done.stdout.strip().splitlines()[-1])

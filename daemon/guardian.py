@@ -19,7 +19,8 @@ from typing import Any
 
 from ..configs.config import DaemonConfig
 from ..jobs.errors import WarmdError
-from .home import Home
+from .descendants import adopt_orphans, end_descendants
+from .home import Home, private
 from .life import Life
 
 _CRASHED = 70  # the supervisor's exit code for a fault of its own (sysexits' EX_SOFTWARE)
@@ -37,6 +38,16 @@ def guard(
     One that dies while it stops is not replaced: the end is what was asked for.
     """
     life = Life()
+    adopt_orphans()
+    try:
+        return _restarting(config, life, report, foreground)
+    finally:
+        end_descendants()  # what jobs started, and nobody could end before
+
+
+def _restarting(
+    config: DaemonConfig, life: Life, report: Callable[[dict[str, Any]], None], foreground: bool
+) -> int:
     deaths: list[float] = []
     signals = (signal.SIGTERM, signal.SIGINT)
     while True:
@@ -91,11 +102,16 @@ def _supervise(
         return _CRASHED if life.was_warm else 1
 
 
+class _PrivateLog(logging.handlers.RotatingFileHandler):
+    """A rotated log that only its owner reads: prompts may stand in it."""
+
+    def _open(self) -> Any:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=private)
+
+
 def _log_to(config: DaemonConfig, foreground: bool) -> None:
     handlers: list[logging.Handler] = [
-        logging.handlers.RotatingFileHandler(
-            Home(config.home).log, maxBytes=config.log_bytes, backupCount=config.log_files
-        )
+        _PrivateLog(Home(config.home).log, maxBytes=config.log_bytes, backupCount=config.log_files)
     ]
     if foreground:
         handlers.append(logging.StreamHandler())

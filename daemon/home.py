@@ -34,6 +34,7 @@ from ..jobs.errors import Conflict, SpecError
 # sun_path holds 108 bytes on Linux and 104 on macOS, the longest name here takes 14.
 _LONGEST_SOCKET_FOLDER = 85
 
+_LEAST_BYTES = 100_000
 _LOOK_S = 0.5  # far longer than anybody takes to look whether a home is locked
 
 
@@ -156,6 +157,15 @@ class Home:
             os.close(fd)
         return False
 
+    def is_full(self) -> bool:
+        """Whether its disk has no room for a few more files."""
+        try:
+            disk = os.statvfs(self.path)
+        except OSError:
+            return False
+        has_files = not disk.f_files or disk.f_favail > 0  # some file systems count none
+        return disk.f_bavail * disk.f_frsize < _LEAST_BYTES or not has_files
+
     def occupied(self) -> str:
         """Say where the daemon of this home runs."""
         state = self.read_state() or {}
@@ -164,6 +174,11 @@ class Home:
             f"since {state.get('started', 'just now')}): stop it with `warmd stop`, or choose "
             "another home with --home"
         )
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file that, when it is made by this, only its owner reads (an opener for `open`)."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def _digest(raw: bytes) -> str:

@@ -6,13 +6,15 @@ a job is taken up the moment it is queued, whatever else runs.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import redis
 
 from . import keys
 
-_POP_S = 0.5  # how long one wait for a job lasts; shows a server that is gone, too
+_POP_S = 0.5  # how long one wait for a job lasts
+_LATE_S = 2.0  # after which a wait that is not over shows a server that hangs
 
 
 class Mailbox:
@@ -28,6 +30,7 @@ class Mailbox:
         self._jobs: Any = None
         self._orders: Any = None
         self._is_waiting = False
+        self._due = 0.0  # when the wait should be over
 
     def sockets(self) -> list[Any]:
         """What to watch: readable when `job` or `orders` has something to say."""
@@ -44,10 +47,15 @@ class Mailbox:
             self._jobs.connect()
         self._jobs.send_command("BLMOVE", self._source, self._target, "LEFT", "RIGHT", _POP_S)
         self._is_waiting = True
+        self._due = time.monotonic() + _POP_S
 
     def job(self) -> tuple[bool, bytes | None]:
         """Whether a wait is over, and what was popped from the queue, None for nothing."""
-        if not self._is_waiting or not self._jobs.can_read(0):
+        if not self._is_waiting:
+            return False, None
+        if not self._jobs.can_read(0):
+            if time.monotonic() > self._due + _LATE_S:
+                raise redis.TimeoutError("no reply to BLMOVE")
             return False, None
         popped = self._jobs.read_response()
         self._is_waiting = False

@@ -7,13 +7,21 @@ lies there; here each worker has its own, so that when one dies it is known what
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 from rq.executions import Execution
 from rq.registry import StartedJobRegistry
 
 from . import keys
 from .jobstore import JobStore
+
+
+class _Claim(NamedTuple):
+    """A started job in the hands of a worker."""
+
+    member: bytes  # of the registry of started jobs
+    execution: Execution
+    holder: str | None  # the worker; None where that is not known
 
 
 class Roster:
@@ -32,13 +40,20 @@ class Roster:
     def has_lease(self, worker: str) -> bool:
         return bool(self._connection.exists(keys.lease(worker)))
 
-    def register(self, worker: str, queue: str, *, lease_s: int) -> None:
+    def silent(self) -> dict[str, str]:
+        """Those of `workers` that have no lease, in two round trips."""
+        workers = self.workers()
+        silent = self._without_lease(workers)
+        return {name: queue for name, queue in workers.items() if name in silent}
+
+    def register(self, worker: str, queue: str, *, lease_s: float) -> None:
         """Give a sign of life, good for so long, and be known: who dies is then missed.
 
-        Again and again: one that was silent for too long may have been buried alive.
+        Again and again: one that was silent for too long may have been buried alive. `bury` alone
+        strikes it off: whoever may hold a job is listed.
         """
         with self._connection.pipeline() as pipeline:
-            pipeline.set(keys.lease(worker), 1, ex=lease_s)
+            pipeline.set(keys.lease(worker), 1, px=int(lease_s * 1000))
             pipeline.hset(keys.WORKERS, worker, queue)
             pipeline.execute()
 
@@ -47,8 +62,8 @@ class Roster:
         found: Any = self._connection.lrange(keys.taken(worker), 0, -1)
         return list(found)
 
-    def bury(self, worker: str, queue: str, *, spare: Collection[Execution] = ()) -> list[str]:
-        """Put back whatever a dead worker held; return the ids. Safe to run twice or by two.
+    def reclaim(self, worker: str, queue: str, *, spare: Collection[Execution] = ()) -> list[str]:
+        """Put back what a worker holds; return the ids. Safe to run twice or by two.
 
         `spare`: executions that are alive; a worker that lives calls this for what it lost.
         """
@@ -58,20 +73,69 @@ class Roster:
             job_id := self._connection.lmove(keys.taken(worker), target, "RIGHT", "LEFT")
         ) is not None:
             returned.append(keys.text(job_id))
-        registry = StartedJobRegistry(queue, connection=self._connection)
-        members: Any = self._connection.zrange(registry.key, 0, -1)
-        for member in members:
-            job_id, _, execution_id = keys.text(member).partition(":")
-            execution = Execution(execution_id, job_id, self._connection)
-            if execution in spare:
-                continue
-            holder = self._connection.hget(execution.key, "worker_name")
-            if holder is not None and holder != worker.encode():
-                continue
-            job = self._store.fetch(job_id)
-            if job is None:
-                self._connection.zrem(registry.key, member)
-            elif self._store.requeue(job, execution):
-                returned.append(job_id)
+        for claim in self._claims(queue):
+            if claim.holder in (None, worker) and claim.execution not in spare:
+                returned += self._return(queue, claim)
+        return returned
+
+    def bury(self, worker: str, queue: str) -> list[str]:
+        """Put back whatever a dead worker held, then strike it off; return the ids.
+
+        In this order: whoever is killed between the two leaves a worker that is still missed.
+        """
+        returned = self.reclaim(worker, queue)
         self._connection.hdel(keys.WORKERS, worker)
         return returned
+
+    def sweep(self) -> list[str]:
+        """Put back what is held by workers that nobody lists and that have no lease.
+
+        A worker that was buried alive may take a job in its last moment. Looks through all keys.
+        """
+        held = self._hand_offs()
+        for queue in keys.QUEUES:
+            for claim in self._claims(queue):
+                if claim.holder is not None:
+                    held[claim.holder] = queue
+        gone = self._without_lease(held.keys() - self.workers().keys())
+        return [job_id for name in gone for job_id in self.reclaim(name, held[name])]
+
+    def _hand_offs(self) -> dict[str, str]:
+        """The queue that each hand-off list with a job in it was filled from, by its worker."""
+        prefix = keys.taken("")
+        found = {}
+        for key in self._connection.scan_iter(match=f"{prefix}*", count=1000):
+            worker = keys.text(key).removeprefix(prefix)
+            for job in self._store.fetch_many([keys.text(raw) for raw in self.taken(worker)]):
+                if job is not None:
+                    found[worker] = job.origin
+        return found
+
+    def _without_lease(self, workers: Collection[str]) -> set[str]:
+        with self._connection.pipeline(transaction=False) as pipeline:
+            for worker in workers:
+                pipeline.exists(keys.lease(worker))
+            found = pipeline.execute()
+        return {worker for worker, has_one in zip(workers, found, strict=True) if not has_one}
+
+    def _claims(self, queue: str) -> list[_Claim]:
+        """All claims to a queue's jobs, in two round trips."""
+        registry = StartedJobRegistry(queue, connection=self._connection)
+        members: Any = self._connection.zrange(registry.key, 0, -1)
+        parts = [keys.text(member).partition(":") for member in members]
+        executions = [Execution(own, job_id, self._connection) for job_id, _, own in parts]
+        with self._connection.pipeline(transaction=False) as pipeline:
+            for execution in executions:
+                pipeline.hget(execution.key, "worker_name")
+            found = pipeline.execute(raise_on_error=False)
+        holders = [keys.text(raw) if isinstance(raw, bytes) else None for raw in found]
+        return [_Claim(*parts) for parts in zip(members, executions, holders, strict=True)]
+
+    def _return(self, queue: str, claim: _Claim) -> list[str]:
+        """Queue the job of a claim again, if the claim still stands; return its id."""
+        job = self._store.fetch(claim.execution.job_id)
+        if job is not None:
+            return [job.id] if self._store.requeue(job, claim.execution) else []
+        registry = StartedJobRegistry(queue, connection=self._connection)
+        self._connection.zrem(registry.key, claim.member)
+        return []

@@ -19,14 +19,16 @@ from urllib.parse import quote
 
 import redis
 
+from ..jobs.durable import write_atomic
 from ..jobs.errors import SpecError, Unavailable
 from . import keys
-from .home import Home
+from .home import Home, private
 from .leash import leashed
 
 log = logging.getLogger(__name__)
 
 _LONGEST_LOG = 10_000_000  # bytes
+_REPLY_S = 0.5  # for a server on this machine to answer
 
 _CONFIG = """\
 port 0
@@ -88,9 +90,9 @@ class EmbeddedServer:
         try:
             socket.unlink(missing_ok=True)
             settings = _CONFIG.format(socket=_quoted(socket), folder=_quoted(self.home.server))
-            config.write_text(settings)
+            write_atomic(config, settings.encode())
             _rotate(log_path)
-            with open(log_path, "ab") as output:
+            with open(log_path, "ab", opener=private) as output:
                 self.process = subprocess.Popen(
                     leashed([self.binary, str(config)]),
                     stdin=subprocess.DEVNULL,
@@ -98,6 +100,7 @@ class EmbeddedServer:
                     stderr=output,
                     start_new_session=True,
                     pass_fds=[lock],
+                    umask=0o077,  # of its append-only file
                 )
         finally:
             os.close(lock)  # the server's copy holds on
@@ -111,7 +114,7 @@ class EmbeddedServer:
 
     def answers(self) -> bool:
         """Whether the server takes commands now (not while it loads its file)."""
-        connection = keys.connect(self.url, timeout_s=1.0)
+        connection = keys.connect_once(self.url, timeout_s=_REPLY_S)
         try:
             return bool(connection.ping())
         except redis.RedisError:
@@ -120,14 +123,16 @@ class EmbeddedServer:
             connection.close()
 
     def stop(self, *, timeout_s: float = 30.0) -> None:
-        """Let the server write its file and end."""
+        """Let the server write its file and end; one that hangs is killed, and loses nothing."""
         if self.process is None or self.process.poll() is not None:
             return
+        if not self.answers():
+            timeout_s = 0.0  # what it acknowledged is on the disk
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            log.warning("server: did not end in %g s, killing it", timeout_s)
+            log.warning("server: does not end, killing it")
             self.process.kill()
             self.process.wait()
 

@@ -18,6 +18,7 @@ from ..configs.config import WorkerConfig
 from ..configs.memory import memory_bytes
 from . import memory
 from .channel import Channel
+from .model_files import fingerprint
 
 if TYPE_CHECKING:
     from .attempt import Attempt
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LEAVING_S = 30.0  # for a horse to end after its last word
+_SEND_S = 1.0  # for a zygote or a horse to take a message; one that lives has room for many
 
 
 class Horse:
@@ -70,6 +72,11 @@ class Horse:
             else:
                 said.append(message)
         return said
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, once it has said so."""
+        return self._pid
 
     @property
     def has_lived(self) -> bool:
@@ -121,15 +128,15 @@ class Stable:
         `alone`: in a horse of its own, whatever the worker's isolation.
         """
         is_resident = self._config.isolation == "resident" and not alone
-        request = attempt.request
-        model = request["model"]
+        model = _as_it_lies_there(attempt.request["model"])
+        request = {**attempt.request, "model": model}
         horse = self._resident(model) if is_resident else None
         if horse is not None:
             horse.send(request)
         else:
             request = {**request, "isolation": "resident" if is_resident else "fork"}
             try:
-                channel = Channel.connect(self._socket, timeout_s=30.0)
+                channel = Channel.connect(self._socket, timeout_s=_SEND_S)
                 channel.send(request)
             except OSError as error:
                 log.debug("zygote: %s", error)
@@ -161,3 +168,13 @@ class Stable:
     def num_leaving(self) -> int:
         """How many horses have had their last word and still take memory."""
         return sum(horse.is_leaving and not horse.attempts for horse in self.horses)
+
+
+def _as_it_lies_there(model: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A request's model with what its files are now: a resident horse has to have the same."""
+    if model is None:
+        return None
+    files = ""
+    with contextlib.suppress(OSError, ValueError):  # the zygote says what is wrong
+        files = fingerprint(Path(model["folder"]))
+    return {**model, "files": files}

@@ -34,6 +34,7 @@ class Outbox:
 
     def __init__(self, connection: redis.Redis) -> None:
         self.connection = connection
+        self.is_away = False  # the server: set by whoever finds out, and nothing is sent meanwhile
         self._unsent: list[tuple[Publisher, dict[str, Any]]] = []
 
     def put(self, publisher: Publisher, event: dict[str, Any]) -> None:
@@ -46,6 +47,8 @@ class Outbox:
             return
         unsent, self._unsent = self._unsent, []
         try:
+            if self.is_away:
+                raise redis.ConnectionError("no server")
             problems = _add(self.connection, [(one.key, event) for one, event in unsent])
         except redis.RedisError as error:
             problems = [error] * len(unsent)
@@ -86,7 +89,7 @@ class Publisher:
 
     def catch_up(self) -> None:
         """Copy whatever the stream lacks, if the server is there."""
-        if not self._behind:
+        if not self._behind or self._outbox.is_away:
             return
         try:
             missed = events.read(self.path, after=last_seq(self._connection, self.key))

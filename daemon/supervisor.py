@@ -22,11 +22,13 @@ from .. import __version__
 from ..configs.config import DaemonConfig, ModelConfig, redacted_url
 from ..configs.memory import memory_bytes
 from ..jobs.errors import Unavailable, WarmdError
-from . import fetch, keys, tenancy
+from . import downloads, keys, tenancy
 from .children import MOST_QUICK_KILLS, Child, GatewayChild, WorkerChild
 from .control_server import ControlServer
+from .due import Due
 from .home import Home
 from .jobstore import JobStore
+from .lease import LEASE_S
 from .life import Life
 from .retention import Retention
 from .roster import Roster
@@ -39,6 +41,8 @@ log = logging.getLogger(__name__)
 Report = Callable[[dict[str, Any]], None]
 
 _TURN_S = 1.0  # at most; a child that dies or a signal ends it sooner
+_REPLY_S = 1.0  # for the server to reply: children and signals wait as long
+_SWEEP_S = 60.0  # between two looks for jobs that only a lost worker knows of
 _DEFAULT_BUDGET = 0.7  # of the machine's memory
 
 
@@ -56,11 +60,19 @@ class Supervisor:
         self.server: EmbeddedServer | None = None
         self._failed_revivals = 0  # of the server, in a row
         self.url = config.redis_url or url_of(self.home)
-        self.connection = keys.connect(self.url)
+        self.connection = keys.connect_once(self.url, timeout_s=_REPLY_S)
+        self.is_server_away = False  # it did not reply the last time that it was asked
         self.store = JobStore(self.connection)
         self.roster = Roster(self.store)
+        self._due = Due(self.store)
+        self._looked_at = time.monotonic()  # at the children
+        self._swept_at = float("-inf")
         self._retention = Retention(
-            self.store, self.home, keep_s=config.keep_answers_s, most=config.max_answers
+            self.store,
+            self.home,
+            keep_s=config.keep_answers_s,
+            most=config.max_answers,
+            most_bytes=config.max_answers_bytes,
         )
         self.zygote = Child("zygote")
         self.workers = [WorkerChild(worker) for worker in config.workers]
@@ -129,12 +141,15 @@ class Supervisor:
         if self.stopping is not None:
             return
         try:
-            self._replace_the_dead()
+            self._end_the_hung()
             self._keep_gateway()
+            self._replace_the_dead()
             if self.is_warm:
                 self._bury_foreign()
-                self.store.enqueue_due()
+                self._due.move()
+            self.is_server_away = False
         except redis.RedisError as error:
+            self.is_server_away = True
             log.warning("supervisor: no server: %s", error)
         except WarmdError as error:
             self._fail(str(error))
@@ -157,10 +172,11 @@ class Supervisor:
         if self.config.redis_url is None:
             self.server = EmbeddedServer(self.home, find_binary(self.config.server_binary))
             self.server.start()
-        check_server(self.connection, self.config.redis_url)
-        if self.server is None:
-            tenancy.claim(self.connection, self.home)
-        info: Any = self.connection.info("memory")
+        with keys.connect(self.url) as connection:  # which may be far away
+            check_server(connection, self.config.redis_url)
+            if self.server is None:
+                tenancy.claim(connection, self.home)
+            info: Any = connection.info("memory")
         self.report(
             {
                 "stage": "server",
@@ -174,10 +190,15 @@ class Supervisor:
     def _spawn_zygote(self) -> None:
         models = []
         for model in self.warm_set.models():
+            is_required = self.warm_set.is_required(model.name)
             try:
-                models.append(_placed(model))
+                folder = downloads.folder_of(model, over=lambda: self.stopping is not None)
+                placed = {"config": model.__dict__, "folder": str(folder)}
+                models.append({**placed, "is_required": is_required})
             except WarmdError as error:
-                if not self._life.was_warm:
+                if self.stopping is not None:
+                    return
+                if is_required and not self._life.was_warm:
                     raise
                 log.error("zygote: %s", error)
         budget = self.config.memory_budget_bytes or int(memory_bytes() * _DEFAULT_BUDGET)
@@ -192,6 +213,9 @@ class Supervisor:
     def _on_zygote(self, message: dict[str, Any]) -> None:
         if "error" in message:
             self._fail(message["error"])
+            return
+        if message["stage"] == "loaded":
+            self.warm_set.note_loaded(ModelConfig(**model) for model in message["models"])
             return
         if message["stage"] != "ready":
             self.report(message)
@@ -225,7 +249,14 @@ class Supervisor:
             self._selector,
             "warmd.daemon.worker",
             self.home,
-            {"config": worker.config.__dict__, "url": self.url, "name": worker.redis_name},
+            {
+                "config": worker.config.__dict__,
+                "url": self.url,
+                "name": worker.redis_name,
+                # The embedded server has no workers but ours, whose death is seen.
+                "is_shared": self.server is None,
+                "lease_s": LEASE_S,
+            },
             tells=lambda _: self._on_worker(worker),
         )
 
@@ -244,6 +275,14 @@ class Supervisor:
                         raise
                 else:
                     self._failed_revivals = 0
+
+    def _end_the_hung(self) -> None:
+        now = time.monotonic()
+        # Time in which this process was suspended, as in all of a machine's sleep, is no silence.
+        passed_s = min(now - self._looked_at, 2 * _TURN_S)
+        self._looked_at = now
+        for child in (*self.workers, self.gateway):
+            child.end_if_hung(passed_s)
 
     def _replace_the_dead(self) -> None:
         self._revive_server()
@@ -274,19 +313,23 @@ class Supervisor:
 
     def bury(self, name: str, queue: str) -> None:
         """Return what a dead worker held to its queue."""
-        for job_id in self.roster.bury(name, queue):
-            log.warning("%s: queued again, worker %s is dead", job_id, name)
+        _log_returned(self.roster.bury(name, queue), name)
 
     def _bury_predecessors(self) -> None:
         # Whatever was here before us is dead: one daemon a home, and its processes end with it.
-        for name, queue in self.roster.workers().items():
-            if name.split(":")[1] == self.home.key:
-                self.bury(name, queue)
+        with keys.connect(self.url) as connection:
+            roster = Roster(JobStore(connection))
+            for name, queue in roster.workers().items():
+                if name.split(":")[1] == self.home.key:
+                    _log_returned(roster.bury(name, queue), name)
 
     def _bury_foreign(self) -> None:
-        for name, queue in self.roster.workers().items():
-            if name.split(":")[1] != self.home.key and not self.roster.has_lease(name):
+        for name, queue in self.roster.silent().items():
+            if name.split(":")[1] != self.home.key:
                 self.bury(name, queue)
+        if time.monotonic() - self._swept_at > _SWEEP_S:
+            _log_returned(self.roster.sweep(), "that held it")
+            self._swept_at = time.monotonic()
 
     # --- stopping ---------------------------------------------------------------------------
 
@@ -305,6 +348,7 @@ class Supervisor:
                 if self.stopping == "now":
                     break
                 self._listen(0.1)
+                self._end_the_hung()
                 try:
                     self._revive_server()  # the workers cannot give their jobs back without one
                 except (WarmdError, OSError) as error:
@@ -337,8 +381,9 @@ class Supervisor:
         )
 
 
-def _placed(model: ModelConfig) -> dict[str, Any]:
-    return {"config": model.__dict__, "folder": str(fetch.local_folder(model))}
+def _log_returned(job_ids: list[str], worker: str) -> None:
+    for job_id in job_ids:
+        log.warning("%s: queued again, worker %s is dead", job_id, worker)
 
 
 def check_server(connection: redis.Redis, url: str | None) -> None:

@@ -13,6 +13,7 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,16 @@ import redis
 from rq.job import Job
 
 from ..configs.config import ModelConfig, WorkerConfig
-from ..jobs.errors import NotFound, WarmdError
-from . import fetch, keys
+from ..jobs.errors import Conflict, NotFound, WarmdError
+from . import adoption, fetch, keys
 from .attempt import Attempt
+from .beat import Beat
+from .downloads import Downloads
 from .home import Home
 from .jobstore import Begun, JobStore
+from .lease import RENEWALS, Lease, clock
 from .leash import end_with_parent
 from .mailbox import Mailbox
-from .model_files import fingerprint
 from .roster import Roster
 from .rundir import RunDir
 from .stable import Horse, Stable
@@ -36,21 +39,34 @@ from .stream import Outbox
 
 log = logging.getLogger(__name__)
 
-LEASE_S = 10  # a worker that was silent this long is dead for the other machines
 _TURN_S = 0.25  # at most; a horse, a job or an order ends it sooner
 _HURRY_S = 0.02  # the same while there is no zygote to fork a horse
-_RENEW_S = 2.0
-_AWAY_S = 0.2  # between two tries to reach a server that is away
+_AWAY_S = 0.2  # at least, before a server that was away is asked again
+_PATIENCE_S = 1.0  # of a worker that is to end, with a server that is away
 
 
 class Worker:
     """One worker process: a loop over its horses, the server's word, and the clock."""
 
-    def __init__(self, home: Home, url: str, config: WorkerConfig, name: str) -> None:
+    def __init__(
+        self,
+        home: Home,
+        url: str,
+        config: WorkerConfig,
+        name: str,
+        *,
+        is_shared: bool,
+        lease_s: float,
+    ) -> None:
+        """`is_shared`: workers of other daemons may take this one's jobs when its lease is over.
+
+        A server that takes longer than a small part of it to reply is away: horses and the clock
+        wait as long.
+        """
         self.home = home
         self.config = config
         self.name = name
-        self.connection = keys.connect(url, timeout_s=30.0)
+        self.connection = keys.connect_once(url, timeout_s=lease_s / RENEWALS)
         self.store = JobStore(self.connection)
         self.roster = Roster(self.store)
         self.stable = Stable(home.zygote_socket, config)
@@ -58,74 +74,100 @@ class Worker:
         self.draining = False
         self._outbox = Outbox(self.connection)
         self._mailbox = Mailbox(self.connection, config.queue, name)
-        self._renewed = 0.0
+        self._downloads = Downloads()
+        self._lease = Lease(url, name, config.queue, length_s=lease_s)
+        self._is_shared = is_shared
+        self._has_given_back = False  # all jobs, since the lease ran out
         self._checked = 0.0
-        self._away_until: float | None = 0.0  # None while the server is there
+        self._away_since: float | None = clock() - _AWAY_S  # None while the server is there
+        self._saved_at = 0.0  # when the last job ended that the server is still to be told of
 
     def work(self) -> None:
         """Take and run jobs until SIGTERM; then give back those that run, and return."""
         signal.signal(signal.SIGTERM, self._drain)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         parent = os.getppid()
+        beat = Beat()
         is_ready = False
+        self._lease.start()
         while os.getppid() == parent:
+            beat.sign()
             try:
                 self._serve()
             except redis.RedisError as error:
                 log.warning("%s: no server: %s", self.name, error)
-                self._mailbox.close()
-                self._away_until = time.monotonic() + _AWAY_S
-            if self._away_until is None and not is_ready:
+                self._part_from_server()
+            if self._away_since is None and not is_ready:
                 is_ready = True
                 log.info("%s: listening on %s", self.name, self.config.queue)
                 os.write(1, b'{"stage": "ready"}\n')  # to the supervisor
-            if self.draining and not self.attempts:
+            if self.draining and self._is_done():
                 break
             self._attend()
             self._listen()
+        self._lease.end()
         self._mailbox.close()
-        while True:
-            try:
+        with suppress(redis.RedisError):  # then the supervisor does so, now or at the next start
+            if self._away_since is None:
                 self.roster.bury(self.name, self.config.queue)
-                return
-            except redis.RedisError:
-                time.sleep(_AWAY_S)
 
     def _drain(self, *_: Any) -> None:
         self.draining = True
+
+    def _is_done(self) -> bool:
+        """Whether nothing is left to do, or nothing that can be done without the server.
+
+        What Redis was not told of stays started there, and is begun again by whoever comes next:
+        from its last checkpoint, or with its result.
+        """
+        if self._away_since is None or not self.attempts:
+            return not self.attempts
+        if any(attempt.settle is None for attempt in self.attempts):
+            self._saved_at = clock()
+            return False
+        return clock() - max(self._away_since, self._saved_at) > _PATIENCE_S
 
     # --- with the server --------------------------------------------------------------------
 
     def _serve(self) -> None:
         """All that needs the server. Raises RedisError when it is away."""
         self._outbox.send()
-        if self._away_until is not None:
-            if time.monotonic() < self._away_until:
+        if self._away_since is not None:
+            if not self._is_back(self._away_since):
                 return
-            self._put_right()
-            self._away_until = None
+            self._outbox.is_away = False
+            self._reconcile()
+            self._away_since = None
         for attempt in list(self.attempts):
             if attempt.settle is not None:
                 attempt.settle()
                 self.attempts.remove(attempt)
         now = time.monotonic()
-        if now - self._renewed > _RENEW_S:
-            self.roster.register(self.name, self.config.queue, lease_s=LEASE_S)
-            self._renewed = now
         if self._mailbox.orders() or now - self._checked > _TURN_S:
             self._checked = now
             self._check()
         self._take()
 
-    def _put_right(self) -> None:
-        """Register, and put back what the server says this worker runs and it does not.
+    def _part_from_server(self) -> None:
+        """Ask it nothing until the lease's thread has found it again: each question may hang."""
+        self._mailbox.close()
+        self._outbox.is_away = True
+        self._away_since = clock()
+        self._lease.renew_soon()
+
+    def _is_back(self, away_since: float) -> bool:
+        renewed_at = self._lease.renewed_at
+        is_renewed = renewed_at is not None and renewed_at > away_since
+        return is_renewed and clock() > away_since + _AWAY_S
+
+    def _reconcile(self) -> None:
+        """Put back what the server says this worker runs and it does not.
 
         A server that died may have made a change and kept its reply to itself.
         """
         spare = [attempt.begun.claim for attempt in self.attempts]
-        for job_id in self.roster.bury(self.name, self.config.queue, spare=spare):
+        for job_id in self.roster.reclaim(self.name, self.config.queue, spare=spare):
             log.warning("%s: queued again, %s had lost it", job_id, self.name)
-        self.roster.register(self.name, self.config.queue, lease_s=LEASE_S)
 
     def _check(self) -> None:
         """Pass on what is asked of the jobs that run."""
@@ -157,7 +199,7 @@ class Worker:
         taken = self.store.begin(popped, self.config.queue, self.name)
         if taken is None:
             # Canceled or paused meanwhile; or begun, and the server died with its reply unsent.
-            self._put_right()
+            self._reconcile()
             return
         job, begun = taken
         log.info("%s: %s: execution %d", job.id, self.name, begun.number)
@@ -168,7 +210,10 @@ class Worker:
         try:
             if not self.store.is_ours(job):
                 raise NotFound(f"job: {job.id} is not one of warmd's")
-            rundir = RunDir.open(self.home.runs, job.id)
+            found = RunDir.open(self.home.runs, job.id)
+            if adoption.is_foreign(self.store.connection, found):
+                raise Conflict(f"job: {job.id} was taken over by another Redis: resume it there")
+            rundir = found
             result = rundir.read_result()
             request = self._request(job, begun, rundir)
         except WarmdError as error:
@@ -184,10 +229,16 @@ class Worker:
             attempt.fail(failure)
         else:
             attempt.heed(begun.orders)
+            if attempt.is_fetching:
+                self._downloads.want(ModelConfig(**request["model"]["config"]), attempt)
 
     def _request(self, job: Job, begun: Begun, rundir: RunDir) -> dict[str, Any]:
-        """What a horse is told to do. Raises WarmdError."""
+        """What a horse is told to do; the model's folder is None as long as it is on a hub only.
+
+        Raises WarmdError.
+        """
         model = rundir.read_spec().get("model")
+        folder = fetch.folder_at_hand(ModelConfig(**model)) if model is not None else None
         enqueued = job.enqueued_at
         return {
             "op": "run",
@@ -199,7 +250,7 @@ class Worker:
             "threads": self.config.threads,
             "niceness": self.config.niceness,
             "enqueued_at": enqueued.timestamp() if enqueued else None,
-            "model": _files_of(model) if model is not None else None,
+            "model": {"config": model, "folder": folder and str(folder)} if model else None,
         }
 
     # --- with the horses --------------------------------------------------------------------
@@ -208,13 +259,16 @@ class Worker:
         """Wait until somebody has something to say, but not for long."""
         is_stuck = any(self._waits_for_horse(attempt) for attempt in self.attempts)
         is_urgent = any(attempt.settle is not None for attempt in self.attempts)
-        timeout_s = 0.0 if is_urgent and self._away_until is None else _TURN_S
+        timeout_s = 0.0 if is_urgent and self._away_since is None else _TURN_S
         horses = {horse.channel.fileno(): horse for horse in self.stable.horses}
-        doors = [*horses, *self._mailbox.sockets()]
+        downloads = self._downloads.channels()
+        doors = [*horses, *downloads, *self._mailbox.sockets()]
         readable, _, _ = select.select(doors, [], [], _HURRY_S if is_stuck else timeout_s)
         for door in readable:
             if door in horses:
                 self._hear(horses[door])
+            elif door in downloads:
+                self._downloads.hear(door)
 
     def _hear(self, horse: Horse) -> None:
         for message in horse.receive():
@@ -238,29 +292,40 @@ class Worker:
 
     def _attend(self) -> None:
         """What is due by the clock, and horses for the jobs that have none."""
+        self._keep_to_lease()
         for attempt in self.attempts:
             if self.draining:
                 attempt.stop("drain")
             attempt.watch_time()
+            attempt.watch_progress()
             if self._waits_for_horse(attempt):
                 alone = attempt.is_suspect
                 attempt.horse = self.stable.mount(attempt, alone=alone)
+        self._downloads.sweep()
         self.stable.sweep()
+
+    def _keep_to_lease(self) -> None:
+        """End all jobs before the lease does: workers of other machines may have them after it."""
+        is_over = self._is_shared and self._lease.is_running_out()
+        if is_over and self.attempts and not self._has_given_back:
+            log.error(
+                "%s: could not renew its lease for %g s: ends its jobs, others may take them",
+                self.name,
+                self._lease.usable_s,
+            )
+        if is_over:
+            for attempt in self.attempts:
+                attempt.give_back()  # in every turn: a horse may just have been forked
+        self._has_given_back = is_over
 
     def _waits_for_horse(self, attempt: Attempt) -> bool:
         """Whether it is to have a horse now; suspects have one after the other."""
-        if attempt.horse is not None or attempt.settle is not None:
+        if attempt.horse is not None or attempt.settle is not None or attempt.is_fetching:
             return False
         if not attempt.is_suspect:
             return True
         suspects = [other for other in self.attempts if other.is_suspect and other.settle is None]
         return not any(other.horse is not None for other in suspects) and suspects[0] is attempt
-
-
-def _files_of(model: dict[str, Any]) -> dict[str, Any]:
-    """A model, its folder and what its files are now: a resident horse has it only if all agree."""
-    folder = fetch.local_folder(ModelConfig(**model))
-    return {"config": model, "folder": str(folder), "files": fingerprint(folder)}
 
 
 def main() -> None:
@@ -269,7 +334,14 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     request = orjson.loads(sys.stdin.buffer.read())
     config = WorkerConfig(**request["config"])
-    Worker(Home(Path(sys.argv[1])), request["url"], config, request["name"]).work()
+    Worker(
+        Home(Path(sys.argv[1])),
+        request["url"],
+        config,
+        request["name"],
+        is_shared=request["is_shared"],
+        lease_s=request["lease_s"],
+    ).work()
 
 
 if __name__ == "__main__":

@@ -26,9 +26,10 @@ import orjson
 
 from ..configs.config import ModelConfig
 from ..jobs import KINDS, import_all
-from ..jobs.errors import WarmdError
+from ..jobs.errors import Conflict, JobFailed, WarmdError
 from . import horse, memory, zygote_memory
 from .channel import Channel, listen
+from .descendants import adopt_orphans, kill_children
 from .home import Home
 from .leash import end_with_parent
 from .models import Loaded, WarmModels
@@ -72,15 +73,25 @@ class Zygote:
         self._quiet_since = 0.0  # when the last horse ended
         self._forks = 0  # since memory was moved last
 
-    def boot(self, configs: list[tuple[ModelConfig, Path]]) -> None:
-        """Import the libraries and load the configured models, telling the supervisor on stdout."""
+    def boot(self, models: list[dict[str, Any]]) -> None:
+        """Import the libraries and load the wanted models, telling the supervisor on stdout.
+
+        Raises JobFailed for one that cannot be loaded and is required.
+        """
         begun = time.perf_counter()
         import_libraries()
         self.imports_s = time.perf_counter() - begun
         _tell(stage="imports", seconds=self.imports_s, memory_bytes=_resident(), done=True)
-        for config, folder in configs:
+        for model in models:
+            config = ModelConfig(**model["config"])
             _tell(stage="model", name=config.name, done=False)
-            loaded = self.models.ensure(config, folder, in_use=())
+            try:
+                loaded = self.models.ensure(config, Path(model["folder"]), in_use=())
+            except (Conflict, JobFailed) as error:
+                if model["is_required"]:
+                    raise
+                log.error("zygote: %s", error)  # loaded once, and gone or spoilt since
+                continue
             _tell(
                 stage="model",
                 name=config.name,
@@ -94,6 +105,7 @@ class Zygote:
 
     def serve(self) -> None:
         """Answer requests until the supervisor says to stop (SIGTERM) and no horse is left."""
+        adopt_orphans()
         listener = listen(self.home.zygote_socket)
         wake, waker = socket.socketpair()
         wake.setblocking(False)
@@ -103,6 +115,7 @@ class Zygote:
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(wake, selectors.EVENT_READ)
         self._own_sockets = [listener, wake, waker]
+        self._tell_loaded()
         _tell(stage="ready", memory_bytes=_resident())
         self._let_write()  # to what was loaded while there was nobody to wake
         self._quiet_since = time.monotonic()
@@ -159,6 +172,8 @@ class Zygote:
             channel.send(self._reply(request))
         except WarmdError as error:
             channel.send_if_heard({"error": str(error), "exit_code": error.exit_code})
+        except BrokenPipeError:
+            log.debug("zygote: request %s: nobody waits for the answer", request.get("op"))
         except OSError as error:
             log.warning("zygote: request %s: %s", request.get("op"), error)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -173,6 +188,7 @@ class Zygote:
             case "unload":
                 self.models.unload(request["name"])
                 self._retire_residents()
+                self._tell_loaded()
                 return {"unloaded": request["name"]}
             case _:
                 return {
@@ -196,6 +212,7 @@ class Zygote:
             loaded = self.models.ensure(config, Path(model["folder"]), in_use=in_use)
             if loaded is not found:
                 self._moving = zygote_memory.move()
+                self._tell_loaded()
             return loaded
         finally:
             self._retire_residents()
@@ -208,6 +225,11 @@ class Zygote:
             )
             self.models.unload(name)
             self._retire_residents()
+            self._tell_loaded()
+
+    def _tell_loaded(self) -> None:
+        models = [model.config.__dict__ for model in self.models.loaded.values()]
+        _tell(stage="loaded", models=models)
 
     def _retire_residents(self) -> None:
         """Tell the workers of resident horses whose model is no longer the warm one."""
@@ -260,6 +282,8 @@ class Zygote:
             if pid == 0:
                 return
             ended = self.horses.pop(pid, None)
+            # What else is below this process was below a horse that was killed.
+            kill_children(spare=self.horses)
             if ended is None:
                 continue
             scale = 1 if sys.platform == "darwin" else 1024
@@ -354,7 +378,7 @@ def main() -> None:
     request = orjson.loads(sys.stdin.buffer.read())
     zygote = Zygote(Home(Path(sys.argv[1])), request["budget_bytes"])
     try:
-        zygote.boot([(ModelConfig(**m["config"]), Path(m["folder"])) for m in request["models"]])
+        zygote.boot(request["models"])
     except WarmdError as error:
         _tell(error=str(error))
         sys.exit(1)

@@ -118,8 +118,14 @@ class Daemon:
                 process.send_signal(signal.SIGKILL)
         wait_until(lambda: all(map(gone, doomed)), timeout_s=10)
 
-    def submit(self, reward: str = "behaviours:length", **options: Any) -> str:
-        """Submit a GRPO job on the tiny model with rows of its own."""
+    def submit(
+        self,
+        reward: str = "behaviours:length",
+        *,
+        folder: Path = Path(__file__).parent,  # where the daemon finds `behaviours`
+        **options: Any,
+    ) -> str:
+        """Submit a GRPO job on the tiny model with rows of its own, from a folder."""
         submitting = ("front", "after", "at", "retries", "timeout_s")
         how = {name: options.pop(name) for name in submitting if name in options}
         data = self.folder / "rows.jsonl"
@@ -136,7 +142,7 @@ class Daemon:
             "reward": [reward],
             **options,
         }
-        with contextlib.chdir(Path(__file__).parent):  # where the daemon finds `behaviours`
+        with contextlib.chdir(folder):
             return self.client.submit(spec_class("grpo").parse(values), **how)
 
     def wait(self, job_id: str, *statuses: str, timeout_s: float = 60.0) -> dict[str, Any]:

@@ -192,7 +192,7 @@ def test_the_reward_of_the_readme_scores(tmp_path, monkeypatch):
     (example,) = (block for block in blocks(read(README), "python") if "def nearness" in block)
     (tmp_path / "mine_in_the_readme.py").write_text(example, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    nearness = resolve(parse("mine_in_the_readme:nearness"))
+    nearness: Any = resolve(parse("mine_in_the_readme:nearness"))
     scores = nearness(["1+1="] * 4, ["2", " 4", "99", "two"], ["2"] * 4)
     assert scores == pytest.approx([1.0, 0.8, 0.0, 0.0])
 

@@ -2,94 +2,228 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import os
 import shutil
+import signal
+import time
 from collections.abc import Iterator
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
-from threading import Thread
-from typing import Any
 
 import huggingface_hub
+import psutil
 import pytest
+from daemons import gone
+from hubs import Hub, environment, hub
+from waiting import wait_until
+from workplaces import NAME, Workplace, seconds_until, workplace
 
 from warmd.configs.config import ModelConfig
-from warmd.daemon import fetch
+from warmd.daemon import fetch, keys
+from warmd.daemon.downloads import folder_of
+from warmd.jobs.errors import NotFound, Unavailable
 
 MODEL = ModelConfig(name="m", path="org/m")
+OBEYED_S = 2.0
 
-
-class Hub(BaseHTTPRequestHandler):
-    """Serves a folder as org/m; its revision is a hash of what is in it."""
-
-    protocol_version = "HTTP/1.1"
-
-    def __init__(self, folder: Path, *args: Any) -> None:
-        self.folder = folder
-        super().__init__(*args)
-
-    def do_GET(self) -> None:
-        files = {path.name: path.read_bytes() for path in sorted(self.folder.iterdir())}
-        sha = hashlib.sha1(repr(files).encode()).hexdigest()
-        path = self.path.partition("?")[0]
-        if path == "/api/models/org/m/revision/main":
-            body = json.dumps({"id": "org/m", "sha": sha, "siblings": []}).encode()
-        elif path == f"/api/models/org/m/tree/{sha}":
-            entries = [
-                {"type": "file", "path": name, "size": len(data), "oid": _etag(data)}
-                for name, data in files.items()
-            ]
-            body = json.dumps(entries).encode()
-        else:
-            body = files[path.removeprefix(f"/org/m/resolve/{sha}/")]
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("ETag", f'"{_etag(body)}"')
-        self.send_header("X-Repo-Commit", sha)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    do_HEAD = do_GET
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
-def _etag(data: bytes) -> str:
-    return hashlib.sha1(data).hexdigest()
+# In the place of the hub's library: it starts a process of its own, and both take their time.
+HANGING = """
+import subprocess
+from . import constants
+from .errors import LocalEntryNotFoundError
+def snapshot_download(*args, local_files_only=False, **settings):
+    if local_files_only:
+        raise LocalEntryNotFoundError
+    subprocess.run(["sleep", "600"])
+"""
+ITS_ERRORS = """
+class HFValidationError(Exception): pass
+class LocalEntryNotFoundError(Exception): pass
+"""
 
 
 @pytest.fixture
-def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of a hub that can be reached. The hub's cache is empty."""
+def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that can be reached. The hub's cache is empty."""
     folder = tmp_path / "published"
     folder.mkdir()
     (folder / "config.json").write_text('{"is": "old"}')
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Hub, folder)) as server:
-        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # of processes that are started
-        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    with hub(folder) as served:
+        for name, value in environment(served, tmp_path / "cache").items():
+            monkeypatch.setenv(name, value)  # of processes that are started
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(fetch, "_fetched", set())
-        yield folder
-        server.shutdown()
+        yield served
 
 
-def test_who_loads_a_model_gets_the_newest_and_jobs_after_that_get_it_too(published):
-    old = fetch.local_folder(MODEL)
-    (published / "config.json").write_text('{"is": "new"}')
-    assert fetch.local_folder(MODEL) == old  # a job does not wait for the hub
-    new = fetch.local_folder(MODEL, is_newest=True)
+def fetched(*, is_newest: bool = False) -> Path:
+    return folder_of(MODEL, is_newest=is_newest, over=lambda: False)
+
+
+def test_who_loads_a_model_gets_the_newest_and_jobs_after_that_get_it_too(published: Hub):
+    old = fetched()
+    (published.folder / "config.json").write_text('{"is": "new"}')
+    assert fetched() == old  # a job does not wait for the hub
+    new = fetched(is_newest=True)
     assert (new / "config.json").read_text() == '{"is": "new"}'
-    assert fetch.local_folder(MODEL) == new
+    assert fetched() == new
 
 
 @pytest.mark.parametrize("cleared", ["models--org--m", "models--org--m/blobs"])
-def test_what_was_cleared_out_of_the_cache_is_fetched_again(published, tmp_path, cleared):
-    fetch.local_folder(MODEL)
+def test_what_was_cleared_out_of_the_cache_is_fetched_again(
+    published: Hub, tmp_path: Path, cleared: str
+):
+    fetched()
     shutil.rmtree(tmp_path / "cache" / cleared)
-    assert (fetch.local_folder(MODEL) / "config.json").read_text() == '{"is": "old"}'
+    assert (fetched() / "config.json").read_text() == '{"is": "old"}'
+
+
+def test_what_is_all_in_the_cache_costs_neither_a_process_nor_a_request(published: Hub):
+    folder = fetched()
+    published.requests.clear()
+    assert fetch.folder_at_hand(MODEL) == folder
+    assert published.requests == []
+
+
+def test_download_that_was_broken_off_is_no_model(published: Hub):
+    (published.folder / "model.safetensors").write_bytes(bytes(1000))
+    published.is_open.clear()
+    with pytest.raises(Unavailable, match="the daemon stops"):
+        folder_of(MODEL, over=lambda: any("resolve" in path for path in published.requests))
+    assert fetch.folder_at_hand(MODEL) is None
+    published.is_open.set()
+    assert fetched() == fetch.folder_at_hand(MODEL)
+
+
+def test_model_that_the_hub_does_not_have_is_refused_with_the_reason(published: Hub):
+    unknown = ModelConfig(name="u", path="org/unknown")
+    with pytest.raises(NotFound, match=r"^model: must be .* got 'org/unknown': .*404"):
+        folder_of(unknown, over=lambda: False)
+
+
+# --- while a job waits for its model ------------------------------------------------------------
+
+
+@pytest.fixture
+def place(published: Hub) -> Iterator[Workplace]:
+    """A worker whose first job waits for the second half of its model."""
+    (published.folder / "model.safetensors").write_bytes(bytes(1_000_000))
+    published.is_open.clear()
+    with workplace() as made:
+        yield made
+
+
+def fetching(place: Workplace) -> str:
+    """Have a job wait for its model; return its id."""
+    job_id = place.submit(model="org/m")
+    wait_until(lambda: any(event["bytes"] for event in place.events(job_id, "fetching")))
+    return job_id
+
+
+def downloads_of(worker: int) -> list[psutil.Process]:
+    children = psutil.Process(worker).children(recursive=True)
+    return [child for child in children if "warmd.daemon.downloads" in child.cmdline()]
+
+
+def test_job_shows_how_far_its_download_is_and_runs_when_it_is_there(
+    place: Workplace, published: Hub
+):
+    place.worker()
+    job_id = fetching(place)
+    wait_until(lambda: len(place.events(job_id, "fetching")) >= 4)
+    events = place.events(job_id, "fetching")
+    assert all(after["time"] - before["time"] < 1 for before, after in pairwise(events))
+    sizes = {path.name: path.stat().st_size for path in published.folder.iterdir()}
+    assert {event["total_bytes"] for event in events[-2:]} == {sum(sizes.values())}
+    assert 0 < events[-1]["bytes"] < sum(sizes.values())
+    with place.zygote() as zygote:
+        published.is_open.set()
+        horse = zygote.fork()
+    assert horse.job_id == job_id
+    assert Path(horse.request["model"]["folder"], "config.json").is_file()
+
+
+def test_many_jobs_for_one_model_wait_for_one_download(place: Workplace, published: Hub):
+    worker = place.worker()
+    jobs = [fetching(place), *(place.submit(model="org/m") for _ in range(2))]
+    wait_until(lambda: all(place.events(job_id, "fetching") for job_id in jobs))
+    assert len(downloads_of(worker.pid)) == 1
+    place.client.cancel(jobs[0])
+    wait_until(lambda: place.status(jobs[0]) == "stopped")
+    with place.zygote() as zygote:
+        published.is_open.set()
+        assert zygote.fork().job_id == jobs[1]
+
+
+def test_worker_obeys_and_keeps_its_lease_while_a_model_is_downloaded(place: Workplace):
+    worker = place.worker(lease_s=3.0)
+    waiting = fetching(place)
+    other = place.submit()
+    with place.zygote() as zygote:
+        horse = zygote.fork()
+        assert horse.job_id == other
+        place.client.kill(other)
+        assert seconds_until(lambda: horse.next_order()["stop"] == "kill") < OBEYED_S
+        horse.end(other, outcome="stopped", reason="kill", step=None)
+        wait_until(lambda: place.status(other) == "stopped")
+    over = time.monotonic() + 3.5  # longer than the lease
+    while time.monotonic() < over:
+        assert place.roster.has_lease(NAME)
+        time.sleep(0.05)
+    (download,) = downloads_of(worker.pid)
+    place.client.cancel(waiting)
+    assert seconds_until(lambda: place.status(waiting) == "stopped") < OBEYED_S
+    wait_until(lambda: gone(download))
+
+
+def test_time_limit_and_pause_hold_while_a_model_is_downloaded(place: Workplace):
+    worker = place.worker()
+    limited = place.submit(model="org/m", timeout_s=1)
+    paused = fetching(place)
+    wait_until(lambda: place.status(limited) == "failed", timeout_s=5)
+    assert place.client.job(limited)["error"] == "took longer than its time limit of 1 s"
+    assert place.client.pause(paused, release=True) == "pausing"
+    assert seconds_until(lambda: place.status(paused) == "scheduled") < OBEYED_S
+    wait_until(lambda: not downloads_of(worker.pid))
+    assert place.client.unpause(paused) == "queued"
+    wait_until(lambda: downloads_of(worker.pid))
+
+
+def test_worker_that_is_to_end_gives_a_job_back_whose_model_is_downloaded(place: Workplace):
+    worker = place.worker()
+    job_id = fetching(place)
+    (download,) = downloads_of(worker.pid)
+    worker.terminate()
+    assert seconds_until(lambda: worker.poll() is not None) < OBEYED_S
+    assert place.status(job_id) == "queued"
+    wait_until(lambda: gone(download))
+
+
+def test_download_ends_with_all_that_it_started_when_its_worker_is_killed(
+    place: Workplace, tmp_path: Path
+):
+    library = tmp_path / "library" / "huggingface_hub"
+    library.mkdir(parents=True)
+    for name, code in (
+        ("__init__", HANGING),
+        ("errors", ITS_ERRORS),
+        ("constants", 'HF_HUB_CACHE = ""'),
+    ):
+        (library / f"{name}.py").write_text(code)
+    path = os.pathsep.join([str(library.parent), os.environ.get("PYTHONPATH", "")])
+    worker = place.worker(PYTHONPATH=path)
+    place.submit(model="org/m")
+    started = wait_until(
+        lambda: (found := psutil.Process(worker.pid).children(recursive=True))[1:] and found
+    )
+    worker.send_signal(signal.SIGKILL)
+    wait_until(lambda: all(map(gone, started)), timeout_s=OBEYED_S)
+
+
+def test_download_that_is_killed_fails_its_job_and_says_so(place: Workplace):
+    worker = place.worker()
+    job_id = fetching(place)
+    (download,) = downloads_of(worker.pid)
+    download.kill()
+    wait_until(lambda: place.status(job_id) == "failed")
+    assert place.client.job(job_id)["error"] == "model: org/m: its download ended with -9"
+    assert place.connection.exists(keys.lease(NAME))

@@ -90,7 +90,18 @@ def test_failing_job_is_tried_again_as_often_as_asked(daemon: Daemon):
     (daemon.folder / "broken").touch()
     job = daemon.wait(daemon.submit("behaviours:raises", retries=2))
     assert (job["status"], job["execution"]) == ("failed", 3)
-    assert job["error"] == "RuntimeError: the reward is broken"
+    assert job["error"].endswith(": RuntimeError: the reward is broken")
+
+
+def test_error_too_long_to_read_is_cut_in_events_and_in_redis(daemon: Daemon):
+    job_id = daemon.submit("behaviours:rants")
+    assert daemon.wait(job_id)["status"] == "failed"
+    (event,) = daemon.events(job_id, "failed")
+    assert event["traceback"] is None  # one line says where the reward failed; the log has more
+    for text in (event["error"], daemon.client.job(job_id)["error"]):
+        assert len(text) < 21_000
+        assert " characters left out …] " in text
+        assert text.strip().endswith("and so on")
 
 
 def test_time_limit_saves_stops_and_fails_the_job_with_the_reason(daemon: Daemon):

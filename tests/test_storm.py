@@ -29,8 +29,10 @@ from waiting import wait_until
 
 from warmd.configs.config import ModelConfig
 from warmd.daemon import control, events, keys
+from warmd.daemon.children import HUNG_S
 from warmd.daemon.home import Home
 from warmd.daemon.jobstore import JobStore
+from warmd.daemon.lease import LEASE_S
 from warmd.daemon.roster import Roster
 from warmd.daemon.server import find_binary
 from warmd.jobs.errors import SpecError, WarmdError
@@ -467,13 +469,81 @@ def test_sleep_of_the_whole_machine_loses_and_repeats_nothing(sturdy: Daemon):
     asleep = sturdy.processes()
     for process in asleep:
         process.suspend()
-    wait_for(15)  # longer than any lease
+    wait_for(LEASE_S + 1)
     for process in reversed(asleep):
         process.resume()
     let_go(sturdy)
     job = sturdy.wait(job_id)
     assert (job["status"], job["execution"], steps(sturdy, job_id)) == ("finished", 1, STEPS)
     assert pids(sturdy) == before
+
+
+@pytest.mark.slow
+def test_server_that_hangs_for_longer_than_the_lease_costs_no_job_and_repeats_none(sturdy: Daemon):
+    job_id = hold(sturdy)
+    before = pids(sturdy)
+    server = psutil.Process(sturdy.pid("server"))
+    server.suspend()
+    wait_for(LEASE_S + 2)
+    server.resume()
+    let_go(sturdy)
+    job = sturdy.wait(job_id)
+    assert (job["status"], job["execution"], steps(sturdy, job_id)) == ("finished", 1, STEPS)
+    assert pids(sturdy) == before
+
+
+@pytest.mark.slow
+def test_stop_ends_soon_though_the_server_hangs_and_start_resumes_the_job(sturdy: Daemon):
+    job_id = hold(sturdy)
+    doomed = sturdy.processes()
+    psutil.Process(sturdy.pid("server")).suspend()
+    let_go(sturdy)
+    begun = time.monotonic()
+    sturdy.stop()
+    assert time.monotonic() - begun < 8
+    wait_until(lambda: all(map(gone, doomed)))
+    sturdy.start()
+    job = sturdy.wait(job_id)
+    assert (job["status"], steps(sturdy, job_id)) == ("finished", STEPS)
+
+
+@pytest.mark.slow
+def test_worker_that_hangs_is_replaced_and_its_job_resumed(sturdy: Daemon):
+    job_id = hold(sturdy)
+    worker = psutil.Process(sturdy.pid("worker"))
+    worker.suspend()
+    wait_until(lambda: gone(worker), timeout_s=3 * HUNG_S)
+    let_go(sturdy)
+    job = sturdy.wait(job_id)
+    assert (job["status"], job["execution"], steps(sturdy, job_id)) == ("finished", 2, STEPS)
+    assert "train-0: hangs: no sign of life" in sturdy.home.log.read_text()
+
+
+@pytest.mark.slow
+def test_gateway_that_hangs_is_replaced(make_daemon: MakeDaemon):
+    daemon = make_daemon(http_port=0)
+    daemon.start()
+    wait_until(lambda: daemon.status()["http"]["url"])
+    gateway = psutil.Process(daemon.status()["http"]["pid"])
+    wait_for(HUNG_S + 2)
+    assert daemon.status()["http"]["pid"] == gateway.pid  # it is only idle
+    gateway.suspend()
+    wait_until(lambda: gone(gateway), timeout_s=3 * HUNG_S)
+    wait_until(lambda: daemon.status()["http"]["url"], timeout_s=20)
+    assert daemon.status()["http"]["pid"] != gateway.pid
+
+
+def test_status_answers_while_the_zygote_is_busy(sturdy: Daemon):
+    zygote = psutil.Process(sturdy.pid("zygote"))
+    zygote.suspend()  # as in a load that takes minutes
+    try:
+        begun = time.monotonic()
+        status = sturdy.status()
+        assert time.monotonic() - begun < 4
+        assert status["zygote"]["state"] == "loading"
+    finally:
+        zygote.resume()
+    wait_until(sturdy.is_settled)
 
 
 # --- stops and starts that are disturbed --------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import psutil
 import pytest
 import tiny
@@ -20,6 +22,8 @@ from waiting import wait_until
 
 from warmd.configs.config import ModelConfig
 from warmd.daemon import control
+from warmd.daemon.warmset import on_demand_models
+from warmd.jobs import spec_class
 from warmd.jobs.errors import WarmdError
 
 MakeDaemon = Callable[..., Daemon]
@@ -196,6 +200,29 @@ def test_job_that_names_a_cold_model_has_it_loaded_and_kept(shared_daemon: Daemo
     job = daemon.wait(daemon.submit(model=str(folder)))
     assert job["status"] == "finished", job["error"]
     assert "cold" in {model["name"] for model in control.models(daemon.config)}
+    wait_until(lambda: "cold" in on_demand_models(daemon.home))
+    by_name = daemon.client.check(spec_class("infer").parse({"model": "cold", "prompt": "a"}))
+    assert by_name["model"]["path"] == str(folder)
+    if daemon.config.http_port is not None:
+        listed = httpx.get(f"{daemon.status()['http']['url']}/v1/models").json()["data"]
+        assert "cold" in {model["id"] for model in listed}
+
+
+@pytest.mark.slow
+def test_loaded_models_are_back_after_a_restart_and_a_broken_one_keeps_nobody_from_starting(
+    make_daemon: MakeDaemon, tmp_path: Path
+):
+    daemon = make_daemon()
+    daemon.start()
+    for name, is_kept in (("kept", True), ("gone", True), ("spoilt", True), ("once", False)):
+        folder = save_model(tmp_path / name, 1)
+        control.load_model(daemon.config, ModelConfig(name=name, path=str(folder)), is_kept=is_kept)
+    shutil.rmtree(tmp_path / "gone")
+    (tmp_path / "spoilt" / "config.json").write_text("{")
+    daemon.stop()
+    daemon.start()
+    assert {model["name"] for model in control.models(daemon.config)} == {"tiny", "kept"}
+    assert daemon.wait(daemon.submit(model="kept"))["status"] == "finished"
 
 
 def test_folder_that_is_no_model_is_refused_by_load(shared_daemon: Daemon, tmp_path: Path):

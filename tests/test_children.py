@@ -1,0 +1,146 @@
+"""What the supervisor's children say, and how it is told that one hangs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import selectors
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import wait_until
+
+from warmd.daemon import children
+from warmd.daemon.beat import Beat
+from warmd.daemon.channel import Channel, check_size
+from warmd.daemon.children import HUNG_S, Child
+from warmd.daemon.home import Home
+from warmd.jobs import tracebacks
+from warmd.jobs.errors import WarmdError
+
+# A child of the supervisor, as `python -m child`.
+WRITER = """
+import os, sys
+for _ in range(int(os.environ["PIECES"])):
+    os.write(2, b"x" * 60_000 + os.environ["END"].encode())
+os.write(2, b"the end")
+"""
+BEATING = """
+import sys, time
+from warmd.daemon.beat import Beat
+beat = Beat()
+while True:
+    beat.sign()
+    time.sleep(0.05)
+"""
+
+
+def started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, **environment: str
+) -> tuple[Child, selectors.BaseSelector]:
+    (tmp_path / "child.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    child, selector = Child("child"), selectors.DefaultSelector()
+    child.start(selector, "child", Home(tmp_path), {}, tells=lambda _: None)
+    return child, selector
+
+
+def listen(selector: selectors.BaseSelector, timeout_s: float = 1.0) -> None:
+    for key, _ in selector.select(timeout_s):
+        key.data()
+
+
+@pytest.mark.parametrize("end", ["", "\r"])
+def test_stderr_without_a_line_break_neither_grows_nor_slows_the_supervisor(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    end: str,
+):
+    caplog.set_level(logging.INFO, children.__name__)
+    child, selector = started(tmp_path, monkeypatch, WRITER, PIECES="500", END=end)
+    begun = time.process_time()
+    while selector.get_map():
+        listen(selector)
+    assert child.process is not None
+    child.process.wait()
+    assert time.process_time() - begun < 1.0
+    lines = [record.getMessage() for record in caplog.records]
+    assert max(map(len, lines)) < 200_000
+    assert lines[-1].endswith("the end")
+    if not end:
+        assert sum(map(len, lines)) == 500 * 60_000 + len("the end")
+
+
+def test_child_that_gives_no_sign_of_life_any_more_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    child, selector = started(tmp_path, monkeypatch, BEATING)
+    child.end_if_hung(10 * HUNG_S)  # it has given none yet: it may still be importing
+    listen(selector, 20)
+    for _ in range(3):  # signs come every second
+        child.end_if_hung(HUNG_S - 1)
+        listen(selector, 20)
+    assert not child.has_died()
+    child.end_if_hung(HUNG_S - 1)
+    child.end_if_hung(2)
+    wait_until(child.has_died)
+    while selector.get_map():
+        listen(selector)
+    assert "child: hangs: no sign of life for 10 s, killing it" in caplog.text
+
+
+def test_signs_of_life_that_nobody_reads_hold_nobody_up():
+    read, write = os.pipe()
+    own = os.dup(1)
+    try:
+        os.dup2(write, 1)
+        beat = Beat()
+        while select.select([], [1], [], 0)[1]:
+            os.write(1, b"x" * 4096)
+        beat.sign()
+    finally:
+        os.dup2(own, 1)
+        os.set_blocking(1, True)
+        for descriptor in (read, write, own):
+            os.close(descriptor)
+
+
+def test_text_of_an_error_keeps_its_beginning_and_its_end_and_says_what_is_left_out():
+    assert tracebacks.cut("short", 8_000) == "short"
+    text = tracebacks.cut("a" * 1_000_000 + "z" * 1_000_000, 8_000)
+    assert len(text) < 8_100
+    assert text.startswith("aaa")
+    assert text.endswith("zzz")
+    assert " [… 1,992,000 characters left out …] " in text
+
+
+def test_result_too_long_for_a_message_is_refused_in_one_line():
+    check_size({"text": "x" * 16_000_000})
+    with pytest.raises(WarmdError, match=r"^result: must be at most \d+ bytes as JSON") as caught:
+        check_size({"text": "x" * (1 << 24)})
+    assert "\n" not in str(caught.value)
+
+
+def test_longest_message_comes_through_a_channel_at_once():
+    ours, theirs = socket.socketpair()
+    message: dict[str, Any] = {"text": "x" * 16_000_000}
+    sender = threading.Thread(target=Channel(theirs).send, args=(message, {"after": 1}))
+    sender.start()
+    begun = time.process_time()
+    receiver = Channel(ours)
+    received: list[dict[str, Any]] = []
+    while len(received) < 2:
+        received += receiver.receive()
+    sender.join()
+    assert received == [message, {"after": 1}]
+    assert time.process_time() - begun < 1.0
+    for sock in (ours, theirs):
+        sock.close()

@@ -1,0 +1,153 @@
+"""Jobs that wait for their time and for others, by the server's clock and in few round trips."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from waiting import wait_until
+from workplaces import NAME, Workplace, workplace
+
+from warmd.daemon import keys
+from warmd.daemon.due import Due
+
+
+@pytest.fixture(scope="module")
+def shared_place() -> Iterator[Workplace]:
+    with workplace() as made:
+        yield made
+
+
+@pytest.fixture
+def place(shared_place: Workplace) -> Workplace:
+    """The same for all tests, empty."""
+    shared_place.connection.flushdb()
+    return shared_place
+
+
+def run(place: Workplace, job_id: str, how: str = "finish") -> None:
+    """Do what a worker does for the next job, which is this one."""
+    queue = place.store.queue("infer").key
+    popped: Any = place.connection.lmove(queue, keys.taken(NAME), "LEFT", "RIGHT")
+    begun = place.store.begin(popped, "infer", NAME)
+    assert begun is not None
+    job, execution = begun[0], begun[1].claim
+    assert job.id == job_id
+    if how == "finish":
+        place.store.finish(job, execution, {"text": ""})
+    else:
+        place.store.fail(job, execution, "broken")
+
+
+def soon(seconds: float = 1.0) -> datetime:
+    return datetime.now().astimezone() + timedelta(seconds=seconds)
+
+
+def move_until(place: Workplace, job_id: str, status: str) -> None:
+    """Have the supervisor's look go on until the job has a status."""
+    due = Due(place.store)
+
+    def is_there() -> bool:
+        due.move()
+        return place.status(job_id) == status
+
+    wait_until(is_there, timeout_s=5)
+
+
+def test_job_behind_another_and_scheduled_waits_for_both_when_the_time_comes_first(
+    place: Workplace,
+):
+    parent = place.submit()
+    child = place.submit(after=parent, at=soon())
+    assert place.status(child) == "scheduled"
+    move_until(place, child, "deferred")
+    assert place.client.job(child)["after"] == [parent]
+    run(place, parent)
+    assert place.status(child) == "queued"
+
+
+def test_job_behind_another_and_scheduled_waits_for_both_when_the_other_ends_first(
+    place: Workplace,
+):
+    parent = place.submit()
+    child = place.submit(after=parent, at=soon(2.0))  # RQ counts whole seconds
+    run(place, parent)
+    Due(place.store).move()
+    assert place.status(child) == "scheduled"
+    move_until(place, child, "queued")
+
+
+@pytest.mark.parametrize("is_due", [False, True])
+def test_job_behind_a_failed_one_waits_for_it_to_be_resumed_though_its_time_has_come(
+    place: Workplace, is_due: bool
+):
+    parent = place.submit()
+    child = place.submit(after=parent, at=soon())
+    if is_due:
+        move_until(place, child, "deferred")
+    run(place, parent, "fail")
+    move_until(place, child, "deferred")
+    place.client.resume(parent)
+    run(place, parent)
+    assert place.status(child) == "queued"
+
+
+def test_job_behind_a_canceled_one_waits_for_it_to_be_resumed_though_its_time_has_come(
+    place: Workplace,
+):
+    parent = place.submit()
+    child = place.submit(after=parent, at=soon())
+    alone = place.submit(after=parent)
+    place.client.cancel(parent)
+    move_until(place, child, "deferred")
+    assert place.status(alone) == "deferred"
+    place.client.resume(parent)
+    run(place, parent)
+    assert [place.status(job_id) for job_id in (child, alone)] == ["queued", "queued"]
+
+
+def test_paused_job_comes_back_to_all_that_it_waited_for(place: Workplace):
+    parent = place.submit()
+    child = place.submit(after=parent, at=soon(2.0))
+    place.client.pause(child)
+    assert place.client.unpause(child) == "scheduled"
+    move_until(place, child, "deferred")
+    place.client.pause(child)
+    assert place.client.unpause(child) == "deferred"
+    run(place, parent)
+    assert place.status(child) == "queued"
+
+
+def test_deferred_job_whose_parent_was_removed_runs(place: Workplace):
+    parent = place.submit()
+    children = [place.submit(after=parent) for _ in range(3)]
+    run(place, parent, "fail")
+    place.client.remove(parent)
+    for child in children:
+        move_until(place, child, "queued")
+
+
+def commands(place: Workplace) -> int:
+    stats: Any = place.connection.info("stats")
+    return int(stats["total_commands_processed"])
+
+
+def cost_of_a_look(place: Workplace) -> int:
+    before = commands(place)
+    Due(place.store).move()
+    return commands(place) - before
+
+
+def test_a_look_costs_as_much_however_many_jobs_wait(place: Workplace):
+    parent = place.submit()
+
+    def wait_too(numbers: range) -> None:
+        for number in numbers:
+            place.store.enqueue(f"infer-20260101-000000-{number:04}", "infer", after=parent)
+
+    wait_too(range(200))
+    few = cost_of_a_look(place)
+    wait_too(range(200, 400))
+    assert cost_of_a_look(place) < 1.5 * few < 400
