@@ -40,7 +40,9 @@ from .weights import Weights, step_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-_REFUSALS = ("MISCONF", "OOM", "READONLY", "NOREPLICAS")  # a full disk or memory, a replica
+_REFUSALS = ("MISCONF", "NOREPLICAS")  # a full disk, or a replica that is missing
+# Full memory, or a replica: redis-py cuts these words off the message.
+_REFUSED = (redis.exceptions.OutOfMemoryError, redis.exceptions.ReadOnlyError)
 _PATIENCE_S = 0.2  # between two tries to reach a server that is away
 
 
@@ -54,7 +56,7 @@ def _needs_server(method: Method) -> Method:
         except (redis.ConnectionError, redis.TimeoutError) as error:
             raise self.unavailable(error) from error
         except redis.ResponseError as error:
-            if str(error).startswith(_REFUSALS):
+            if isinstance(error, _REFUSED) or str(error).startswith(_REFUSALS):
                 raise Unavailable(f"Redis takes no changes: {error}") from error
             raise
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from daemons import Daemon
+from desks import Desk
 from needs import needs
 from waiting import wait_until
 
@@ -192,3 +193,26 @@ def test_jobs_run_through_redis_over_tls(make_daemon: MakeDaemon, tmp_path: Path
         daemon = make_daemon(redis_url=url)
         daemon.start()
         assert daemon.wait(daemon.submit())["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "cure", "words"),
+    [
+        (("CONFIG", "SET", "maxmemory", "1"), ("CONFIG", "SET", "maxmemory", "0"), "maxmemory"),
+        (("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE"), "read only replica"),
+    ],
+)
+def test_redis_that_takes_no_changes_is_one_line_and_leaves_no_job(
+    desk: Desk, trouble: tuple[str, ...], cure: tuple[str, ...], words: str
+):
+    redis = desk.client.connection
+    redis.execute_command(*trouble)
+    try:
+        done = desk.warmd(*desk.grpo)
+        assert done.is_refusal(3)
+        assert "Redis takes no changes: " in done.err
+        assert words in done.err
+    finally:
+        redis.execute_command(*cure)
+    assert desk.client.jobs() == []
+    assert list(desk.home.runs.glob("grpo-*")) == []
