@@ -20,7 +20,7 @@ import click
 from ..jobs import spec_class
 from ..jobs.bench import works
 from ..jobs.errors import Conflict, JobFailed, SpecError
-from ..jobs.mlm import MlmSpec
+from ..jobs.mlm_options import MlmSpec
 from . import render
 from .app import App, common_options, note
 from .completion import complete_job

@@ -11,18 +11,19 @@ from .spec import Spec
 
 
 class Kind(NamedTuple):
-    """Where a kind's parts are: `module` has its Spec and `run`, `heavy` imports what is slow."""
+    """Where a kind's parts are: modules, and the name of its Spec."""
 
-    module: str
+    options: str  # has the Spec
     spec: str
-    heavy: str
+    module: str  # has `run`
+    heavy: str  # imports what is slow
 
 
 KINDS = {
-    "grpo": Kind("grpo", "GrpoSpec", "grpo_trainer"),
-    "mlm": Kind("mlm", "MlmSpec", "mlm_trainer"),
-    "encode": Kind("encode", "EncodeSpec", "embedder"),
-    "infer": Kind("infer", "InferSpec", "answering"),
+    "grpo": Kind("grpo", "GrpoSpec", "grpo", "grpo_trainer"),
+    "mlm": Kind("mlm_options", "MlmSpec", "mlm", "mlm_trainer"),
+    "encode": Kind("encode", "EncodeSpec", "encode", "embedder"),
+    "infer": Kind("infer_options", "InferSpec", "infer", "answering"),
 }
 
 
@@ -39,21 +40,26 @@ class Run(Protocol):
 
 def spec_class(kind: str) -> type[Spec]:
     """Return the Spec class of a kind. Imports no heavy library. Raises SpecError."""
-    return cast(type[Spec], getattr(_module(kind), KINDS[kind].spec))
+    found = _kind(kind)
+    return cast(type[Spec], getattr(_module(found.options), found.spec))
 
 
 def run_function(kind: str) -> Run:
     """Return the `run` of a kind. Raises SpecError."""
-    return cast(Run, _module(kind).run)
+    return cast(Run, _module(_kind(kind).module).run)
 
 
 def import_all(kind: str) -> None:
     """Import everything that a kind needs to run, for the zygote to do once."""
-    import_module(f".{KINDS[kind].heavy}", __name__)
+    _module(_kind(kind).heavy)
     spec_class(kind).options()  # kept: to read them from the annotations takes a horse 4 ms
 
 
-def _module(kind: str) -> Any:
+def _kind(kind: str) -> Kind:
     if kind not in KINDS:
         raise SpecError("kind", f"must be one of {', '.join(KINDS)}, got {kind!r}")
-    return import_module(f".{KINDS[kind].module}", __name__)
+    return KINDS[kind]
+
+
+def _module(name: str) -> Any:
+    return import_module(f".{name}", __name__)

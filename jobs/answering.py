@@ -21,7 +21,7 @@ from .engine.engine import Engine, engine_of
 from .engine.generation import End, Generation, Piece, Sampling
 from .engine.grammar import Grammar
 from .errors import JobFailed, Stopped
-from .infer import InferSpec
+from .infer_options import InferSpec
 from .tokenizing import Prompt, encode, room
 
 _EVENT_S = 0.05  # between two events with text

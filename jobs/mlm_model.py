@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 from .context import WarmModel
 from .encoder import CodeGraphConfig, CodeGraphEncoder, new_encoder
 from .errors import JobFailed
-from .mlm import CODE_GRAPH, GRAPH, MlmSpec, read_architecture
+from .mlm_options import CODE_GRAPH, GRAPH, MlmSpec, read_architecture
 from .positions import positions
 
 

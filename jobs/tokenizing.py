@@ -10,7 +10,7 @@ from .context import WarmModel
 from .engine.generation import Picture
 from .engine.patches import place_pictures
 from .errors import JobFailed
-from .infer import MAX_TOKENS, InferSpec
+from .infer_options import MAX_TOKENS, InferSpec
 
 Prompt = str | list[dict[str, Any]]
 

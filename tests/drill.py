@@ -53,7 +53,7 @@ def run(spec: DrillSpec, ctx: Context) -> dict[str, Any]:
 
 def register() -> None:
     """Add the kind to those of this process."""
-    KINDS["drill"] = Kind("drill", "DrillSpec", "drill")
+    KINDS["drill"] = Kind("drill", "DrillSpec", "drill", "drill")
     sys.modules["warmd.jobs.drill"] = sys.modules[__name__]
 
 

@@ -12,7 +12,8 @@ from hypothesis import given, strategies as st
 
 from warmd.jobs.actions import ACTIONS, DIRECTIONS, parse_screen, read
 from warmd.jobs.errors import SpecError
-from warmd.jobs.infer import InferSpec, run
+from warmd.jobs.infer import run
+from warmd.jobs.infer_options import InferSpec
 
 SCREEN = (1920, 1080)
 

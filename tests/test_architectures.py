@@ -17,6 +17,8 @@ from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.generation import End, Generation, Sampling
 from warmd.jobs.errors import JobFailed, SpecError
+from warmd.jobs.infer_options import InferSpec
+from warmd.jobs.mlm_options import MlmSpec
 from warmd.jobs.packing import can_pack
 
 SIZES: dict[str, Any] = {
@@ -160,7 +162,7 @@ def t5() -> Any:
 def test_a_model_that_generates_no_text_is_refused_in_one_line(tmp_path, make, words):
     job = tiny.surroundings(tmp_path / "job", make())
     with pytest.raises(JobFailed, match=f"^model: must be a decoder that generates .*{words}$"):
-        infer.run(infer.InferSpec.parse({"prompt": "a"}), job.ctx)
+        infer.run(InferSpec.parse({"prompt": "a"}), job.ctx)
     with pytest.raises(JobFailed, match=f"^model: must be a decoder that generates .*{words}$"):
         grpo.run(grpo.GrpoSpec.parse({"samples": 2}), job.ctx)
 
@@ -170,7 +172,7 @@ def test_a_model_without_a_head_for_masks_is_refused_in_one_line(tmp_path):
     tokenizer: Any = job.ctx.models.take("demo").tokenizer
     tokenizer.add_special_tokens({"mask_token": "?"})
     (tmp_path / "data.txt").write_text("\n\n".join(f"abc def {n}" for n in range(60)))
-    spec = mlm.MlmSpec.parse(
+    spec = MlmSpec.parse(
         {"model": "demo", "objective": "mlm", "data": str(tmp_path / "data.txt"), "steps": 1,
          "seq_len": 16, "eval_every": 0}
     )  # fmt: skip
@@ -191,7 +193,7 @@ def test_a_model_without_a_head_for_masks_is_refused_in_one_line(tmp_path):
     ids=lambda config: config["architectures"][0],
 )  # fmt: skip
 def test_what_generates_no_text_is_refused_in_the_shell(config):
-    for spec in (infer.InferSpec.parse({"prompt": "a"}), grpo.GrpoSpec.parse({"samples": 2})):
+    for spec in (InferSpec.parse({"prompt": "a"}), grpo.GrpoSpec.parse({"samples": 2})):
         with pytest.raises(SpecError, match=r"^model: must be a decoder that generates text"):
             spec.check_inputs(config)
 
@@ -199,11 +201,11 @@ def test_what_generates_no_text_is_refused_in_the_shell(config):
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel", None])
 def test_what_generates_text_is_taken_in_the_shell(name):
     config = {"model_type": "any", **({"architectures": [name]} if name else {})}
-    infer.InferSpec.parse({"prompt": "a"}).check_inputs(config)
+    InferSpec.parse({"prompt": "a"}).check_inputs(config)
 
 
 def test_what_fills_no_masks_is_refused_in_the_shell(tmp_path):
     (tmp_path / "data.txt").write_text("abc")
-    spec = mlm.MlmSpec.parse({"model": "m", "objective": "mlm", "data": str(tmp_path / "data.txt")})
+    spec = MlmSpec.parse({"model": "m", "objective": "mlm", "data": str(tmp_path / "data.txt")})
     with pytest.raises(SpecError, match=r"^model: must have a head for masked tokens"):
         spec.check_inputs({"model_type": "bert", "architectures": ["BertModel"]})

@@ -22,7 +22,7 @@ from warmd.daemon.jobstore import JobStore
 from warmd.daemon.roster import Roster
 from warmd.daemon.rundir import RunDir
 from warmd.jobs.errors import Conflict, Unavailable, WarmdError
-from warmd.jobs.infer import InferSpec
+from warmd.jobs.infer_options import InferSpec
 
 MakeDaemon = Callable[..., Daemon]
 

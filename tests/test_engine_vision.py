@@ -29,7 +29,8 @@ from warmd.jobs.engine.patches import place_pictures
 from warmd.jobs.engine.turns import TURNS
 from warmd.jobs.engine.vision import Eyes, Sight, places_of
 from warmd.jobs.errors import JobFailed, SpecError
-from warmd.jobs.infer import InferSpec, run
+from warmd.jobs.infer import run
+from warmd.jobs.infer_options import InferSpec
 from warmd.jobs.pictures import Budget
 
 GREEDY = Sampling(temperature=0)

@@ -17,7 +17,8 @@ from warmd.jobs import rows, spec_class, templates
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.generation import End, Generation
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
-from warmd.jobs.infer import InferSpec, run
+from warmd.jobs.infer import run
+from warmd.jobs.infer_options import InferSpec
 
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 

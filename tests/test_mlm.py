@@ -33,8 +33,9 @@ from warmd.jobs.corpus import as_pretrained
 from warmd.jobs.encoder import CodeGraphConfig, CodeGraphEncoder
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.masks import IGNORED
-from warmd.jobs.mlm import CODE_GRAPH_SIZES, MlmSpec, run
+from warmd.jobs.mlm import run
 from warmd.jobs.mlm_model import set_dropout
+from warmd.jobs.mlm_options import CODE_GRAPH_SIZES, MlmSpec
 from warmd.jobs.mlm_trainer import COLUMNS, Curve, MaskedTrainer, StepOrder, rank
 
 CLOCK = {"seconds"}

@@ -23,7 +23,7 @@ from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.generation import End, Generation, Sampling
 from warmd.jobs.errors import JobFailed, SpecError
-from warmd.jobs.infer import InferSpec
+from warmd.jobs.infer_options import InferSpec
 
 PERSON = {
     "type": "object",

@@ -20,7 +20,7 @@ from waiting import wait_until
 
 from warmd.configs.config import ModelConfig, WorkerConfig
 from warmd.daemon import control
-from warmd.jobs.infer import InferSpec
+from warmd.jobs.infer_options import InferSpec
 
 SLOTS = 4
 

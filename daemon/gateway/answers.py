@@ -108,7 +108,7 @@ async def whole(gate: Gate, request: Request, caller: Caller, job_id: str) -> di
 
     Raises ApiError when there will be none.
     """
-    with gate.audience.attend(gate, job_id, caller) as stay:
+    with gate.audience.attend(job_id, caller) as stay:
         answer = asyncio.ensure_future(_result(gate, job_id))
         left = asyncio.ensure_future(gone(request))
         try:

@@ -12,18 +12,15 @@ import logging
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import Depends, Header, Request
 
 from ...jobs.errors import WarmdError
 from .strict import ReadRequest
-
-if TYPE_CHECKING:
-    from .gate import Gate
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +88,10 @@ class Stay:
 class Audience:
     """The waiting requests of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, cancel: Callable[[str], Awaitable[str]], stopping: asyncio.Event) -> None:
+        """`cancel` ends a job and says how; `stopping`: whether the gateway leaves jobs alone."""
+        self._cancel = cancel
+        self._stopping = stopping
         self._present: Counter[str] = Counter()
         self._orphans: defaultdict[str, list[str]] = defaultdict(list)  # fingerprint -> jobs
         self._tasks: set[asyncio.Task[None]] = set()
@@ -103,7 +103,7 @@ class Audience:
         return self._orphans[caller.fingerprint].pop(0)
 
     @contextmanager
-    def attend(self, gate: Gate, job_id: str, caller: Caller) -> Iterator[Stay]:
+    def attend(self, job_id: str, caller: Caller) -> Iterator[Stay]:
         """Be there for a job. Whoever leaves last before its end has it canceled."""
         stay = Stay()
         self._present[job_id] += 1
@@ -114,27 +114,27 @@ class Audience:
             if not self._present[job_id]:
                 del self._present[job_id]
             # A gateway that stops leaves the jobs alone: they are in the queue, and safe.
-            if not stay.is_over and not gate.stopping.is_set():
-                task = asyncio.create_task(self._outlive(gate, job_id, caller))
+            if not stay.is_over and not self._stopping.is_set():
+                task = asyncio.create_task(self._outlive(job_id, caller))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    async def _outlive(self, gate: Gate, job_id: str, caller: Caller) -> None:
+    async def _outlive(self, job_id: str, caller: Caller) -> None:
         """End a job that its client left, unless somebody comes for it in time."""
         patience = caller.patience_s()
         if patience:
             orphans = self._orphans[caller.fingerprint]
             orphans.append(job_id)
             with suppress(TimeoutError):
-                await asyncio.wait_for(gate.stopping.wait(), patience)
+                await asyncio.wait_for(self._stopping.wait(), patience)
             if job_id in orphans:
                 orphans.remove(job_id)
             if not orphans:
                 self._orphans.pop(caller.fingerprint, None)
-        if self._present[job_id] or gate.stopping.is_set():
+        if self._present[job_id] or self._stopping.is_set():
             return
         try:
-            how = await gate.blocking(gate.client.cancel, job_id)
+            how = await self._cancel(job_id)
             log.info("%s: http: %s, its client has gone", job_id, how)
         except WarmdError as error:  # it ended by itself, or the server is away
             log.debug("%s: http: not canceled: %s", job_id, error)

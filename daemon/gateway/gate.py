@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Annotated, Any, TypeVar, cast
 
 import redis.asyncio
@@ -59,8 +60,8 @@ class Gate:
         )
         self.images = ImageStore(self.client.home.runs)
         self.pace = Pace(config)
-        self.audience = Audience()
         self.stopping = asyncio.Event()
+        self.audience = Audience(partial(self.blocking, self.client.cancel), self.stopping)
 
     async def blocking(self, work: Callable[..., T], *arguments: Any) -> T:
         """Call what waits for the disk or the server in a thread."""

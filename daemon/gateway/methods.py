@@ -11,7 +11,7 @@ from typing import Any
 
 from ...jobs import problems, rewards, spec_class
 from ...jobs.errors import SpecError
-from ...jobs.mlm import CODE_GRAPH, STDLIB
+from ...jobs.mlm_options import CODE_GRAPH, STDLIB
 from .filestore import FileStore
 
 # What a method trains with. OpenAI's own is `reinforcement`; `mlm` is warmd's.

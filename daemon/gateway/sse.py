@@ -51,7 +51,7 @@ def response(
         return frame({**chunk, "choices": [choice]})
 
     async def frames() -> AsyncIterator[bytes]:
-        with gate.audience.attend(gate, job_id, caller) as stay:
+        with gate.audience.attend(job_id, caller) as stay:
             try:
                 for choice in opening:
                     yield choose(choice)

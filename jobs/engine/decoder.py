@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ..compute import hugepages
+from ..compute import hugepages, native
 from ..compute.linears import (
     LazilyPackedLinear,
     Linear,
@@ -33,7 +33,7 @@ from .cache import CHUNK, KeyValues
 from .fixed import FixedSteps
 from .parts import Attend, Part
 from .rope import Rope
-from .rowwise import Norms, Rowwise, Single, Torch, native_rowwise
+from .rowwise import Norms, Rowwise, Single, Torch
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class Decoder:
             is_fixed = self.embedding.device.type == "cuda"
         self._fixed = FixedSteps(self) if is_fixed else None
         norms = [norm for layer in self.layers for norm in layer.norms]
-        natively = native_rowwise(self.shape, self.embedding, [self.norm, *norms])
+        natively = _native_rowwise(self.shape, self.embedding, [self.norm, *norms])
         self._rowwise: Rowwise = natively or Torch(self.shape)
         self._steps = None if natively is None else self._decode_steps()
         self._moving: Iterator[None] | None = None  # packed weights, into huge pages
@@ -442,3 +442,17 @@ def _layer(layer: Any, linears: Linears | Uniform, *, patience: int) -> Layer:
         gate_up=fused(mlp.gate_proj, mlp.up_proj),
         down=fused(mlp.down_proj),
     )
+
+
+def _native_rowwise(
+    shape: Shape, embedding: torch.Tensor, norms: Sequence[torch.Tensor]
+) -> Rowwise | None:
+    """Return the native operations, or None where they cannot be had.
+
+    embedding: (V, hidden); norms: the weights of all of a decoder's.
+    """
+    if embedding.device.type != "cpu" or not native.is_available():
+        return None
+    from .native_rowwise import Native
+
+    return Native(shape) if Native.takes(shape, embedding, norms) else None

@@ -1,4 +1,4 @@
-"""What the decoder does between linear layers, row by row: by PyTorch, and natively on a CPU."""
+"""What the decoder does between linear layers, row by row: the operations, and PyTorch's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from ..compute import native
 from ..compute.shape import Shape
 from .cache import KeyValues
 
@@ -88,17 +87,3 @@ class Torch:
             attended[single.row] = functional.scaled_dot_product_attention(
                 query, keys[:, :, :end], values[:, :, :end], scale=self._scale
             ).reshape(heads, size)  # not contiguous on a GPU
-
-
-def native_rowwise(
-    shape: Shape, embedding: torch.Tensor, norms: Sequence[torch.Tensor]
-) -> Rowwise | None:
-    """Return the native operations, or None where they cannot be had.
-
-    embedding: (V, hidden); norms: the weights of all of a decoder's.
-    """
-    if embedding.device.type != "cpu" or not native.is_available():
-        return None
-    from .native_rowwise import Native
-
-    return Native(shape) if Native.takes(shape, embedding, norms) else None

@@ -27,8 +27,9 @@ def main() -> None:
     from warmd.jobs.corpus import Recipe, graph_corpus
     from warmd.jobs.encoder import CodeGraphConfig, CodeGraphEncoder
     from warmd.jobs.masks import Masker
-    from warmd.jobs.mlm import MlmSpec, measured
+    from warmd.jobs.mlm import measured
     from warmd.jobs.mlm_objectives import GraphObjective
+    from warmd.jobs.mlm_options import MlmSpec
     from warmd.jobs.mlm_trainer import StepOrder
 
     imported = time.perf_counter()
