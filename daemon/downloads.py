@@ -154,7 +154,9 @@ class _Progress:
         folder = "--".join(("models", *model_id.split("/")))
         self._blobs = Path(constants.HF_HUB_CACHE, folder, "blobs")
         self._sizes = {}
-        with contextlib.suppress(Exception):  # the download itself says what is wrong
+        # Sizes are for the progress only. A hub that cannot be asked for them (of whatever error)
+        # fails the download, too, which reports it.
+        with contextlib.suppress(Exception):
             self._sizes = _listed(model_id, revision)
 
     def tell(self, over: threading.Event) -> None:

@@ -85,12 +85,13 @@ def _forward(child: int, life: Life, number: int, _: Any) -> None:
 def _supervise(
     config: DaemonConfig, life: Life, report: Callable[[dict[str, Any]], None], foreground: bool
 ) -> int:
+    from .control_requests import answer
     from .supervisor import Supervisor
 
     try:
         Home(config.home).create()
         _log_to(config, foreground)
-        return Supervisor(config, life, report).run()
+        return Supervisor(config, life, report, answer).run()
     except WarmdError as error:
         log.error("%s", error)
         if foreground:

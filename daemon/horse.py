@@ -250,8 +250,11 @@ def _run_one(
 
 
 def _end_processes() -> None:
-    """End what the job has started and left running; where it wrote is free for the next one."""
-    gc.collect()  # a pool of processes that nobody has any more replaces them no longer
+    """Kill every process that the job has started and left running.
+
+    Otherwise one of them could still write to the run directory when the job is next resumed.
+    """
+    gc.collect()  # an unreferenced multiprocessing pool stops its handler, which restarts workers
     ended = end_descendants()
     if ended:
         log.warning("%d processes that the job had started ended with it", ended)

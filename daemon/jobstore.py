@@ -197,9 +197,10 @@ class JobStore:
         return [done.issuperset(job._dependency_ids) for job in jobs]
 
     def release(self, job: Job) -> None:
-        """Queue a job that waited for its time, or for others; the former waits for others still.
+        """Queue a job whose start time has come or whose dependencies have finished.
 
-        One whose others finish just now is queued all the same.
+        A scheduled job with unfinished dependencies becomes deferred. Dependencies are checked
+        again afterwards, so that one that finishes in between does not leave it deferred.
         """
         if not self.are_met([job])[0]:
             change(self.connection, job, (JobStatus.SCHEDULED,), partial(self._defer, job))

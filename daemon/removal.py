@@ -24,47 +24,47 @@ from .rundir import REMOVED, RunDir, is_job_id
 
 
 def remove(store: JobStore, runs: Path, job_id: str) -> int:
-    """Remove an ended job, or what is left of one; return the bytes that are free now.
+    """Remove an ended job, or what is left of one; return the bytes freed.
 
     Raises Conflict for a job that is not ended, and for one that another daemon runs.
     """
     with locked(runs, LOCK_EX):
-        place, grave = runs / job_id, runs / f"{REMOVED}{job_id}"
+        run_dir, removed_dir = runs / job_id, runs / f"{REMOVED}{job_id}"
         job = store.fetch(job_id)
-        if job is None and RunDir(place).is_held():
+        if job is None and RunDir(run_dir).is_held():
             raise Conflict(f"job: {job_id} is running in another daemon: cancel it there first")
         if job is not None and job.get_status(refresh=False) not in ENDED:
             raise _not_ended(job)
-        if place.is_dir():
-            if grave.exists():  # of another job of that id
-                shutil.rmtree(grave)
-            place.rename(grave)
-        return _finish(store, place, grave)
+        if run_dir.is_dir():
+            if removed_dir.exists():  # of another job of that id
+                shutil.rmtree(removed_dir)
+            run_dir.rename(removed_dir)
+        return _finish(store, run_dir, removed_dir)
 
 
 def finish_all(store: JobStore, runs: Path) -> dict[str, int]:
     """Finish the removals that dead processes began; return the jobs with the bytes of each."""
     freed: dict[str, int] = {}
     with suppress(FileNotFoundError), locked(runs, LOCK_EX):
-        for grave in [runs / name for name in os.listdir(runs) if name.startswith(REMOVED)]:
-            job_id = grave.name.removeprefix(REMOVED)
-            with suppress(Conflict):  # resumed meanwhile, and back in its place
-                freed[job_id] = _finish(store, runs / job_id, grave)
+        for removed_dir in [runs / name for name in os.listdir(runs) if name.startswith(REMOVED)]:
+            job_id = removed_dir.name.removeprefix(REMOVED)
+            with suppress(Conflict):  # resumed meanwhile: moved back
+                freed[job_id] = _finish(store, runs / job_id, removed_dir)
     return freed
 
 
-def _finish(store: JobStore, place: Path, grave: Path) -> int:
-    """Forget the job whose files lie in `grave`, and delete them."""
-    job = store.fetch(place.name)
+def _finish(store: JobStore, run_dir: Path, removed_dir: Path) -> int:
+    """Delete the files in `removed_dir`, and what Redis knows of their job; return the bytes freed."""
+    job = store.fetch(run_dir.name)
     if job is None:
-        jobindex.forget(store.connection, place.name)
+        jobindex.forget(store.connection, run_dir.name)
     elif not store.remove(job):
-        if grave.exists() and not place.exists():
-            grave.rename(place)
+        if removed_dir.exists() and not run_dir.exists():
+            removed_dir.rename(run_dir)
         raise _not_ended(job)  # resumed this moment
-    freed = size_bytes(grave)
-    if grave.is_dir():
-        shutil.rmtree(grave)
+    freed = size_bytes(removed_dir)
+    if removed_dir.is_dir():
+        shutil.rmtree(removed_dir)
     return freed
 
 

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 10.0  # in which whoever waits for an answer can read it, however many there are
 _LOOK_S = 5.0  # between two looks for what is due
-_FINISH_S = 60.0  # between two looks for removals that nobody finished
+_FINISH_S = 60.0  # between two scans for removals that a killed process left half done
 _SOON_S = 0.5  # after the start, or after a try that failed
 _AT_ONCE = 100  # answers that are read in one round trip
 _LONGEST_OF_ROWS = 1_000_000  # bytes of the spec.json of a job on a file

@@ -47,10 +47,10 @@ class Roster:
         return {name: queue for name, queue in workers.items() if name in silent}
 
     def register(self, worker: str, queue: str, *, lease_s: float) -> None:
-        """Give a sign of life, good for so long, and be known: who dies is then missed.
+        """Renew the worker's lease and list it, so that its death is noticed.
 
-        Again and again: one that was silent for too long may have been buried alive. `bury` alone
-        strikes it off: whoever may hold a job is listed.
+        It is listed at every renewal: another daemon may have called `bury` while it was silent.
+        Only `bury` removes it from the list, so every worker that may hold a job is listed.
         """
         with self._connection.pipeline() as pipeline:
             pipeline.set(keys.lease(worker), 1, px=int(lease_s * 1000))
@@ -79,18 +79,18 @@ class Roster:
         return returned
 
     def bury(self, worker: str, queue: str) -> list[str]:
-        """Put back whatever a dead worker held, then strike it off; return the ids.
+        """Requeue the jobs of a dead worker, then remove it from the list; return their ids.
 
-        In this order: whoever is killed between the two leaves a worker that is still missed.
+        In this order: a process killed in between leaves the worker listed, so `bury` runs again.
         """
         returned = self.reclaim(worker, queue)
         self._connection.hdel(keys.WORKERS, worker)
         return returned
 
     def sweep(self) -> list[str]:
-        """Put back what is held by workers that nobody lists and that have no lease.
+        """Requeue the jobs held by workers that are not listed and have no lease; return their ids.
 
-        A worker that was buried alive may take a job in its last moment. Looks through all keys.
+        A slow worker may have taken a job after `bury` removed it. Scans all keys.
         """
         held = self._hand_offs()
         for queue in keys.QUEUES:

@@ -12,16 +12,13 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..configs.config import WorkerConfig
 from ..configs.memory import memory_bytes
 from . import memory
 from .channel import Channel
 from .model_files import fingerprint
-
-if TYPE_CHECKING:
-    from .attempt import Attempt
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +35,7 @@ class Horse:
         self.model = model  # what it was forked with; None for no model
         self.is_resident = is_resident
         self.is_leaving = False  # takes no more jobs
-        self.attempts: dict[str, Attempt] = {}  # by job id
+        self.job_ids: set[str] = set()  # of the jobs that it runs
         self.ended_for: str | None = None  # the job for whose sake it was killed
         self._pid: int | None = None
         self._exit: dict[str, Any] = {}  # what the zygote said of its end
@@ -122,14 +119,14 @@ class Stable:
         self._socket = socket
         self._config = config
 
-    def mount(self, attempt: Attempt, *, alone: bool) -> Horse | None:
+    def mount(self, job_id: str, request: dict[str, Any], *, alone: bool) -> Horse | None:
         """Have a horse run the job; None while there is no zygote to fork one.
 
         `alone`: in a horse of its own, whatever the worker's isolation.
         """
         is_resident = self._config.isolation == "resident" and not alone
-        model = _as_it_lies_there(attempt.request["model"])
-        request = {**attempt.request, "model": model}
+        model = _as_it_lies_there(request["model"])
+        request = {**request, "model": model}
         horse = self._resident(model) if is_resident else None
         if horse is not None:
             horse.send(request)
@@ -141,9 +138,9 @@ class Stable:
             except OSError as error:
                 log.debug("zygote: %s", error)
                 return None
-            horse = Horse(channel, asked_for=attempt.job.id, model=model, is_resident=is_resident)
+            horse = Horse(channel, asked_for=job_id, model=model, is_resident=is_resident)
             self.horses.append(horse)
-        horse.attempts[attempt.job.id] = attempt
+        horse.job_ids.add(job_id)
         return horse
 
     def _resident(self, model: Any) -> Horse | None:
@@ -159,7 +156,7 @@ class Stable:
         for horse in list(self.horses):
             horse.kill_if_overdue()
             if horse.channel.closed_by_peer or (
-                horse.is_resident and horse.is_leaving and not horse.attempts
+                horse.is_resident and horse.is_leaving and not horse.job_ids
             ):
                 horse.channel.close()  # one that lives ends when it sees that
                 self.horses.remove(horse)
@@ -167,7 +164,7 @@ class Stable:
     @property
     def num_leaving(self) -> int:
         """How many horses have had their last word and still take memory."""
-        return sum(horse.is_leaving and not horse.attempts for horse in self.horses)
+        return sum(horse.is_leaving and not horse.job_ids for horse in self.horses)
 
 
 def _as_it_lies_there(model: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import redis
@@ -39,6 +40,7 @@ from .warmset import WarmSet
 log = logging.getLogger(__name__)
 
 Report = Callable[[dict[str, Any]], None]
+AnswerRequest = Callable[["Supervisor", dict[str, Any]], dict[str, Any]]
 
 _TURN_S = 1.0  # at most; a child that dies or a signal ends it sooner
 _REPLY_S = 1.0  # for the server to reply: children and signals wait as long
@@ -49,9 +51,13 @@ _DEFAULT_BUDGET = 0.7  # of the machine's memory
 class Supervisor:
     """One daemon."""
 
-    def __init__(self, config: DaemonConfig, life: Life, report: Report) -> None:
+    def __init__(
+        self, config: DaemonConfig, life: Life, report: Report, answer: AnswerRequest
+    ) -> None:
+        """`report` receives the progress of booting, `answer` the control socket's requests."""
         self.config = config
         self.report = report
+        self._answer = partial(answer, self)
         self.home = Home(config.home)
         self.started = time.time()
         self.stopping: str | None = None  # "drain" or "now"
@@ -92,7 +98,7 @@ class Supervisor:
             self._start_server()
             self._write_state()
             self.warm_set.write()
-            control = ControlServer(self)
+            control = ControlServer(self.home.control_socket, self._answer)
             try:
                 self._bury_predecessors()
                 sweep(self.home.runs)

@@ -271,24 +271,25 @@ class Worker:
                 self._downloads.hear(door)
 
     def _hear(self, horse: Horse) -> None:
+        attempts = {a.job.id: a for a in self.attempts if a.job.id in horse.job_ids}
         for message in horse.receive():
             # The zygote names no job: its one reply is to the request that asked for this horse.
-            job_id = message.get("job") or next(iter(horse.attempts), None)
-            attempt = horse.attempts.get(job_id) if job_id is not None else None
+            attempt = attempts.get(message.get("job", horse.asked_for))
             if attempt is None:
                 continue
             attempt.hear(message)
             if attempt.settle is not None:
-                del horse.attempts[attempt.job.id]
+                del attempts[attempt.job.id]
+                horse.job_ids.remove(attempt.job.id)
                 if not horse.is_resident:
                     horse.leave()
         if horse.channel.closed_by_peer:
-            for attempt in horse.attempts.values():
+            for attempt in attempts.values():
                 if horse.has_lived or attempt.job.id == horse.asked_for:
-                    attempt.conclude_death(had_company=len(horse.attempts) > 1)
+                    attempt.conclude_death(had_company=len(attempts) > 1)
                 else:
                     attempt.dismount()
-            horse.attempts.clear()
+            horse.job_ids.clear()
 
     def _attend(self) -> None:
         """What is due by the clock, and horses for the jobs that have none."""
@@ -299,8 +300,9 @@ class Worker:
             attempt.watch_time()
             attempt.watch_progress()
             if self._waits_for_horse(attempt):
-                alone = attempt.is_suspect
-                attempt.horse = self.stable.mount(attempt, alone=alone)
+                attempt.horse = self.stable.mount(
+                    attempt.job.id, attempt.request, alone=attempt.is_suspect
+                )
         self._downloads.sweep()
         self.stable.sweep()
 

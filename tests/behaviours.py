@@ -106,7 +106,7 @@ def leaves_processes(
     if child == 0:
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(600)
+        time.sleep(600)  # longer than any test: only its being killed ends it in time
         os._exit(0)
     script = "import os, time; print(os.fork() or time.sleep(600), flush=True); os._exit(0)"
     command = [sys.executable, "-S", "-c", script]
@@ -164,6 +164,7 @@ def hangs_alone(
     """The same for ever, without letting any other thread of its process run."""
     health.SHORTEST_STALL_S = 0.3
     if steps_seen(_note(answers)) == 8:
-        time.sleep(1.5)  # for what the job does now to be reported
+        # The horse reports its activity once a second, from a thread that runs no more after this.
+        time.sleep(1.5)
         ctypes.PyDLL(None).sleep(600)
     return _lengths(completions)

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 from warmd.configs.config import WorkerConfig
 from warmd.daemon.channel import listen
 from warmd.daemon.stable import Stable
 
-
-def attempt(job_id: str) -> Any:
-    return SimpleNamespace(job=SimpleNamespace(id=job_id), request={"model": None})
+REQUEST: dict[str, Any] = {"model": None}
 
 
 def test_a_horse_that_was_heard_to_have_died_is_given_no_job(tmp_path):
     with listen(tmp_path / "zygote") as zygote:
         config = WorkerConfig(name="w", queue="infer", isolation="resident", slots=4)
         stable = Stable(tmp_path / "zygote", config)
-        first = stable.mount(attempt("a"), alone=False)
+        first = stable.mount("a", REQUEST, alone=False)
         assert first is not None
-        assert stable.mount(attempt("b"), alone=False) is first
+        assert stable.mount("b", REQUEST, alone=False) is first
         zygote.accept()[0].close()
         first.receive()
         assert first.channel.closed_by_peer
-        second = stable.mount(attempt("c"), alone=False)  # in the same turn, before `sweep`
+        second = stable.mount("c", REQUEST, alone=False)  # in the same turn, before `sweep`
         assert second is not None
         assert second is not first
         stable.sweep()

@@ -55,7 +55,7 @@ class Guard:
             await error.response(scope, receive, send)
             return
         share = Share(self._room)
-        if scope["path"] == FILES:  # goes to the disk as it comes
+        if scope["path"] == FILES:  # written to the disk in chunks, never held in memory
             body = _Body(receive, send, LARGEST_FILE, None, self._hearing_out, self._turns)
         else:
             body = _Body(receive, send, LARGEST_BODY, share, self._hearing_out, self._turns)
