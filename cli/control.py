@@ -65,7 +65,9 @@ def start(
     overrides = {name: value for name, value in given.items() if value}
     config = app.config(file=config_file, overrides=overrides)
     if foreground:
-        return control.run_foreground(config)
+        from ..daemon.guardian import guard
+
+        return guard(config, report=lambda message: None, foreground=True)
     begun = time.monotonic()
     try:
         for progress in control.start(config):

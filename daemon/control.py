@@ -64,13 +64,6 @@ def boot(process: subprocess.Popen[bytes], config: DaemonConfig) -> Iterator[dic
     raise Unavailable(f"the daemon ended while it was starting: see {Home(config.home).log}")
 
 
-def run_foreground(config: DaemonConfig) -> int:
-    """Be the daemon until it is told to stop; logs go to stderr too. Returns its exit code."""
-    from .guardian import guard
-
-    return guard(config, report=lambda message: None, foreground=True)
-
-
 def stop(config: DaemonConfig, *, now: bool = False) -> Iterator[dict[str, Any]]:
     """Stop the daemon; yield `{"stage": "draining", "worker", "job"}` for what is still saving.
 

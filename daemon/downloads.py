@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 import orjson
 
@@ -26,9 +26,6 @@ from ..configs.config import ModelConfig
 from ..jobs.errors import NotFound, Unavailable
 from . import fetch
 from .channel import Channel
-
-if TYPE_CHECKING:
-    from .attempt import Attempt
 
 _TICK_S = 0.5  # between two reports of the child, and between two looks of who waits for it
 
@@ -72,13 +69,22 @@ class Download:
         self.channel.close()
 
 
+class Waiting(Protocol):
+    """An attempt at a job whose model is being downloaded."""
+
+    @property
+    def is_fetching(self) -> bool: ...  # still waits for the model
+
+    def hear(self, message: dict[str, Any]) -> None: ...  # of Download.receive
+
+
 class Downloads:
     """What a worker's jobs wait for: one child for each model, whoever wants it."""
 
     def __init__(self) -> None:
-        self._running: dict[ModelConfig, tuple[Download, list[Attempt]]] = {}
+        self._running: dict[ModelConfig, tuple[Download, list[Waiting]]] = {}
 
-    def want(self, model: ModelConfig, attempt: Attempt) -> None:
+    def want(self, model: ModelConfig, attempt: Waiting) -> None:
         """Fetch a model for one job more."""
         if model not in self._running:
             self._running[model] = Download(model), []

@@ -54,7 +54,7 @@ def finish_all(store: JobStore, runs: Path) -> dict[str, int]:
 
 
 def _finish(store: JobStore, run_dir: Path, removed_dir: Path) -> int:
-    """Delete the files in `removed_dir`, and what Redis knows of their job; return the bytes freed."""
+    """Delete `removed_dir` and what Redis knows of its job; return the bytes freed."""
     job = store.fetch(run_dir.name)
     if job is None:
         jobindex.forget(store.connection, run_dir.name)

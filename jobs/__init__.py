@@ -20,9 +20,9 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "grpo": Kind("grpo", "GrpoSpec", "grpo", "grpo_trainer"),
+    "grpo": Kind("grpo_options", "GrpoSpec", "grpo", "grpo_trainer"),
     "mlm": Kind("mlm_options", "MlmSpec", "mlm", "mlm_trainer"),
-    "encode": Kind("encode", "EncodeSpec", "encode", "embedder"),
+    "encode": Kind("encode_options", "EncodeSpec", "encode", "embedder"),
     "infer": Kind("infer_options", "InferSpec", "infer", "answering"),
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
@@ -20,15 +20,14 @@ from numpy.typing import NDArray
 from tokenizers.processors import TemplateProcessing
 
 from .chains import CLS_ID, SEP_ID, build_examples, train_tokenizer
+from .documents import documents, text_files
 from .durable import whole_folder
 from .errors import JobFailed, SpecError
 from .graph import Module, find_sources, read_modules
 
 SCHEMA = 1  # of the files below; part of every name
 TOKENIZER = "tokenizer"  # in a corpus: the folder of the one that was trained for it
-ROWS = ".jsonl"
 _BLOCK_BYTES = 1 << 24
-TEXTS = (".txt", ".md", ".py")  # the files of a folder that are documents
 
 Array = NDArray[Any]
 
@@ -291,24 +290,6 @@ def check_texts(data: Path) -> None:
         raise SpecError("data", f"must hold text, got {str(data)!r}, which has none")
 
 
-def documents(data: Path) -> Iterator[str]:
-    """Read documents one by one: rows of JSONL, paragraphs of a text file, files of a folder.
-
-    Raises SpecError naming the row or the file that is not as it should be.
-    """
-    if data.is_dir():
-        yield from filter(str.strip, map(_read_text, text_files(data)))
-    elif data.suffix == ROWS:
-        yield from _rows(data)
-    else:
-        yield from _paragraphs(data)
-
-
-def text_files(folder: Path) -> list[Path]:
-    """Return the documents of a folder, and of those below it, in an order that lasts."""
-    return sorted(path for path in folder.rglob("*") if path.suffix in TEXTS and path.is_file())
-
-
 def _pieces(text: str, tokenizer: Any, seq_len: int) -> list[list[int]]:
     pieces: list[list[int]] = tokenizer(
         text,
@@ -318,48 +299,6 @@ def _pieces(text: str, tokenizer: Any, seq_len: int) -> list[list[int]]:
         return_attention_mask=False,
     )["input_ids"]
     return pieces
-
-
-def _rows(path: Path) -> Iterator[str]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                text = orjson.loads(line)["text"]
-            except (ValueError, KeyError, TypeError):
-                text = None
-            if not isinstance(text, str):
-                raise SpecError("data", f'row {number} must be {{"text": "…"}}, got {line[:60]!r}')
-            if text.strip():
-                yield text
-
-
-def _paragraphs(path: Path) -> Iterator[str]:
-    """Yield what stands between empty lines."""
-    lines: list[str] = []
-    with _named_problems(path), path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.strip():
-                lines.append(line)
-            elif lines:
-                yield "".join(lines)
-                lines = []
-    if lines:
-        yield "".join(lines)
-
-
-def _read_text(path: Path) -> str:
-    with _named_problems(path):
-        return path.read_text(encoding="utf-8")
-
-
-@contextmanager
-def _named_problems(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError("data", f"must be UTF-8 text, got {str(path)!r}: {error}") from None
 
 
 # Python sources with their graph.

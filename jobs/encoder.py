@@ -37,8 +37,7 @@ from transformers import (
 )
 from transformers.utils.generic import ModelOutput
 
-from .chains import NUM_RELATION_IDS, PAD_ID, Role
-from .masks import IGNORED
+from .chains import IGNORED, NUM_RELATION_IDS, PAD_ID, Role
 
 CHAIN_SHARE, DEPTH_SHARE, ROLE_SHARE = 0.5, 0.3, 0.2  # of the graph position, beside 1 of place
 ANTISYMMETRY_WEIGHT = ACYCLICITY_WEIGHT = 0.2

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .chains import Role
+from .chains import IGNORED, Role
 
-IGNORED = -100  # a label that counts for nothing, as in torch's cross-entropy
 MIN_MLM, MIN_MNM = 1, 3  # masked tokens per example, where it has that many candidates
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"

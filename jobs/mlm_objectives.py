@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .architectures import must_fill_masks
-from .chains import PAD_ID, Example, leaf_tail
+from .chains import IGNORED, PAD_ID, Example, leaf_tail
 from .errors import JobFailed
-from .masks import IGNORED, Masker
+from .masks import Masker
 
 Array = NDArray[Any]
 Row = dict[str, Array]

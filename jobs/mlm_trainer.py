@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import TrainerCallback, TrainingArguments
 
+from .chains import IGNORED
 from .context import Context
 from .corpus import Corpus
 from .errors import JobFailed, Stopped
-from .masks import IGNORED
 from .mlm_objectives import Batch, GraphObjective, Objective, Row, sum_of_losses, targets
 from .snapshot import read_job_state
 from .trainer import JobTrainer

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from .chains import Example, build_examples
-from .corpus import ROWS, documents, text_files
+from .documents import ROWS, documents, text_files
 from .errors import SpecError
 from .graph import Block, Module, find_sources, read_modules
 

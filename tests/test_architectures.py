@@ -10,14 +10,17 @@ import tiny
 import torch
 import transformers
 
-from warmd.jobs import grpo, infer, mlm
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.asis import AsIs
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.engine import Engine
 from warmd.jobs.engine.generation import End, Generation, Sampling
 from warmd.jobs.errors import JobFailed, SpecError
+from warmd.jobs.grpo import run as run_grpo
+from warmd.jobs.grpo_options import GrpoSpec
+from warmd.jobs.infer import run as run_infer
 from warmd.jobs.infer_options import InferSpec
+from warmd.jobs.mlm import run as run_mlm
 from warmd.jobs.mlm_options import MlmSpec
 from warmd.jobs.packing import can_pack
 
@@ -125,7 +128,7 @@ def test_models_of_other_structures_are_trained_without_packing(tmp_path, kind):
     job = tiny.surroundings(tmp_path / "job", make(kind))
     options = {"samples": 1, "num_generations": 2, "max_completion_length": 4, "save_every": 5,
                "reward": ["tiny:digit_share"]}  # fmt: skip
-    result = grpo.run(grpo.GrpoSpec.parse(options), job.ctx)
+    result = run_grpo(GrpoSpec.parse(options), job.ctx)
     assert result["steps"] == 1
     assert job.of_type("begin")[0]["pack_tokens"] is None
 
@@ -162,9 +165,9 @@ def t5() -> Any:
 def test_a_model_that_generates_no_text_is_refused_in_one_line(tmp_path, make, words):
     job = tiny.surroundings(tmp_path / "job", make())
     with pytest.raises(JobFailed, match=f"^model: must be a decoder that generates .*{words}$"):
-        infer.run(InferSpec.parse({"prompt": "a"}), job.ctx)
+        run_infer(InferSpec.parse({"prompt": "a"}), job.ctx)
     with pytest.raises(JobFailed, match=f"^model: must be a decoder that generates .*{words}$"):
-        grpo.run(grpo.GrpoSpec.parse({"samples": 2}), job.ctx)
+        run_grpo(GrpoSpec.parse({"samples": 2}), job.ctx)
 
 
 def test_a_model_without_a_head_for_masks_is_refused_in_one_line(tmp_path):
@@ -177,7 +180,7 @@ def test_a_model_without_a_head_for_masks_is_refused_in_one_line(tmp_path):
          "seq_len": 16, "eval_every": 0}
     )  # fmt: skip
     with pytest.raises(JobFailed, match=r"^model: must have a head .*BertModel\); encode takes it"):
-        mlm.run(spec, job.ctx)
+        run_mlm(spec, job.ctx)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +196,7 @@ def test_a_model_without_a_head_for_masks_is_refused_in_one_line(tmp_path):
     ids=lambda config: config["architectures"][0],
 )  # fmt: skip
 def test_what_generates_no_text_is_refused_in_the_shell(config):
-    for spec in (InferSpec.parse({"prompt": "a"}), grpo.GrpoSpec.parse({"samples": 2})):
+    for spec in (InferSpec.parse({"prompt": "a"}), GrpoSpec.parse({"samples": 2})):
         with pytest.raises(SpecError, match=r"^model: must be a decoder that generates text"):
             spec.check_inputs(config)
 

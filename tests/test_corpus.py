@@ -13,7 +13,8 @@ from hypothesis import given, strategies as st
 
 from warmd.jobs import corpus
 from warmd.jobs.chains import train_tokenizer
-from warmd.jobs.corpus import Recipe, documents, graph_corpus, held_out, text_corpus
+from warmd.jobs.corpus import Recipe, graph_corpus, held_out, text_corpus
+from warmd.jobs.documents import documents
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 
 SOURCE = '''

@@ -14,7 +14,8 @@ from warmd.daemon.checkpoints import Checkpoints, verify
 from warmd.jobs.compare import compare_checkpoints
 from warmd.jobs.context import MANIFEST
 from warmd.jobs.errors import CheckpointDamaged, JobFailed
-from warmd.jobs.grpo import GrpoSpec, run
+from warmd.jobs.grpo import run
+from warmd.jobs.grpo_options import GrpoSpec
 from warmd.jobs.snapshot import STATE_FILES
 
 FILES = (

@@ -141,7 +141,8 @@ def test_made_again_it_has_the_same_tokenizer_and_config(
 def test_eighty_steps_with_the_default_options_teach_it_sums_it_was_not_shown(
     model: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
-    from warmd.jobs.grpo import GrpoSpec, run
+    from warmd.jobs.grpo import run
+    from warmd.jobs.grpo_options import GrpoSpec
 
     around = surroundings(tmp_path / "run", model)
     around.ctx.models.tokenizer = tokenizer  # type: ignore[attr-defined]

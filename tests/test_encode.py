@@ -34,7 +34,8 @@ from warmd.jobs.chains import Role, train_tokenizer
 from warmd.jobs.context import WarmModel
 from warmd.jobs.corpus import as_pretrained
 from warmd.jobs.embedder import batches
-from warmd.jobs.encode import EncodeSpec, run
+from warmd.jobs.encode import run
+from warmd.jobs.encode_options import FORMATS, EncodeSpec
 from warmd.jobs.encoder import CodeGraphConfig, CodeGraphEncoder
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.passages import from_sources
@@ -271,7 +272,7 @@ def read_output(path: Path) -> Any:
     return [row["id"] for row in rows], vectors, [row["tokens"] for row in rows]
 
 
-@pytest.mark.parametrize("suffix", encode.FORMATS)
+@pytest.mark.parametrize("suffix", FORMATS)
 def test_every_format_has_the_same_rows(code_job, tmp_path, suffix):
     expected = code_job.run(text=TEXTS)
     output = tmp_path / f"out{suffix}"

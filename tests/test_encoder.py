@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from warmd.jobs.chains import Role
+from warmd.jobs.chains import IGNORED, Role
 from warmd.jobs.encoder import (
     CodeGraphConfig,
     CodeGraphEncoder,
@@ -19,7 +19,6 @@ from warmd.jobs.encoder import (
     constraint,
     new_encoder,
 )
-from warmd.jobs.masks import IGNORED
 
 # [CLS] code code [SEP] [ENT] root [REL] calls [ENT] tail [SEP] [REL] raises E E [SEP]
 S, C, E, R = Role

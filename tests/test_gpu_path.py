@@ -29,7 +29,8 @@ from warmd.jobs.engine.fixed import SHORTEST, FixedSteps, Rows
 from warmd.jobs.engine.graphs import Graphs
 from warmd.jobs.engine.parts import Part
 from warmd.jobs.errors import JobFailed
-from warmd.jobs.grpo import GrpoSpec, run
+from warmd.jobs.grpo import run
+from warmd.jobs.grpo_options import GrpoSpec
 from warmd.jobs.packed_scores import score_pack
 from warmd.jobs.packed_trainer import PackedTrainer
 from warmd.jobs.packing import Pack, Row, packed_attention

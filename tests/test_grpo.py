@@ -21,7 +21,8 @@ from warmd.daemon.checkpoints import Checkpoints
 from warmd.jobs import spec_class
 from warmd.jobs.compute import aten_overrides
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
-from warmd.jobs.grpo import GrpoSpec, run
+from warmd.jobs.grpo import run
+from warmd.jobs.grpo_options import GrpoSpec
 
 TIMES = {"generation_s", "training_s"}
 
@@ -79,7 +80,8 @@ def test_every_option_has_help_and_the_defaults_are_a_valid_job():
 
 
 def test_the_command_line_can_read_the_options_without_torch():
-    code = "import warmd.jobs.grpo as g, sys; g.GrpoSpec.options(); print('torch' in sys.modules)"
+    code = "import sys, warmd.jobs.grpo_options as g; g.GrpoSpec.options()"
+    code += "; print('torch' in sys.modules)"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert child.stdout == "False\n", child.stderr
 

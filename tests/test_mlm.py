@@ -28,11 +28,10 @@ from transformers import (
 from warmd import configs
 from warmd.configs.yamlfile import read_mapping
 from warmd.jobs import spec_class
-from warmd.jobs.chains import train_tokenizer
+from warmd.jobs.chains import IGNORED, train_tokenizer
 from warmd.jobs.corpus import as_pretrained
 from warmd.jobs.encoder import CodeGraphConfig, CodeGraphEncoder
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
-from warmd.jobs.masks import IGNORED
 from warmd.jobs.mlm import run
 from warmd.jobs.mlm_model import set_dropout
 from warmd.jobs.mlm_options import CODE_GRAPH_SIZES, MlmSpec

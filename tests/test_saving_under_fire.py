@@ -25,7 +25,8 @@ from warmd.daemon import events
 from warmd.daemon.checkpoints import Checkpoints
 from warmd.daemon.saving import Save
 from warmd.jobs import live
-from warmd.jobs.grpo import GrpoSpec, run
+from warmd.jobs.grpo import run
+from warmd.jobs.grpo_options import GrpoSpec
 from warmd.jobs.snapshot import TokenizerFiles, link_model
 
 SPEC = GrpoSpec.parse(
