@@ -16,8 +16,8 @@ import click
 from .. import __version__
 from ..configs.values import ConfigError
 from ..jobs.errors import WarmdError
-from .app import EXIT_INTERRUPTED, App, common_options
-from .render import one_line
+from .shared.app import EXIT_INTERRUPTED, App, common_options
+from .view.render import one_line
 
 # Each command's module and its help in one line, in the order of a first day with warmd. The line
 # stands here too, so that the list of commands is shown without importing them all (15 ms).

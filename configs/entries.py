@@ -15,7 +15,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .values import ConfigError, choice, folder, integer, name, plain_text, unknown_key, wrong
+from .values import (
+    ConfigError, choice, folder, integer, name, plain_text, unknown_key, wrong,
+)
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 TASKS = ("auto", "causal-lm", "masked-lm", "image-text-to-text", "embedding")

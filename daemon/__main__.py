@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from ..configs.config import DaemonConfig
-from .guardian import guard
+from .supervise.guardian import guard
 
 
 def _report(message: dict[str, Any]) -> None:

@@ -15,8 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-from warmd.daemon.horse import Orders
-from warmd.jobs import health
+from warmd.daemon.fork.horse import Orders
+from warmd.jobs.training import health
 
 
 def steps_seen(folder: Path) -> int:

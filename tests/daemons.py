@@ -13,9 +13,9 @@ import psutil
 from waiting import wait_until
 
 from warmd.configs.config import DaemonConfig, ModelConfig, WorkerConfig
-from warmd.daemon import control
-from warmd.daemon.client import Client
-from warmd.daemon.home import Home
+from warmd.daemon.client import control
+from warmd.daemon.client.client import Client
+from warmd.daemon.host.home import Home
 from warmd.jobs import spec_class
 from warmd.jobs.errors import WarmdError
 
@@ -160,7 +160,7 @@ class Daemon:
 
     def events(self, job_id: str, type: str | None = None) -> list[dict[str, Any]]:
         """The job's events so far, from its run directory."""
-        from warmd.daemon import events
+        from warmd.daemon.runs import events
 
         found = events.read(self.client.rundir(job_id).events)
         return [event for event in found if type is None or event["type"] == type]

@@ -14,7 +14,7 @@ from transformers import (
     RobertaConfig,
 )
 
-from warmd.jobs.mlm_options import MlmSpec
+from warmd.jobs.mlm.options import MlmSpec
 
 SIZES: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 CONFIGS: dict[str, Any] = {

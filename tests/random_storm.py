@@ -32,7 +32,7 @@ import tiny
 from daemons import Daemon, gone
 
 from warmd.configs.config import WorkerConfig
-from warmd.daemon import events
+from warmd.daemon.runs import events
 from warmd.jobs import spec_class
 from warmd.jobs.errors import WarmdError
 

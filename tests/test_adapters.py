@@ -22,9 +22,9 @@ from shell import warmd
 from transformers import AutoModelForCausalLM
 
 from warmd.configs.config import ModelConfig, WorkerConfig
-from warmd.daemon import fetch
-from warmd.daemon.models import WarmModels
-from warmd.jobs.adapters import MERGED, WEIGHTS, model_folder
+from warmd.daemon.host import fetch
+from warmd.daemon.fork.models import WarmModels
+from warmd.jobs.models.adapters import MERGED, WEIGHTS, model_folder
 from warmd.jobs.errors import JobFailed, NotFound
 
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
@@ -288,7 +288,7 @@ os.environ.update(zygote.ENVIRONMENT)
 zygote.import_libraries()
 import torch
 from warmd.configs.config import ModelConfig, WorkerConfig
-from warmd.daemon.models import WarmModels
+from warmd.daemon.fork.models import WarmModels
 
 def threads():
     return len(os.listdir("/proc/self/task"))

@@ -12,8 +12,8 @@ import pytest
 from daemons import Daemon
 from desks import Desk
 
-from warmd.daemon import adoption, keys
-from warmd.daemon.rundir import RunDir
+from warmd.daemon.queue import adoption, keys
+from warmd.daemon.runs.rundir import RunDir
 from warmd.jobs.errors import Conflict
 
 

@@ -13,7 +13,7 @@ from shell import CLEAN_ENVIRON, warmd
 from transformers import BertConfig
 from waiting import wait_until
 
-from warmd.cli.projection import Pace, pace_of, projection
+from warmd.cli.view.projection import Pace, pace_of, projection
 from warmd.jobs.errors import Conflict, JobFailed, NotFound
 
 COMMAND = [sys.executable, "-m", "warmd.cli"]

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from warmd.configs.config import DaemonConfig, ModelConfig
-from warmd.daemon.checking import document_of
+from warmd.daemon.client.checking import document_of
 from warmd.jobs import spec_class
 from warmd.jobs.errors import SpecError
 

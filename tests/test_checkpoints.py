@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from warmd.daemon.checkpoints import Checkpoints
+from warmd.daemon.runs.checkpoints import Checkpoints
 from warmd.jobs.context import MANIFEST, Checkpoints as CheckpointsProtocol
 
 FILES = {"model.bin": b"weights" * 100, "state.json": b"{}", "nested/rng.bin": b"\x00" * 64}
@@ -58,7 +58,7 @@ def test_a_full_disk_leaves_no_trace(tmp_path):
     code = """
 import resource, signal, sys
 from pathlib import Path
-from warmd.daemon.checkpoints import Checkpoints
+from warmd.daemon.runs.checkpoints import Checkpoints
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 checkpoints = Checkpoints(Path(sys.argv[1]))
 with checkpoints.commit(1) as staging:
@@ -135,7 +135,7 @@ def test_kill_9_of_a_busy_writer_never_loses_what_it_had_committed(tmp_path):
     code = """
 import os, sys
 from pathlib import Path
-from warmd.daemon.checkpoints import Checkpoints
+from warmd.daemon.runs.checkpoints import Checkpoints
 checkpoints = Checkpoints(Path(sys.argv[1]), keep=2)
 step = int(sys.argv[2])
 while True:

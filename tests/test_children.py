@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from warmd.daemon import children
-from warmd.daemon.beat import Beat
-from warmd.daemon.channel import Channel, check_size
-from warmd.daemon.children import HUNG_S, Child
-from warmd.daemon.home import Home
-from warmd.jobs import tracebacks
+from warmd.daemon.supervise import children
+from warmd.daemon.host.heartbeat import Beat
+from warmd.daemon.host.channel import Channel, check_size
+from warmd.daemon.supervise.children import HUNG_S, Child
+from warmd.daemon.host.home import Home
+from warmd.jobs.user_code import tracebacks
 from warmd.jobs.errors import WarmdError
 
 # A child of the supervisor, as `python -m child`.
@@ -32,7 +32,7 @@ os.write(2, b"the end")
 """
 BEATING = """
 import sys, time
-from warmd.daemon.beat import Beat
+from warmd.daemon.host.heartbeat import Beat
 beat = Beat()
 while True:
     beat.sign()

@@ -14,9 +14,9 @@ from test_damage import flip
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from waiting import wait_until
 
-from warmd.daemon.checkpoints import Checkpoints, verify
-from warmd.daemon.weights import STATE_FILES
-from warmd.jobs import snapshot
+from warmd.daemon.runs.checkpoints import Checkpoints, verify
+from warmd.daemon.runs.weights import STATE_FILES
+from warmd.jobs.training import snapshot
 
 
 class Job:

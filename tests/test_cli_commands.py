@@ -11,7 +11,7 @@ import click
 import orjson
 import pytest
 
-from warmd.cli.doctor import Check, check_models, check_requirements
+from warmd.cli.commands.doctor import Check, check_models, check_requirements
 from warmd.cli.main import COMMANDS, warmd
 from warmd.configs.config import DaemonConfig, ModelConfig
 

@@ -16,8 +16,8 @@ import orjson
 import pytest
 from terminal import seen_on_a_terminal
 
-from warmd.cli.progress import Progress
-from warmd.daemon import events
+from warmd.cli.view.progress import Progress
+from warmd.daemon.runs import events
 
 COMMAND = [sys.executable, "-m", "warmd.cli"]
 

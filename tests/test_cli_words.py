@@ -8,10 +8,10 @@ import click
 import pytest
 from hypothesis import given, strategies as st
 
-from warmd.cli import render
-from warmd.cli.describe import describe
-from warmd.cli.progress import Progress
-from warmd.cli.times import parse_duration, parse_time
+from warmd.cli.view import render
+from warmd.cli.view.describe import describe
+from warmd.cli.view.progress import Progress
+from warmd.cli.view.times import parse_duration, parse_time
 from warmd.configs.values import ConfigError
 from warmd.jobs.errors import SpecError
 

@@ -11,10 +11,10 @@ import orjson
 import pytest
 from hypothesis import given, strategies as st
 
-from warmd.jobs import corpus
-from warmd.jobs.chains import train_tokenizer
-from warmd.jobs.corpus import Recipe, graph_corpus, held_out, text_corpus
-from warmd.jobs.documents import documents
+from warmd.jobs.mlm import corpus
+from warmd.jobs.codegraph.sequences import train_tokenizer
+from warmd.jobs.mlm.corpus import Recipe, graph_corpus, held_out, text_corpus
+from warmd.jobs.files.documents import documents
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 
 SOURCE = '''

@@ -17,12 +17,13 @@ from daemons import Daemon
 from waiting import wait_until
 
 from warmd.configs.config import ModelConfig, WorkerConfig
-from warmd.daemon import control, keys
-from warmd.daemon.jobstore import JobStore
-from warmd.daemon.roster import Roster
-from warmd.daemon.rundir import RunDir
+from warmd.daemon.client import control
+from warmd.daemon.queue import keys
+from warmd.daemon.queue.jobs import JobStore
+from warmd.daemon.queue.workers import Roster
+from warmd.daemon.runs.rundir import RunDir
 from warmd.jobs.errors import Conflict, Unavailable, WarmdError
-from warmd.jobs.infer_options import InferSpec
+from warmd.jobs.infer.options import InferSpec
 
 MakeDaemon = Callable[..., Daemon]
 
@@ -215,7 +216,7 @@ def test_zygote_killed_before_it_is_warm_is_started_again(daemon: Daemon):
     def warming() -> psutil.Process | None:
         with contextlib.suppress(psutil.Error, WarmdError):
             for process in psutil.Process(daemon.pid("supervisor")).children():
-                if "warmd.daemon.zygote" in process.cmdline() and process.pid != old:
+                if "warmd.daemon.fork.zygote" in process.cmdline() and process.pid != old:
                     return process
         return None
 

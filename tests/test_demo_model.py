@@ -13,7 +13,7 @@ from tiny import surroundings
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import warmd.configs
-from warmd.jobs.problems import Problem, iter_arithmetic, load
+from warmd.jobs.grpo.problems import Problem, iter_arithmetic, load
 
 FOLDER = Path(warmd.configs.__file__).parent / "demo"
 HELD_OUT = load("arithmetic", part="eval", samples=100)
@@ -141,8 +141,8 @@ def test_made_again_it_has_the_same_tokenizer_and_config(
 def test_eighty_steps_with_the_default_options_teach_it_sums_it_was_not_shown(
     model: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
-    from warmd.jobs.grpo import run
-    from warmd.jobs.grpo_options import GrpoSpec
+    from warmd.jobs.grpo.kind import run
+    from warmd.jobs.grpo.options import GrpoSpec
 
     around = surroundings(tmp_path / "run", model)
     around.ctx.models.tokenizer = tokenizer  # type: ignore[attr-defined]

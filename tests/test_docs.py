@@ -15,11 +15,11 @@ from typing import Any
 import click
 import pytest
 
-from warmd.cli.app import App
+from warmd.cli.shared.app import App
 from warmd.cli.main import COMMANDS, warmd
 from warmd.configs.config import SETTINGS
 from warmd.jobs import KINDS, spec_class
-from warmd.jobs.rewards import parse, resolve
+from warmd.jobs.grpo.rewards import parse, resolve
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

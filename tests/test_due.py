@@ -10,8 +10,8 @@ import pytest
 from waiting import wait_until
 from workplaces import NAME, Workplace, workplace
 
-from warmd.daemon import keys
-from warmd.daemon.due import Due
+from warmd.daemon.queue import keys
+from warmd.daemon.queue.due import Due
 
 
 @pytest.fixture(scope="module")

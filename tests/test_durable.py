@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from warmd.jobs.durable import locked, recover, whole_file, whole_folder, write_atomic
+from warmd.jobs.files.atomic import locked, recover, whole_file, whole_folder, write_atomic
 
 
 def names(folder: Path) -> list[str]:

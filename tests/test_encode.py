@@ -28,17 +28,18 @@ from transformers import (
 )
 
 from warmd.configs.config import ModelConfig, WorkerConfig
-from warmd.daemon.models import WarmModels
-from warmd.jobs import embedder, encode, spec_class
-from warmd.jobs.chains import Role, train_tokenizer
+from warmd.daemon.fork.models import WarmModels
+from warmd.jobs.encode import embedder, kind
+from warmd.jobs import spec_class
+from warmd.jobs.codegraph.sequences import Role, train_tokenizer
 from warmd.jobs.context import WarmModel
-from warmd.jobs.corpus import as_pretrained
-from warmd.jobs.embedder import batches
-from warmd.jobs.encode import run
-from warmd.jobs.encode_options import FORMATS, EncodeSpec
-from warmd.jobs.encoder import CodeGraphConfig, CodeGraphEncoder
+from warmd.jobs.mlm.corpus import as_pretrained
+from warmd.jobs.encode.embedder import batches
+from warmd.jobs.encode.kind import run
+from warmd.jobs.encode.options import FORMATS, EncodeSpec
+from warmd.jobs.codegraph.encoder import CodeGraphConfig, CodeGraphEncoder
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
-from warmd.jobs.passages import from_sources
+from warmd.jobs.encode.passages import from_sources
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300,
@@ -287,7 +288,7 @@ def test_every_format_has_the_same_rows(code_job, tmp_path, suffix):
 
 
 def test_what_is_too_much_for_a_result_goes_to_the_run_directory(code_job, tmp_path):
-    texts = [f"number {n}" for n in range(encode.MOST_NUMBERS // SIZES["hidden_size"] + 1)]
+    texts = [f"number {n}" for n in range(kind.MOST_NUMBERS // SIZES["hidden_size"] + 1)]
     result = code_job.run(input=str(write_rows(tmp_path / "rows.jsonl", texts)))
     assert result["output"] == str(tmp_path / "run" / "embeddings.npz")
     assert read_output(Path(result["output"]))[1].shape == (len(texts), SIZES["hidden_size"])
@@ -304,7 +305,7 @@ def test_a_killed_job_goes_on_behind_the_last_row(tmp_path, tokenizer, monkeypat
     expected = Job(tmp_path / "whole", make("code"), tokenizer).vectors(text=TEXTS, batch_size=2)
     job = Job(tmp_path / "run", make("code"), tokenizer)
     events = job.made.of_type
-    monkeypatch.setattr(encode, "EVENT_S", 0.0)  # an event after each batch
+    monkeypatch.setattr(kind, "EVENT_S", 0.0)  # an event after each batch
     pid = os.fork()
     if pid == 0:
 

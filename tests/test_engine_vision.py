@@ -19,19 +19,20 @@ import torch
 from eyes import IMAGE, png, url
 from PIL import Image
 
-from warmd.jobs import chats, pictures
+from warmd.jobs.infer import chat_messages
+from warmd.jobs.engine import images as pictures
 from warmd.jobs.context import WarmModel
-from warmd.jobs.engine import engine as engines
+from warmd.jobs.engine import scheduler as engines
 from warmd.jobs.engine.decoder import Decoder
-from warmd.jobs.engine.engine import Engine
-from warmd.jobs.engine.generation import End, Generation, Sampling
-from warmd.jobs.engine.patches import place_pictures
-from warmd.jobs.engine.turns import TURNS
-from warmd.jobs.engine.vision import Eyes, Sight, places_of
+from warmd.jobs.engine.scheduler import Engine
+from warmd.jobs.engine.request import End, Generation, Sampling
+from warmd.jobs.engine.image_tokens import place_pictures
+from warmd.jobs.engine.compute_thread import TURNS
+from warmd.jobs.engine.image_encoding import Eyes, Sight, places_of
 from warmd.jobs.errors import JobFailed, SpecError
-from warmd.jobs.infer import run
-from warmd.jobs.infer_options import InferSpec
-from warmd.jobs.pictures import Budget
+from warmd.jobs.infer.kind import run
+from warmd.jobs.infer.options import InferSpec
+from warmd.jobs.engine.images import Budget
 
 GREEDY = Sampling(temperature=0)
 
@@ -331,7 +332,7 @@ def test_an_extreme_shape_is_told(warm):
 def test_images_come_from_data_urls_and_files_alone(place):
     part = {"type": "image_url", "image_url": {"url": place}}
     with pytest.raises(SpecError, match="image_url"):
-        chats.check([{"role": "user", "content": [part]}], "messages")
+        chat_messages.check([{"role": "user", "content": [part]}], "messages")
 
 
 def test_text_cannot_pretend_to_be_an_image(warm):

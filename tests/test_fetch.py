@@ -19,8 +19,9 @@ from waiting import wait_until
 from workplaces import NAME, Workplace, seconds_until, workplace
 
 from warmd.configs.config import ModelConfig
-from warmd.daemon import fetch, keys
-from warmd.daemon.downloads import folder_of
+from warmd.daemon.host import fetch
+from warmd.daemon.queue import keys
+from warmd.daemon.host.downloads import folder_of
 from warmd.jobs.errors import NotFound, Unavailable
 
 MODEL = ModelConfig(name="m", path="org/m")
@@ -121,7 +122,7 @@ def fetching(place: Workplace) -> str:
 
 def downloads_of(worker: int) -> list[psutil.Process]:
     children = psutil.Process(worker).children(recursive=True)
-    return [child for child in children if "warmd.daemon.downloads" in child.cmdline()]
+    return [child for child in children if "warmd.daemon.host.downloads" in child.cmdline()]
 
 
 def test_job_shows_how_far_its_download_is_and_runs_when_it_is_there(

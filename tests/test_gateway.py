@@ -23,8 +23,8 @@ import pytest
 from gateways import Gateway
 from waiting import wait_until
 
-from warmd.daemon.gateway.door import HEAD_S
-from warmd.daemon.gateway.guard import SILENCE_S
+from warmd.daemon.gateway.http.connection import HEAD_S
+from warmd.daemon.gateway.http.auth import SILENCE_S
 
 TOKEN = "a-token-of-tests"
 
@@ -90,8 +90,8 @@ def refusal(error: openai.APIStatusError) -> tuple[int, Any]:
 
 def test_gateway_imports_neither_torch_nor_transformers():
     code = (
-        "import sys, warmd.daemon.gateway.__main__, warmd.jobs.infer, warmd.jobs.encode, "
-        "warmd.jobs.grpo, warmd.jobs.mlm\n"
+        "import sys, warmd.daemon.gateway.__main__, warmd.jobs.infer.kind, warmd.jobs.encode.kind, "
+        "warmd.jobs.grpo.kind, warmd.jobs.mlm.kind\n"
         "print(sorted({'torch', 'transformers', 'trl', 'datasets'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

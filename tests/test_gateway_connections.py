@@ -17,7 +17,7 @@ from gateways import Gateway
 from test_gateway_attack import Watch
 from waiting import wait_until
 
-from warmd.daemon.gateway.door import MOST_CONNECTIONS, UNREAD_S
+from warmd.daemon.gateway.http.connection import MOST_CONNECTIONS, UNREAD_S
 
 STREAM = b'{"model":"tiny","prompt":"1","stream":true}'
 

@@ -20,7 +20,7 @@ from gateways import openai_client
 from waiting import wait_until
 
 from warmd.configs.config import ModelConfig, WorkerConfig
-from warmd.daemon import control
+from warmd.daemon.client import control
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 ROWS = b"".join(b'{"question": "%d + 1", "answer": "%d"}\n' % (n, n + 1) for n in range(6))

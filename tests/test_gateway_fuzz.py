@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from warmd.daemon import keys
+from warmd.daemon.queue import keys
 
 CHECKS: list[Any] = [
     not_a_server_error,

@@ -21,9 +21,9 @@ import pytest
 from gateways import Execution, Gateway
 from PIL import Image
 
-from warmd.daemon.gateway import images
-from warmd.daemon.imagestore import ImageStore, size_of
-from warmd.daemon.retention import Retention
+from warmd.daemon.gateway.api import images
+from warmd.daemon.host.image_store import ImageStore, size_of
+from warmd.daemon.supervise.retention import Retention
 from warmd.jobs.errors import SpecError
 
 
@@ -68,7 +68,7 @@ def stored(gateway: Gateway) -> list[bytes]:
 
 
 def forget_answers(gateway: Gateway, most: int) -> None:
-    from warmd.daemon import retention
+    from warmd.daemon.supervise import retention
 
     store = gateway.client.store
     remover = Retention(store, gateway.home, keep_s=1e6, most=most, most_bytes=10**12)

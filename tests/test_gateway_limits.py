@@ -16,7 +16,7 @@ import openai
 import pytest
 from gateways import Execution, Gateway
 
-from warmd.daemon import keys
+from warmd.daemon.queue import keys
 from warmd.jobs import spec_class
 from warmd.jobs.errors import SpecError
 

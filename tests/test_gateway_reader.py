@@ -14,7 +14,7 @@ import orjson
 import pytest
 from gateways import Execution, Gateway
 
-from warmd.daemon import keys
+from warmd.daemon.queue import keys
 
 
 @pytest.fixture(scope="module")

@@ -19,21 +19,21 @@ from needs import needs
 from test_engine import make, prompt
 from test_grpo_speed import train, trainer
 
-from warmd.daemon.placement import Placement, own_device
+from warmd.daemon.fork.placement import Placement, own_device
 from warmd.jobs.compute.quantized import CastLinear
 from warmd.jobs.context import WarmModel
-from warmd.jobs.encoder import CodeGraphConfig, new_encoder
-from warmd.jobs.engine.cache import CHUNK
+from warmd.jobs.codegraph.encoder import CodeGraphConfig, new_encoder
+from warmd.jobs.engine.kv_cache import CHUNK
 from warmd.jobs.engine.decoder import Decoder
-from warmd.jobs.engine.fixed import SHORTEST, FixedSteps, Rows
-from warmd.jobs.engine.graphs import Graphs
+from warmd.jobs.engine.cuda_steps import SHORTEST, FixedSteps, Rows
+from warmd.jobs.engine.cuda_graphs import Graphs
 from warmd.jobs.engine.parts import Part
 from warmd.jobs.errors import JobFailed
-from warmd.jobs.grpo import run
-from warmd.jobs.grpo_options import GrpoSpec
-from warmd.jobs.packed_scores import score_pack
-from warmd.jobs.packed_trainer import PackedTrainer
-from warmd.jobs.packing import Pack, Row, packed_attention
+from warmd.jobs.grpo.kind import run
+from warmd.jobs.grpo.options import GrpoSpec
+from warmd.jobs.grpo.scoring import score_pack
+from warmd.jobs.grpo.packed_trainer import PackedTrainer
+from warmd.jobs.grpo.packing import Pack, Row, packed_attention
 
 CAPACITY = SHORTEST + 100
 

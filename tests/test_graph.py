@@ -10,15 +10,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from warmd.jobs.errors import SpecError
-from warmd.jobs.graph import (
-    RELATIONS,
-    Qualifiers,
-    Triple,
-    build_triples,
-    find_sources,
-    read_modules,
-    read_triples,
-    write_triples,
+from warmd.jobs.codegraph.python_graph import (
+    RELATIONS, Qualifiers, Triple, build_triples, find_sources, read_modules, read_triples, write_triples,
 )
 
 SHOP = '''

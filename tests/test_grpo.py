@@ -17,12 +17,12 @@ import tiny
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from warmd.daemon.checkpoints import Checkpoints
+from warmd.daemon.runs.checkpoints import Checkpoints
 from warmd.jobs import spec_class
 from warmd.jobs.compute import aten_overrides
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
-from warmd.jobs.grpo import run
-from warmd.jobs.grpo_options import GrpoSpec
+from warmd.jobs.grpo.kind import run
+from warmd.jobs.grpo.options import GrpoSpec
 
 TIMES = {"generation_s", "training_s"}
 
@@ -80,7 +80,7 @@ def test_every_option_has_help_and_the_defaults_are_a_valid_job():
 
 
 def test_the_command_line_can_read_the_options_without_torch():
-    code = "import sys, warmd.jobs.grpo_options as g; g.GrpoSpec.options()"
+    code = "import sys, warmd.jobs.grpo.options as g; g.GrpoSpec.options()"
     code += "; print('torch' in sys.modules)"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert child.stdout == "False\n", child.stderr
@@ -459,7 +459,7 @@ def test_a_run_resumes_with_the_gemm_that_it_began_with(tmp_path, monkeypatch, g
 
 
 def test_every_epoch_has_its_own_order_whatever_ran_before():
-    from warmd.jobs.grpo_trainer import EpochSampler
+    from warmd.jobs.grpo.trainer import EpochSampler
 
     through = EpochSampler(range(20), mini_repeat_count=1, seed=7)
     orders = []
@@ -510,7 +510,7 @@ def test_a_stop_saves_at_the_steps_end_and_the_resume_goes_on_from_there(tmp_pat
 
 def test_a_resume_packs_as_before_however_much_memory_there_is_now(tmp_path, monkeypatch):
     def packs_of(number: int) -> None:
-        monkeypatch.setattr("warmd.jobs.packed_trainer.tokens_that_fit", lambda *_: number)
+        monkeypatch.setattr("warmd.jobs.grpo.packed_trainer.tokens_that_fit", lambda *_: number)
 
     packs_of(20)
     run(spec(), tiny.surroundings(tmp_path / "whole").ctx)

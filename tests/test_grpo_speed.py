@@ -17,18 +17,18 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from warmd.jobs import packed_trainer
+from warmd.jobs.grpo import packed_trainer
 from warmd.jobs.compute.aten_overrides import fast_kernels
 from warmd.jobs.compute.levels import levels
 from warmd.jobs.compute.linears import InPlaceLinear, int8_linear, packed_float32
 from warmd.jobs.compute.quantized import WeightOnlyInt8Linear
 from warmd.jobs.engine.decoder import Decoder
-from warmd.jobs.logps import score
-from warmd.jobs.packed_scores import split, tokens_that_fit
-from warmd.jobs.packed_trainer import PackedTrainer, twin
-from warmd.jobs.packing import Row, can_pack
-from warmd.jobs.rollout import generate
-from warmd.jobs.sampling import NotFiniteError, Sampler
+from warmd.jobs.grpo.logprobs import score
+from warmd.jobs.grpo.scoring import split, tokens_that_fit
+from warmd.jobs.grpo.packed_trainer import PackedTrainer, twin
+from warmd.jobs.grpo.packing import Row, can_pack
+from warmd.jobs.grpo.rollout import generate
+from warmd.jobs.engine.token_sampling import NotFiniteError, Sampler
 
 CLOCK = ("step_time", "runtime", "per_second")
 
@@ -313,7 +313,7 @@ def test_a_pack_is_smaller_where_memory_is_short(monkeypatch):
 @pytest.mark.parametrize("kept_bytes", [0, 2**30])
 @pytest.mark.parametrize("chunk_bytes", [1, 2**30])
 def test_scores_and_their_gradients_are_those_of_log_softmax(monkeypatch, kept_bytes, chunk_bytes):
-    monkeypatch.setattr("warmd.jobs.logps.CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("warmd.jobs.grpo.logprobs.CHUNK_BYTES", chunk_bytes)
     torch.manual_seed(0)
     hidden = torch.randn(7, 16, requires_grad=True)
     weight = torch.randn(50, 16, requires_grad=True)

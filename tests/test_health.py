@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given, strategies as st
 from waiting import wait_until
 
-from warmd.daemon import events
-from warmd.daemon.watchdog import Watchdog
+from warmd.daemon.runs import events
+from warmd.daemon.work.watchdog import Watchdog
 from warmd.jobs import KINDS, spec_class
 from warmd.jobs.context import Activity
-from warmd.jobs.health import Divergence, Progress
-from warmd.jobs.training import TrainingSpec
+from warmd.jobs.training.health import Divergence, Progress
+from warmd.jobs.training.options import TrainingSpec
 
 LOSS = {"loss": 0.1}
 GRPO = {"loss": 1.0, "kl": 1.0, "entropy": 1.0}
@@ -219,7 +219,7 @@ def test_checkpoints_evaluations_and_pauses_are_not_the_steps_time():
 HORSE = """
 import sys, time
 from pathlib import Path
-from warmd.daemon.watchdog import write_stacks_when_asked
+from warmd.daemon.work.watchdog import write_stacks_when_asked
 
 def hangs():
     print("ready", flush=True)

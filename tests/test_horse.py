@@ -13,8 +13,8 @@ import orjson
 # A horse that is told of as many jobs as its worker sends, and then speaks of the first.
 HORSE = """
 import socket, sys
-from warmd.daemon.channel import Channel
-from warmd.daemon.horse import Line
+from warmd.daemon.host.channel import Channel
+from warmd.daemon.fork.horse import Line
 
 line = Line(Channel(socket.socket(fileno=int(sys.argv[1]))), {"job_id": "0"})
 for _ in range(int(sys.argv[2])):

@@ -13,12 +13,14 @@ import pytest
 import tiny
 from waiting import wait_until
 
-from warmd.jobs import rows, spec_class, templates
-from warmd.jobs.engine.engine import Engine
-from warmd.jobs.engine.generation import End, Generation
+from warmd.jobs.infer import batch_file
+from warmd.jobs import spec_class
+from warmd.jobs.models import chat_templates
+from warmd.jobs.engine.scheduler import Engine
+from warmd.jobs.engine.request import End, Generation
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
-from warmd.jobs.infer import run
-from warmd.jobs.infer_options import InferSpec
+from warmd.jobs.infer.kind import run
+from warmd.jobs.infer.options import InferSpec
 
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 
@@ -48,7 +50,7 @@ def said(job: tiny.Surroundings, index: int = 0) -> str:
 
 
 def write_rows(path: Path, rows: list[Any]) -> str:
-    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in batch_file))
     return str(path)
 
 
@@ -273,7 +275,7 @@ def test_a_prompt_far_beyond_the_context_is_refused_before_it_is_tokenized(job):
     ids=["endless", "refuses", "divides", "undefined"],
 )  # fmt: skip
 def test_a_chat_template_that_goes_wrong_is_told_and_ends(job, monkeypatch, template, words):
-    monkeypatch.setattr(templates, "LIMIT_S", 0.3)
+    monkeypatch.setattr(chat_templates, "LIMIT_S", 0.3)
     job.ctx.models.tokenizer.chat_template = template
     with pytest.raises(JobFailed, match=words):
         answer(job, prompt="hi", chat_template=True)
@@ -313,14 +315,14 @@ def test_file_of_prompts_is_answered_in_its_order(job, tmp_path):
     prompts[7] = {"messages": [{"role": "user", "content": "hi"}]}
     source = write_rows(tmp_path / "in.jsonl", prompts)
     result = answer(job, input=source, output=str(tmp_path / "out.jsonl"), max_tokens=8)
-    rows = read_rows(tmp_path / "out.jsonl")
-    assert [row["row"] for row in rows] == list(range(1, 51))
+    batch_file = read_rows(tmp_path / "out.jsonl")
+    assert [row["row"] for row in batch_file] == list(range(1, 51))
     for row in (0, 7, 23, 49):
         options = dict(prompts[row])
         if "messages" in options:
             options["messages"] = json.dumps(options["messages"])
         alone = answer(job, max_tokens=8, **options)
-        assert rows[row]["choices"] == alone["choices"]
+        assert batch_file[row]["choices"] == alone["choices"]
     assert result["rows"] == 50
     last = job.of_type("progress")[-1]
     assert (last["done"], last["total"]) == (50, 50)
@@ -374,7 +376,7 @@ def test_rows_that_cannot_be_answered_have_an_error_and_the_others_an_answer(job
 
 
 def test_nothing_is_computed_for_a_job_that_has_failed(job, tmp_path, monkeypatch):
-    class FullDisk(rows.Answers):
+    class FullDisk(batch_file.Answers):
         def append(self, answer: dict[str, Any]) -> None:
             raise OSError("disk full")
 
@@ -384,7 +386,7 @@ def test_nothing_is_computed_for_a_job_that_has_failed(job, tmp_path, monkeypatc
         asked.append(generation)
         submit(self, generation)
 
-    monkeypatch.setattr(rows, "Answers", FullDisk)
+    monkeypatch.setattr(batch_file, "Answers", FullDisk)
     monkeypatch.setattr(Engine, "submit", submit)
     # The first is too long, and so the first to be written; the last waits for room.
     source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a" * 600}, *[{"prompt": "a"}] * 40])

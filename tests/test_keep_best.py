@@ -8,8 +8,8 @@ import pytest
 import tiny
 from mlm_jobs import make_home, text_spec
 
-from warmd.daemon.checkpoints import Checkpoints
-from warmd.jobs.mlm import run
+from warmd.daemon.runs.checkpoints import Checkpoints
+from warmd.jobs.mlm.kind import run
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 

@@ -8,7 +8,7 @@ import pytest
 from waiting import wait_until
 from workplaces import NAME, Workplace, seconds_until, workplace
 
-from warmd.daemon import keys
+from warmd.daemon.queue import keys
 
 
 @pytest.fixture

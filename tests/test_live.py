@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmd.jobs.live import Live
+from warmd.jobs.training.live_tensors import Live
 
 
 class File(io.BytesIO):

@@ -11,12 +11,12 @@ import pytest
 from desks import Desk
 from gateways import Gateway
 
-from warmd.daemon import indexing, jobindex, joblist, keys
-from warmd.daemon.client import Client
-from warmd.daemon.gateway.catalogue import Catalogue
-from warmd.daemon.gateway.metrics import Metrics
-from warmd.daemon.retention import Retention
-from warmd.daemon.rundir import RunDir
+from warmd.daemon.queue import index_builder, job_index, listing, keys
+from warmd.daemon.client.client import Client
+from warmd.daemon.gateway.core.models_index import Catalogue
+from warmd.daemon.gateway.core.metrics import Metrics
+from warmd.daemon.supervise.retention import Retention
+from warmd.daemon.runs.rundir import RunDir
 from warmd.jobs import spec_class
 
 FEW, MANY = 3, 120
@@ -121,16 +121,16 @@ def test_the_index_of_a_home_of_an_earlier_version_is_built_from_what_is_there(d
     assert all(before[key] for key in before if key != keys.stopped("infer"))
     for key in (*before, keys.INDEXED):
         desk.client.connection.delete(key)
-    indexing.ensure(desk.client.connection, desk.home.runs)
+    index_builder.ensure(desk.client.connection, desk.home.runs)
     after = index(desk)
     assert after == before
-    indexing.build(desk.client.connection, desk.home.runs)  # as every daemon does when it starts
+    index_builder.build(desk.client.connection, desk.home.runs)  # as every daemon does when it starts
     assert index(desk) == after
 
 
 def test_counts_tell_stopped_jobs_from_failed_ones_through_a_resume(desk: Desk):
     def counts() -> tuple[int, int]:
-        found = joblist.counts(desk.client.connection, "train")
+        found = listing.counts(desk.client.connection, "train")
         return found["failed"], found["stopped"]
 
     failed, stopped = counts()
@@ -143,7 +143,7 @@ def test_counts_tell_stopped_jobs_from_failed_ones_through_a_resume(desk: Desk):
     assert counts() == (failed + 1, stopped)
     desk.client.remove(run.id)
     assert counts() == (failed, stopped)
-    assert run.id not in jobindex.newest(desk.client.connection, keys.QUEUES, None)
+    assert run.id not in job_index.newest(desk.client.connection, keys.QUEUES, None)
 
 
 def test_a_job_that_rq_itself_requeued_counts_as_no_ended_one_when_it_begins(desk: Desk):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from warmd.jobs.chains import IGNORED, MASK_ID, Role
-from warmd.jobs.masks import Masker
+from warmd.jobs.codegraph.sequences import IGNORED, MASK_ID, Role
+from warmd.jobs.mlm.masking import Masker
 
 MASKER = Masker(seed=7, mask_id=MASK_ID)
 

@@ -28,14 +28,14 @@ from transformers import (
 from warmd import configs
 from warmd.configs.yamlfile import read_mapping
 from warmd.jobs import spec_class
-from warmd.jobs.chains import IGNORED, train_tokenizer
-from warmd.jobs.corpus import as_pretrained
-from warmd.jobs.encoder import CodeGraphConfig, CodeGraphEncoder
+from warmd.jobs.codegraph.sequences import IGNORED, train_tokenizer
+from warmd.jobs.mlm.corpus import as_pretrained
+from warmd.jobs.codegraph.encoder import CodeGraphConfig, CodeGraphEncoder
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
-from warmd.jobs.mlm import run
-from warmd.jobs.mlm_model import set_dropout
-from warmd.jobs.mlm_options import CODE_GRAPH_SIZES, MlmSpec
-from warmd.jobs.mlm_trainer import COLUMNS, Curve, MaskedTrainer, StepOrder, rank
+from warmd.jobs.mlm.kind import run
+from warmd.jobs.mlm.model import set_dropout
+from warmd.jobs.mlm.options import CODE_GRAPH_SIZES, MlmSpec
+from warmd.jobs.mlm.trainer import COLUMNS, Curve, MaskedTrainer, StepOrder, rank
 
 CLOCK = {"seconds"}
 SOURCE = '''
@@ -131,7 +131,7 @@ def test_every_option_has_help_and_the_defaults_are_a_valid_job():
 
 def test_the_command_line_can_read_the_options_without_torch_or_numpy():
     code = (
-        "import warmd.jobs.mlm as m, sys; m.MlmSpec.options();"
+        "import warmd.jobs.mlm.kind as m, sys; m.MlmSpec.options();"
         "print([name for name in ('torch', 'numpy', 'transformers') if name in sys.modules])"
     )
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -17,8 +17,8 @@ from needs import needs
 from waiting import wait_until
 
 from warmd.configs.config import ModelConfig
-from warmd.daemon import model_files
-from warmd.daemon.models import WarmModels
+from warmd.daemon.host import model_files
+from warmd.daemon.fork.models import WarmModels
 from warmd.jobs import spec_class
 from warmd.jobs.errors import JobFailed
 
@@ -104,7 +104,7 @@ import signal, sys
 from pathlib import Path
 import torch
 from safetensors import safe_open
-from warmd.daemon.held_files import HeldFiles
+from warmd.daemon.fork.held_files import HeldFiles
 path = Path(sys.argv[1])
 with safe_open(path, "pt") as file:
     weights = file.get_tensor("w")

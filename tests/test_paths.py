@@ -9,7 +9,7 @@ import pytest
 from shell import warmd
 
 from warmd.configs.config import DaemonConfig
-from warmd.daemon.checking import document_of
+from warmd.daemon.client.checking import document_of
 from warmd.jobs import spec_class
 from warmd.jobs.errors import SpecError
 

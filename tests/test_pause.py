@@ -11,7 +11,7 @@ import pytest
 from daemons import Daemon
 from waiting import wait_until
 
-from warmd.daemon import keys
+from warmd.daemon.queue import keys
 from warmd.jobs.errors import Conflict
 
 

@@ -13,11 +13,11 @@ from needs import needs
 from shell import Done, warmd
 from terminal import seen_on_a_terminal
 
-from warmd.cli.chart import MARKERS, chart
-from warmd.cli.curves import chosen, curves_of
-from warmd.daemon.events import EventLog
-from warmd.daemon.home import Home
-from warmd.daemon.rundir import RunDir
+from warmd.cli.view.chart import MARKERS, chart
+from warmd.cli.view.curves import chosen, curves_of
+from warmd.daemon.runs.events import EventLog
+from warmd.daemon.host.home import Home
+from warmd.daemon.runs.rundir import RunDir
 from warmd.jobs.errors import Conflict, SpecError
 
 

@@ -10,13 +10,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from warmd.jobs.errors import SpecError
-from warmd.jobs.problems import (
-    Problem,
-    columns_fingerprint,
-    columns_of,
-    fingerprint,
-    iter_arithmetic,
-    load,
+from warmd.jobs.grpo.problems import (
+    Problem, columns_fingerprint, columns_of, fingerprint, iter_arithmetic, load,
 )
 
 

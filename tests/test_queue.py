@@ -14,7 +14,7 @@ from rq import Queue
 from rq.job import Job
 from waiting import wait_until
 
-from warmd.daemon import keys
+from warmd.daemon.queue import keys
 from warmd.jobs import spec_class
 from warmd.jobs.errors import Conflict, NotFound, SpecError, Unavailable
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from desks import Desk, Run
 
-from warmd.daemon import keys, removal
-from warmd.daemon.rundir import REMOVED
+from warmd.daemon.queue import keys, removal
+from warmd.daemon.runs.rundir import REMOVED
 
 
 def finished(desk: Desk, *, days_ago: float = 0, model: bool = False) -> str:

@@ -14,11 +14,11 @@ import tiny
 from daemons import Daemon
 from shell import warmd
 
-from warmd.daemon.client import Client
+from warmd.daemon.client.client import Client
 from warmd.jobs import spec_class
 from warmd.jobs.errors import Conflict, SpecError, Stopped
-from warmd.jobs.grpo import run
-from warmd.jobs.grpo_options import GrpoSpec
+from warmd.jobs.grpo.kind import run
+from warmd.jobs.grpo.options import GrpoSpec
 from warmd.jobs.spec import OptionInfo
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")

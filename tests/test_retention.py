@@ -18,8 +18,8 @@ from gateways import Gateway, openai_client
 from waiting import wait_until
 
 from warmd.configs.config import WorkerConfig
-from warmd.daemon import keys
-from warmd.daemon.retention import Retention
+from warmd.daemon.queue import keys
+from warmd.daemon.supervise.retention import Retention
 from warmd.jobs import spec_class
 from warmd.jobs.errors import NotFound
 

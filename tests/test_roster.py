@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from workplaces import NAME, Workplace, workplace
 
-from warmd.daemon import keys
-from warmd.daemon.jobstore import Begun
+from warmd.daemon.queue import keys
+from warmd.daemon.queue.jobs import Begun
 
 
 @pytest.fixture(scope="module")

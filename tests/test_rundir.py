@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from warmd.daemon.rundir import RunDir, by_time, job_ids, sweep
+from warmd.daemon.runs.rundir import RunDir, by_time, job_ids, sweep
 from warmd.jobs.errors import Conflict
 
 # Takes the lock, says so, and holds it until it is killed, or until its stdin ends with the tests.
 HOLD = """
 import sys
 from pathlib import Path
-from warmd.daemon.rundir import RunDir
+from warmd.daemon.runs.rundir import RunDir
 fd = RunDir(Path(sys.argv[1])).lock()
 print(fd, flush=True)
 sys.stdin.read()
@@ -74,7 +74,7 @@ def test_an_id_that_is_taken_is_left_to_whom_it_belongs(tmp_path, monkeypatch):
     first = RunDir.create(tmp_path, "grpo", {"spec": {}}, durable=False)
     for slot in (1, 2):
         monkeypatch.setattr(
-            "warmd.daemon.rundir._slots.take", iter([slot, slot, slot + 9]).__next__
+            "warmd.daemon.runs.rundir._slots.take", iter([slot, slot, slot + 9]).__next__
         )
         made = [RunDir.create(tmp_path, "grpo", {"spec": {}}, durable=slot == 1) for _ in range(2)]
         assert len({path.path for path in made}) == 2

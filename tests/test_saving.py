@@ -17,11 +17,11 @@ import xxhash
 from needs import needs
 from safetensors.torch import load, load_file
 
-from warmd.daemon import directio
-from warmd.daemon.checkpoints import Checkpoints
-from warmd.daemon.directio import DirectFile
-from warmd.jobs.live import Live
-from warmd.jobs.snapshot import TokenizerFiles, write_safetensors
+from warmd.daemon.runs import directio
+from warmd.daemon.runs.checkpoints import Checkpoints
+from warmd.daemon.runs.directio import DirectFile
+from warmd.jobs.training.live_tensors import Live
+from warmd.jobs.training.snapshot import TokenizerFiles, write_safetensors
 
 MEGABYTE = 1 << 20
 

@@ -21,13 +21,13 @@ from transformers import AutoTokenizer
 from waiting import wait_until
 
 from warmd.configs.config import WorkerConfig
-from warmd.daemon import events
-from warmd.daemon.checkpoints import Checkpoints
-from warmd.daemon.saving import Save
-from warmd.jobs import live
-from warmd.jobs.grpo import run
-from warmd.jobs.grpo_options import GrpoSpec
-from warmd.jobs.snapshot import TokenizerFiles, link_model
+from warmd.daemon.runs import events
+from warmd.daemon.runs.checkpoints import Checkpoints
+from warmd.daemon.runs.saving import Save
+from warmd.jobs.training import live_tensors
+from warmd.jobs.grpo.kind import run
+from warmd.jobs.grpo.options import GrpoSpec
+from warmd.jobs.training.snapshot import TokenizerFiles, link_model
 
 SPEC = GrpoSpec.parse(
     {
@@ -118,7 +118,7 @@ def test_a_job_that_is_held_while_a_save_is_in_flight_is_saved_at_its_own_step(t
 
 def test_a_save_that_could_not_even_begin_costs_no_copy_of_the_weights(tmp_path, monkeypatch):
     copied: list[int] = []
-    monkeypatch.setattr(live._Part, "put_aside", lambda part: copied.append(part.unread))
+    monkeypatch.setattr(live_tensors._Part, "put_aside", lambda part: copied.append(part.unread))
     around = tiny.surroundings(tmp_path)
     disk = FullDisk(tmp_path / "checkpoints")
     around.ctx = dataclasses.replace(around.ctx, checkpoints=disk)

@@ -18,12 +18,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from waiting import wait_until
 
 from warmd.configs.config import ModelConfig
-from warmd.daemon import control
+from warmd.daemon.client import control
 from warmd.jobs.context import WarmModel
-from warmd.jobs.engine.engine import Engine
-from warmd.jobs.engine.generation import End, Generation, Sampling
+from warmd.jobs.engine.scheduler import Engine
+from warmd.jobs.engine.request import End, Generation, Sampling
 from warmd.jobs.errors import JobFailed, SpecError
-from warmd.jobs.infer_options import InferSpec
+from warmd.jobs.infer.options import InferSpec
 
 PERSON = {
     "type": "object",

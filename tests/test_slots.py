@@ -19,8 +19,8 @@ from shell import warmd
 from waiting import wait_until
 
 from warmd.configs.config import ModelConfig, WorkerConfig
-from warmd.daemon import control
-from warmd.jobs.infer_options import InferSpec
+from warmd.daemon.client import control
+from warmd.jobs.infer.options import InferSpec
 
 SLOTS = 4
 

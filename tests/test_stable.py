@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from warmd.configs.config import WorkerConfig
-from warmd.daemon.channel import listen
-from warmd.daemon.stable import Stable
+from warmd.daemon.host.channel import listen
+from warmd.daemon.work.horse_pool import Stable
 
 REQUEST: dict[str, Any] = {"model": None}
 

@@ -28,13 +28,15 @@ from needs import needs
 from waiting import wait_until
 
 from warmd.configs.config import ModelConfig
-from warmd.daemon import control, events, keys
-from warmd.daemon.children import HUNG_S
-from warmd.daemon.home import Home
-from warmd.daemon.jobstore import JobStore
-from warmd.daemon.lease import LEASE_S
-from warmd.daemon.roster import Roster
-from warmd.daemon.server import find_binary
+from warmd.daemon.client import control
+from warmd.daemon.runs import events
+from warmd.daemon.queue import keys
+from warmd.daemon.supervise.children import HUNG_S
+from warmd.daemon.host.home import Home
+from warmd.daemon.queue.jobs import JobStore
+from warmd.daemon.queue.lease import LEASE_S
+from warmd.daemon.queue.workers import Roster
+from warmd.daemon.supervise.redis_server import find_binary
 from warmd.jobs.errors import SpecError, WarmdError
 
 MakeDaemon = Callable[..., Daemon]
@@ -387,7 +389,7 @@ def test_looking_whether_a_home_is_locked_does_not_keep_a_daemon_out(make_daemon
     looking = subprocess.Popen(
         [
             *(sys.executable, "-c"),
-            "import sys, pathlib; from warmd.daemon.home import Home\n"
+            "import sys, pathlib; from warmd.daemon.host.home import Home\n"
             "home = Home(pathlib.Path(sys.argv[1]))\nprint(flush=True)\n"
             "while True: home.is_locked()",
             str(home.path),

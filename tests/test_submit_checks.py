@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from warmd.jobs.errors import SpecError
-from warmd.jobs.grpo_options import GrpoSpec
+from warmd.jobs.grpo.options import GrpoSpec
 
 
 def refusal(model: Path, folder: Path, *rows: dict[str, Any], **options: Any) -> str | None:

@@ -15,8 +15,8 @@ from waiting import wait_until
 
 from warmd.jobs.context import Context
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
-from warmd.jobs.mlm import run
-from warmd.jobs.mlm_options import MlmSpec
+from warmd.jobs.mlm.kind import run
+from warmd.jobs.mlm.options import MlmSpec
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 

@@ -14,8 +14,8 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from warmd.jobs.errors import JobFailed, SpecError
-from warmd.jobs.grpo import run
-from warmd.jobs.grpo_options import GrpoSpec
+from warmd.jobs.grpo.kind import run
+from warmd.jobs.grpo.options import GrpoSpec
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 

@@ -15,7 +15,7 @@ from daemons import Daemon
 from safetensors.torch import save_file
 from shell import warmd
 
-from warmd.jobs.compare import compare_checkpoints, compare_events
+from warmd.jobs.training.compare import compare_checkpoints, compare_events
 
 COMPARED = [
     "weights",

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from warmd.configs.config import DaemonConfig, ModelConfig
-from warmd.daemon import checking
-from warmd.daemon.home import Home
-from warmd.daemon.warmset import WarmSet, known_models, on_demand_models
+from warmd.daemon.client import checking
+from warmd.daemon.host.home import Home
+from warmd.daemon.host.warm_set import WarmSet, known_models, on_demand_models
 from warmd.jobs import spec_class
 from warmd.jobs.errors import SpecError
 

@@ -21,8 +21,8 @@ from needs import needs
 from waiting import wait_until
 
 from warmd.configs.config import ModelConfig
-from warmd.daemon import control
-from warmd.daemon.warmset import on_demand_models
+from warmd.daemon.client import control
+from warmd.daemon.host.warm_set import on_demand_models
 from warmd.jobs import spec_class
 from warmd.jobs.errors import WarmdError
 
@@ -37,8 +37,8 @@ os.environ.update(zygote.ENVIRONMENT)
 zygote.import_libraries()
 import torch
 from warmd.configs.config import ModelConfig
-from warmd.daemon.models import HorseModels, WarmModels
-from warmd.daemon.placement import Placement
+from warmd.daemon.fork.models import HorseModels, WarmModels
+from warmd.daemon.fork.placement import Placement
 
 def digest(model):
     sums = [hashlib.sha256(p.numpy().tobytes()).hexdigest() for p in model.state_dict().values()]

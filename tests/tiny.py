@@ -12,8 +12,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from warmd.daemon.checkpoints import Checkpoints
-from warmd.daemon.saving import Save
+from warmd.daemon.runs.checkpoints import Checkpoints
+from warmd.daemon.runs.saving import Save
 from warmd.jobs.context import Context, WarmModel
 from warmd.jobs.errors import NotFound
 

@@ -19,12 +19,12 @@ import psutil
 from waiting import wait_until
 
 from warmd.configs.config import DaemonConfig
-from warmd.daemon import keys
-from warmd.daemon.channel import Channel, listen
-from warmd.daemon.client import Client
-from warmd.daemon.home import Home
-from warmd.daemon.roster import Roster
-from warmd.daemon.server import EmbeddedServer, find_binary
+from warmd.daemon.queue import keys
+from warmd.daemon.host.channel import Channel, listen
+from warmd.daemon.client.client import Client
+from warmd.daemon.host.home import Home
+from warmd.daemon.queue.workers import Roster
+from warmd.daemon.supervise.redis_server import EmbeddedServer, find_binary
 from warmd.jobs import spec_class
 
 NAME = "infer-0:abcd1234:1"
@@ -63,7 +63,7 @@ class Workplace:
         return status
 
     def events(self, job_id: str, type: str) -> list[dict[str, Any]]:
-        from warmd.daemon import events
+        from warmd.daemon.runs import events
 
         found = events.read(self.client.rundir(job_id).events)
         return [event for event in found if event["type"] == type]
@@ -94,7 +94,7 @@ class Workplace:
                 [
                     sys.executable,
                     "-m",
-                    "warmd.daemon.worker",
+                    "warmd.daemon.work.worker",
                     str(self.home.path),
                     str(os.getpid()),
                 ],

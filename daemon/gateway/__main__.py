@@ -19,10 +19,10 @@ from fastapi import FastAPI
 
 from ...configs.config import DaemonConfig, check_http
 from ...configs.values import ConfigError, is_loopback
-from ..beat import Beat
-from ..leash import end_with_parent
+from ..host.heartbeat import Beat
+from ..host.parent_death import end_with_parent
 from .app import create_app
-from .door import Door, allow_many
+from .http.connection import Door, allow_many
 
 log = logging.getLogger(__name__)
 

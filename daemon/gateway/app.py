@@ -15,10 +15,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ... import __version__
 from ...configs.config import DaemonConfig
-from . import chat, completions, embeddings, errors, files, fine_tuning, health, models
-from .gate import Gate
-from .guard import Guard
-from .metrics import Metrics
+from .api import chat, completions, embeddings, files, fine_tuning, health, models
+from .http import errors
+from .core.state import Gate
+from .http.auth import Guard
+from .core.metrics import Metrics
 
 log = logging.getLogger(__name__)
 

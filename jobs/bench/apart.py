@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 def apart(work: Callable[[], Result]) -> Result:
     """Do `work` in a thread of its own, with as many threads as here, and return what it returns.
 
-    The helpers that OpenMP gives that thread end with it; see jobs/engine/turns.py.
+    The helpers that OpenMP gives that thread end with it; see jobs/engine/compute_thread.py.
     """
     with ThreadPoolExecutor(
         1, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)

@@ -27,7 +27,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from ..compute.allocator import keep_freed_memory
 from ..compute.aten_overrides import fast_kernels
-from ..packed_trainer import PackedTrainer, twin
+from ..grpo.packed_trainer import PackedTrainer, twin
 from . import machine, model
 from .memory import Peak
 from .works import GRPO, GrpoWork

@@ -23,7 +23,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, library as operators
 
-from ..durable import write_atomic
+from ..files.atomic import write_atomic
 from . import onednn as onednn_linear
 from .levels import levels
 

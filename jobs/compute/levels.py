@@ -24,7 +24,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from ..durable import write_atomic
+from ..files.atomic import write_atomic
 from . import cache, native, onednn
 from .device import processor_name
 from .quantized import Bfloat16Linear, Int8Linear, LinearFn

@@ -19,13 +19,7 @@ from ...configs.memory import available_bytes
 from . import onednn
 from .device import has_bfloat16
 from .levels import MANY_ROWS, levels, why_not
-from .quantized import (
-    Bfloat16Linear,
-    CastLinear,
-    Int8Linear,
-    LinearFactory,
-    LinearFn,
-)
+from .quantized import Bfloat16Linear, CastLinear, Int8Linear, LinearFactory, LinearFn
 
 log = logging.getLogger(__name__)
 

@@ -20,20 +20,15 @@ from torch.nn import functional
 
 from ..compute import hugepages, native
 from ..compute.linears import (
-    LazilyPackedLinear,
-    Linear,
-    Linears,
-    Uniform,
-    packed_areas,
-    served_precision,
+    LazilyPackedLinear, Linear, Linears, Uniform, packed_areas, served_precision,
 )
 from ..compute.quantized import LinearFactory
 from ..compute.shape import Shape
-from .cache import CHUNK, KeyValues
-from .fixed import FixedSteps
+from .kv_cache import CHUNK, KeyValues
+from .cuda_steps import FixedSteps
 from .parts import Attend, Part
 from .rope import Rope
-from .rowwise import Norms, Rowwise, Single, Torch
+from .layer_ops import Norms, Rowwise, Single, Torch
 
 log = logging.getLogger(__name__)
 
@@ -453,6 +448,6 @@ def _native_rowwise(
     """
     if embedding.device.type != "cpu" or not native.is_available():
         return None
-    from .native_rowwise import Native
+    from .native_layer_ops import Native
 
     return Native(shape) if Native.takes(shape, embedding, norms) else None

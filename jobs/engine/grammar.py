@@ -11,7 +11,7 @@ import torch
 
 from ..context import WarmModel
 from ..errors import JobFailed
-from ..schemas import FIELD, grammar_of, unsupported
+from .json_schemas import FIELD, grammar_of, unsupported
 
 
 class Grammar:

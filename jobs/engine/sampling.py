@@ -8,7 +8,7 @@ from collections import Counter
 import torch
 
 from ..errors import JobFailed
-from .generation import Sampling
+from .request import Sampling
 
 _NUCLEUS = 1024  # tokens among which top_p is sought before all are sorted
 

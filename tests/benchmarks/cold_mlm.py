@@ -23,14 +23,14 @@ def main() -> None:
     import torch
     from transformers import Trainer, TrainingArguments
 
-    from warmd.jobs.chains import MASK_ID
-    from warmd.jobs.corpus import Recipe, graph_corpus
-    from warmd.jobs.encoder import CodeGraphConfig, CodeGraphEncoder
-    from warmd.jobs.masks import Masker
-    from warmd.jobs.mlm import measured
-    from warmd.jobs.mlm_objectives import GraphObjective
-    from warmd.jobs.mlm_options import MlmSpec
-    from warmd.jobs.mlm_trainer import StepOrder
+    from warmd.jobs.codegraph.sequences import MASK_ID
+    from warmd.jobs.mlm.corpus import Recipe, graph_corpus
+    from warmd.jobs.codegraph.encoder import CodeGraphConfig, CodeGraphEncoder
+    from warmd.jobs.mlm.masking import Masker
+    from warmd.jobs.mlm.kind import measured
+    from warmd.jobs.mlm.objectives import GraphObjective
+    from warmd.jobs.mlm.options import MlmSpec
+    from warmd.jobs.mlm.trainer import StepOrder
 
     imported = time.perf_counter()
     cache, output = map(Path, sys.argv[1:3])

@@ -8,7 +8,7 @@ A shape is WIDTHxLAYERSxHEADS of a code-graph encoder with random weights, whose
 network is four times as wide. In turn, so that a change of the machine's load meets all of them:
 
 plain        the model's forward pass as PyTorch runs it, in this process
-in process   the same by jobs/embedder.py, tokenising and pooling included
+in process   the same by jobs/encode/embedder.py, tokenising and pooling included
 int8         the same with 8-bit products
 daemon       from before the submission to the `finished` event, by a resident worker of a daemon
 
@@ -34,14 +34,14 @@ from own_daemon import own_daemon, submit_until
 
 from warmd.configs.config import WorkerConfig
 from warmd.configs.values import num_cores
-from warmd.daemon.client import Client
-from warmd.jobs.chains import train_tokenizer
+from warmd.daemon.client.client import Client
+from warmd.jobs.codegraph.sequences import train_tokenizer
 from warmd.jobs.compute.aten_overrides import fast_kernels
 from warmd.jobs.context import WarmModel
-from warmd.jobs.corpus import as_pretrained
-from warmd.jobs.embedder import Embedder
-from warmd.jobs.encoder import CodeGraphConfig, CodeGraphEncoder
-from warmd.jobs.passages import from_texts
+from warmd.jobs.mlm.corpus import as_pretrained
+from warmd.jobs.encode.embedder import Embedder
+from warmd.jobs.codegraph.encoder import CodeGraphConfig, CodeGraphEncoder
+from warmd.jobs.encode.passages import from_texts
 
 LENGTH = 512
 VOCABULARY = 8000

@@ -28,8 +28,8 @@ import orjson
 from own_daemon import own_daemon
 from safetensors import safe_open
 
-from warmd.daemon import events
-from warmd.jobs.training import SaveInterval
+from warmd.daemon.runs import events
+from warmd.jobs.training.options import SaveInterval
 
 
 def main() -> int:

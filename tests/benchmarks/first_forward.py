@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 from own_daemon import kill, own_daemon, submit_until
 
-from warmd.daemon.client import Client
+from warmd.daemon.client.client import Client
 
 
 def main() -> None:

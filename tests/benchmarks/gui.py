@@ -23,16 +23,16 @@ from typing import Any
 import torch
 import transformers
 
-from warmd.jobs import chats
+from warmd.jobs.infer import chat_messages
 from warmd.jobs.bench import machine
 from warmd.jobs.bench.apart import apart
 from warmd.jobs.compute.allocator import keep_freed_memory
 from warmd.jobs.compute.threads import without_helpers
 from warmd.jobs.context import WarmModel
-from warmd.jobs.engine.engine import Engine
-from warmd.jobs.engine.generation import End, Generation, Picture, Sampling
-from warmd.jobs.engine.patches import place_pictures
-from warmd.jobs.pictures import Budget
+from warmd.jobs.engine.scheduler import Engine
+from warmd.jobs.engine.request import End, Generation, Picture, Sampling
+from warmd.jobs.engine.image_tokens import place_pictures
+from warmd.jobs.engine.images import Budget
 
 GREEDY = Sampling(temperature=0)
 WAYS = ("stock", "int8", "bf16", "own")
@@ -107,7 +107,7 @@ def say(line: str) -> None:
 def encode(
     warm: WarmModel, messages: list[dict[str, Any]], budget: Budget
 ) -> tuple[list[int], list[Picture]]:
-    chat, urls = chats.split(messages)
+    chat, urls = chat_messages.split(messages)
     text = warm.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     ids = warm.tokenizer(text, add_special_tokens=False)["input_ids"]
     return place_pictures(warm, ids, urls, budget)

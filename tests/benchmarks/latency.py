@@ -25,9 +25,9 @@ import orjson
 from own_daemon import kill, own_daemon, submit_until
 from rq import Queue
 
-from warmd.daemon import control
-from warmd.daemon.client import Client
-from warmd.daemon.leash import leashed
+from warmd.daemon.client import control
+from warmd.daemon.client.client import Client
+from warmd.daemon.host.parent_death import leashed
 
 HERE = Path(__file__).resolve().parent
 

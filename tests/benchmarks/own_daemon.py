@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from warmd.configs.config import DaemonConfig, parse_model
-from warmd.daemon import control
-from warmd.daemon.client import Client
-from warmd.daemon.leash import leashed
+from warmd.daemon.client import control
+from warmd.daemon.client.client import Client
+from warmd.daemon.host.parent_death import leashed
 from warmd.jobs import spec_class
 from warmd.jobs.errors import JobFailed, Unavailable
 

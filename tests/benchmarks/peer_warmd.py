@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from warmd.daemon.zygote import ENVIRONMENT
+from warmd.daemon.fork.zygote import ENVIRONMENT
 
 os.environ.update(ENVIRONMENT)  # as in the daemon, before the libraries are imported
 
@@ -22,8 +22,8 @@ from peer_child import THREADS, Answer, Burst, serve
 import warmd
 from warmd.jobs.bench import model
 from warmd.jobs.context import WarmModel
-from warmd.jobs.engine.engine import Engine
-from warmd.jobs.engine.generation import End, Generation, Sampling
+from warmd.jobs.engine.scheduler import Engine
+from warmd.jobs.engine.request import End, Generation, Sampling
 
 WARM_UP = (100, 40)  # tokens of a prompt and new ones, until the engine has packed all layers
 

@@ -42,7 +42,7 @@ os.environ["OMP_NUM_THREADS"] = str(THREADS)  # before torch is imported, here a
 
 import torch
 
-from warmd.daemon.leash import leashed
+from warmd.daemon.host.parent_death import leashed
 from warmd.jobs.bench import machine
 from warmd.jobs.bench.apart import apart
 from warmd.jobs.compute.device import processor_name

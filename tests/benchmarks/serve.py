@@ -38,7 +38,7 @@ import torch
 import transformers
 from own_daemon import api_of, own_daemon
 
-from warmd.daemon.leash import leashed
+from warmd.daemon.host.parent_death import leashed
 from warmd.jobs.bench import machine
 
 PATIENCE_S = 300  # for a server to be ready

@@ -25,8 +25,8 @@ import orjson
 import psutil
 from own_daemon import api_of, own_daemon
 
-from warmd.daemon import control
-from warmd.daemon.client import Client
+from warmd.daemon.client import control
+from warmd.daemon.client.client import Client
 
 WORDS = ("once", "upon", "a", "time", "there", "was", "little", "dog", "and", "girl")
 PATIENCE_S = 300

@@ -1,0 +1,274 @@
+"""`warmd bench`: how fast warmd is on this machine, and what a job will cost on it.
+
+The first is measured on made-up works, in processes of their own (`works.py`). For the second a
+measurement is a real job, on the daemon that will run the others: `mlm` makes a short one of the
+options that it is given; how to queue it, wait for it and clear it away would be the same for all.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...jobs import spec_class
+from ...jobs.bench import works
+from ...jobs.errors import Conflict, JobFailed, SpecError
+from ...jobs.mlm.options import MlmSpec
+from ..view import render
+from ..shared.app import App, common_options, note
+from ..shared.completion import complete_job
+from ..view.projection import Pace, headers, pace_of, projection
+from .submit import file_options, gathered, spec_option
+from .watch import wait
+from .works import Measure, show, work_options
+
+if TYPE_CHECKING:
+    from ...daemon.client.client import Client
+    from ...daemon.runs.weights import Weights
+    from ...jobs.spec import Spec
+
+WARM_UP = 3  # steps: the first touches all memory of the optimizer for the first time
+
+
+@click.group()
+@common_options
+def bench() -> None:
+    """Measure KIND beside the stock library, or project a long job.
+
+    A table of WORKs: medians of both sides in turn, what the rates of float32 products and of
+    memory, measured beside them, permit at best, and the share of it that is reached.
+    """
+
+
+PAIRS = 2  # of processes of GRPO: each takes a minute
+MANY_PAIRS = 5  # within one process
+
+
+@bench.command("grpo", params=work_options(works.GRPO, pairs=PAIRS))
+@common_options
+def _grpo(work: tuple[str, ...], pairs: int, threads: int | None) -> None:
+    """Measure optimizer steps beside TRL's GRPOTrainer in float32, on random weights.
+
+    Each side runs in fresh processes. The model of WORK is made in the folder for temporary files:
+    2 GB for 0.5b, whose steps take up to 13 GB of memory.
+    """
+    from ...jobs.bench import rows
+
+    _show_works(rows.grpo, work or works.usual(works.GRPO), pairs, threads)
+
+
+@bench.command("infer", params=work_options(works.INFER, pairs=MANY_PAIRS))
+@common_options
+def _infer(work: tuple[str, ...], pairs: int, threads: int | None) -> None:
+    """Measure decoding at batch 1 in each precision, beside transformers' generate."""
+    from ...jobs.bench import rows
+
+    _show_works(rows.infer, work or works.usual(works.INFER), pairs, threads)
+
+
+def _show_works(measure: Measure, names: Sequence[str], pairs: int, threads: int | None) -> None:
+    from ...jobs.bench.rows import Effort
+
+    app = click.get_current_context().ensure_object(App)
+    with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
+        show(app, measure, names, Effort(pairs=pairs, threads=threads))
+
+
+def _mlm_command() -> click.Command:
+    options = spec_class("mlm").options()
+
+    def callback(
+        config_file: Path | None,
+        settings: tuple[str, ...],
+        job: str | None,
+        measured: int,
+        work: tuple[str, ...],
+        pairs: int,
+        threads: int | None,
+        **given: Any,
+    ) -> None:
+        is_of_job = (
+            config_file or settings or any(value not in (None, ()) for value in given.values())
+        )
+        if job is None and not is_of_job:
+            from ...jobs.bench import rows
+
+            _show_works(rows.mlm, work or works.usual(works.MLM), pairs, threads)
+            return
+        if work:
+            raise SpecError("work", "must be given without options of a job, got both")
+        app = click.get_current_context().ensure_object(App)
+        client = app.client()
+        if job is None:
+            spec = MlmSpec.parse(gathered(app, "mlm", given, config_file, settings))
+            init = None
+        else:
+            if is_of_job:
+                raise SpecError("job", "must be given alone: its own options are measured")
+            job = client.find(job)
+            spec, init = _spec_of(client, job)
+        short = replace(
+            spec,
+            steps=WARM_UP + measured,
+            # One evaluation, after the last step, where the job has any. No other checkpoint.
+            eval_every=min(spec.eval_every, 1) * (WARM_UP + measured),
+            eval_first=False,
+            save_every=str(WARM_UP + measured),
+            keep=1,
+            keep_best=None,
+            report_to=(),
+        )
+        with _finished(app, client, short, init) as events:
+            pace = pace_of(events, warm_up=WARM_UP, eval_every=spec.eval_every)
+            begin = next(event for event in events if event["type"] == "begin")
+        _show_projection(app, spec, pace, begin, None if job is None else _checkpoint(client, job))
+
+    return click.command(
+        "mlm",
+        params=[
+            click.Option(
+                ["--job"],
+                metavar="JOB",
+                shell_complete=complete_job,
+                help="Measure that job's options, and project from its latest checkpoint, too.",
+            ),
+            click.Option(
+                ["--measured"],
+                type=click.IntRange(min=2),
+                default=10,
+                show_default=True,
+                metavar="N",
+                help=f"Steps to measure, after {WARM_UP} to warm up.",
+            ),
+            *work_options(works.MLM, pairs=MANY_PAIRS),
+            *map(spec_option, options.values()),
+            *file_options(),
+        ],
+        help="Measure micro-steps beside torch's kernels, or project how long an MLM job takes.\n\n"
+        "The projection is by a short job, and for --job or with options of `submit mlm`.",
+    )(common_options(callback))
+
+
+bench.add_command(_mlm_command())
+
+
+def _spec_of(client: Client, job_id: str) -> tuple[MlmSpec, Weights | None]:
+    """The spec of an MLM job, and the weights that it began with where they are another job's."""
+    document = client.rundir(job_id).read_spec()
+    if document["kind"] != "mlm":
+        raise SpecError("job", f"must be an mlm job, got {job_id}")
+    origin = document.get("init_from")
+    return MlmSpec.parse(document["spec"]), None if origin is None else client.weights(origin)
+
+
+def _checkpoint(client: Client, job_id: str) -> int:
+    """The step of a job's newest checkpoint; 0 when it has none."""
+    from ...daemon.runs.checkpoints import Checkpoints
+
+    found = Checkpoints(client.rundir(job_id).checkpoints).list()
+    return int(found[-1].name.removeprefix("checkpoint-")) if found else 0
+
+
+@contextmanager
+def _finished(
+    app: App, client: Client, spec: Spec, init: Weights | None
+) -> Iterator[list[dict[str, Any]]]:
+    """Run a job before all waiting ones, give its events, and remove it.
+
+    One that fails stays, for a look at its log. One that is interrupted is killed and removed.
+    """
+    from ...daemon.runs import events
+
+    job_id = client.submit(spec, front=True, init=init, origin="check")
+    try:
+        with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
+            status = wait(client, job_id)
+    except KeyboardInterrupt:
+        client.kill(job_id)
+        wait(client, job_id)
+        client.remove(job_id)
+        raise
+    if status == "failed":
+        error = client.job(job_id)["error"]
+        raise JobFailed(f"{error}; its log: {app.command(f'logs {job_id}')}")
+    if status != "finished":
+        client.remove(job_id)
+        raise Conflict(f"the measurement was {status}")
+    yield list(events.read(client.rundir(job_id).events))
+    client.remove(job_id)
+
+
+@contextmanager
+def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
+    """Let these do what Ctrl-C does: a terminal that is closed must leave no job behind."""
+    before = [signal.signal(number, signal.default_int_handler) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _show_projection(
+    app: App, spec: MlmSpec, pace: Pace, begin: Mapping[str, Any], checkpoint: int | None
+) -> None:
+    now = time.time()
+    rows = projection(pace, now=now, checkpoint=checkpoint, steps_total=spec.steps_total)
+    if app.as_json:
+        render.json_line(
+            {
+                "kind": spec.kind,
+                **asdict(pace),
+                "warm_up": WARM_UP,
+                "micro_step_s": pace.step_s / spec.gradient_accumulation,
+                "parameters": begin["parameters"],
+                "device": begin["device"],
+                "threads": begin["threads"],
+                "checkpoint": checkpoint,
+                "projection": rows,
+            }
+        )
+        return
+    note(_summary(spec, pace, begin))
+    render.print_table(
+        headers(checkpoint),
+        [
+            [
+                f"{row['steps']:,}",
+                render.duration(3600 * row["hours"]),
+                render.clock(row["ends_at"], now=now),
+                *(_resumed(row, now) if checkpoint is not None else ()),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _resumed(row: Mapping[str, Any], now: float) -> list[str]:
+    if row["hours_left"] is None:
+        return [render.NOTHING] * 2
+    return [
+        render.duration(3600 * row["hours_left"]),
+        render.clock(row["resumed_ends_at"], now=now),
+    ]
+
+
+def _summary(spec: MlmSpec, pace: Pace, begin: Mapping[str, Any]) -> str:
+    micro_steps = spec.gradient_accumulation
+    said = f"{render.duration(pace.step_s)} a step, the median of {pace.num_steps}"
+    if micro_steps > 1:
+        said += f" ({micro_steps} micro-steps of {render.duration(pace.step_s / micro_steps)})"
+    said += (
+        f"; {begin['parameters'] / 1e6:.3g} M parameters, {spec.batch_size} x {spec.seq_len} "
+        f"tokens, {begin['device']}, {begin['threads']} threads"
+    )
+    if pace.eval_s is not None:
+        said += f"; an evaluation of {render.duration(pace.eval_s)} every {pace.eval_every} steps"
+    return said

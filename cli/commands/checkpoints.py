@@ -1,0 +1,286 @@
+"""`warmd checkpoints list|verify|prune|export`: what a job goes on from, on the disk.
+
+They read the run directory and need no daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...jobs import spec_class
+from ...jobs.errors import CheckpointDamaged, NotFound
+from ...jobs.spec import path_of
+from ..view import render
+from ..shared.app import App, common_options, note
+from ..shared.completion import complete_job, job_argument
+from ..shared.target import ambiguous
+
+if TYPE_CHECKING:
+    from ...daemon.runs.checkpoints import Checkpoints
+    from ...daemon.runs.rundir import RunDir
+
+_METRICS_SHOWN = 4
+
+
+@click.group(subcommand_metavar="list|verify|prune|export [OPTIONS]... JOB")
+@common_options
+def checkpoints() -> None:
+    """List, verify, prune or export the checkpoints of JOB."""
+
+
+@checkpoints.command("list")
+@job_argument
+@common_options
+@click.pass_obj
+def list_(app: App, job: str | None) -> None:
+    """List the checkpoints of JOB, the oldest first.
+
+    Looks at the manifests only: `verify` reads the files.
+    """
+    rundir = _rundir(app, job)
+    found = _checkpoints(rundir)
+    best = found.best_one()
+    rows = [_row(found, path, is_best=path == best) for path in found.list()]
+    if app.as_json:
+        for row in rows:
+            render.json_line(row)
+        return
+    render.print_table(
+        ["", ">STEP", ">SIZE", "SAVED", ">AGE", "STATE", "METRICS"], [_cells(row) for row in rows]
+    )
+    if rows:
+        note(f"{render.size(sum(row['bytes'] for row in rows))} in {found.folder}")
+
+
+def _row(found: Checkpoints, path: Path, *, is_best: bool) -> dict[str, Any]:
+    from ...daemon.runs.checkpoints import size_bytes
+    from ...daemon.runs.weights import step_of
+
+    try:
+        about, error = found.about(path), None
+    except CheckpointDamaged as damage:
+        about, error = {}, str(damage)
+    return {
+        "step": step_of(path),
+        "path": str(path),
+        "bytes": size_bytes(path),
+        "saved_at": about.get("time"),
+        "metrics": about.get("metrics", {}),
+        "best": is_best,
+        "error": error,
+    }
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    saved_at = row["saved_at"]
+    metrics = [f"{n} {render.number(v)}" for n, v in list(row["metrics"].items())[:_METRICS_SHOWN]]
+    return [
+        "best" if row["best"] else "",
+        str(row["step"]),
+        render.size(row["bytes"]),
+        render.clock(saved_at),
+        render.duration(None if saved_at is None else max(time.time() - saved_at, 0)),
+        render.NOTHING if row["error"] is None else _damaged(),
+        "  ".join(metrics) if row["error"] is None else render.one_line(row["error"]),
+    ]
+
+
+def _damaged() -> str:
+    return click.style("damaged", fg="red")
+
+
+@checkpoints.command()
+@job_argument
+@click.option("--step", type=int, metavar="N", help="Only that one.  [default: all]")
+@common_options
+@click.pass_obj
+def verify(app: App, job: str | None, step: int | None) -> int:
+    """Read every file of the checkpoints of JOB, and compare it with its checksum.
+
+    Exits with 1 when one is damaged.
+    """
+    from ...daemon.runs.checkpoints import size_bytes, verify as verify_one
+    from ...daemon.runs.weights import step_of
+
+    rundir = _rundir(app, job)
+    every = {step_of(path): path for path in _checkpoints(rundir).list()}
+    if not every or (step is not None and step not in every):
+        which = "" if step is None else f" of step {step}"
+        raise NotFound(f"checkpoint: {rundir.path.name} has none{which}")
+    chosen = every if step is None else {step: every[step]}
+    errors: dict[int, str | None] = {}
+    with _progress(sum(map(size_bytes, chosen.values()))) as on_bytes:
+        for number, path in chosen.items():
+            try:
+                verify_one(path, on_bytes=on_bytes)
+                errors[number] = None
+            except CheckpointDamaged as damage:
+                errors[number] = str(damage)
+    for number, error in errors.items():
+        if app.as_json:
+            state = "whole" if error is None else "damaged"
+            render.json_line({"step": number, "state": state, "error": error})
+        elif error is None:
+            click.echo(f"{chosen[number].name}  {click.style('whole', fg='green')}")
+        else:
+            click.echo(f"{chosen[number].name}  {_damaged()}  {render.one_line(error)}")
+    return 1 if any(errors.values()) else 0
+
+
+@checkpoints.command()
+@job_argument
+@click.option(
+    "--keep",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Keep the newest N.  [default: the job's own --keep]",
+)
+@click.option("--yes", is_flag=True, help="Do it, and not only say what would go.")
+@common_options
+@click.pass_obj
+def prune(app: App, job: str | None, keep: int | None, yes: bool) -> None:
+    """Say which checkpoints of JOB need not be kept; with --yes remove them.
+
+    The newest stay, and the best one. Damaged ones count for nothing, and the latest whole one
+    never goes. A job that runs is left alone: it prunes by itself when it saves. Without JOB: the
+    only job of the command line that has checkpoints.
+    """
+    from ...daemon.runs import weights
+    from ...daemon.runs.checkpoints import remove, size_bytes
+
+    rundir = _prunable(app, job)
+    found = _checkpoints(rundir, keep=keep)
+    surplus: Sequence[Path] = ()
+    if paths := found.list():
+        with _progress(size_bytes(paths[-1])) as on_bytes:
+            latest = weights.checkpoint(rundir, on_bytes=on_bytes).folder
+        surplus = found.surplus(newest=weights.step_of(latest))
+    sizes = {path: _freed_bytes(path) for path in surplus}
+    with rundir.unused():
+        pass  # refused for a job that runs, also when nothing would be removed
+    for path in surplus if yes else ():
+        with rundir.unused():  # one by one: it must not be kept for long
+            remove(path)
+    for path, size in sizes.items():
+        if app.as_json:
+            render.json_line({"step": weights.step_of(path), "bytes": size, "removed": yes})
+        else:
+            click.echo(f"{path.name}  {render.size(size)}")
+    if not surplus:
+        note("nothing to prune")
+    else:
+        note(f"{'freed' if yes else 'would free'} {render.size(sum(sizes.values()))}")
+    if surplus and not yes:
+        option = "" if keep is None else f" --keep {keep}"
+        note(f"Do it with: {app.command(f'checkpoints prune {rundir.path.name}{option} --yes')}")
+
+
+def _freed_bytes(path: Path) -> int:
+    """What goes with a checkpoint: files that the final model, or another job, has stay."""
+    stats = [file.stat() for file in path.rglob("*") if file.is_file()]
+    return sum(stat.st_size for stat in stats if stat.st_nlink == 1)
+
+
+@checkpoints.command()
+@click.argument("job", metavar="JOB", shell_complete=complete_job)
+@click.argument("dest", type=click.Path(path_type=Path))
+@click.option(
+    "--step",
+    type=int,
+    metavar="N",
+    help="The checkpoint of that step.  [default: the final model, else the latest whole one]",
+)
+@click.option(
+    "--with-optimizer", is_flag=True, help="With all that a Trainer needs to go on from it."
+)
+@common_options
+@click.pass_obj
+def export(app: App, job: str, dest: Path, step: int | None, with_optimizer: bool) -> None:
+    """Copy a model of JOB to the new folder DEST, for `from_pretrained`.
+
+    Weights, configuration and tokenizer: whole, or not at all.
+    """
+    from ...daemon.runs import weights
+    from ...daemon.runs.checkpoints import size_bytes
+
+    target = path_of("dest", str(dest), Path.cwd())
+    rundir = _rundir(app, job)
+    chosen = None
+    if step is None and not with_optimizer:
+        with contextlib.suppress(NotFound):
+            chosen = weights.final_model(rundir)
+    if chosen is None:
+        paths = _checkpoints(rundir).list()
+        with _progress(size_bytes(paths[-1]) if paths else 0) as on_bytes:
+            chosen = weights.checkpoint(rundir, step, on_bytes=on_bytes)
+    written = weights.export(chosen, target, with_optimizer=with_optimizer)
+    if app.as_json:
+        render.json_line({"from": chosen.name, "path": str(target), "bytes": written})
+    else:
+        click.echo(dest)
+        note(f"{render.size(written)} of {chosen.name}")
+
+
+def _rundir(app: App, job: str | None) -> RunDir:
+    client = app.client()
+    return client.rundir(client.find(job))
+
+
+def _prunable(app: App, job: str | None) -> RunDir:
+    """The job that is named, else the only one that has checkpoints. Raises Conflict."""
+    from ...daemon.runs.rundir import RunDir, by_time, job_ids
+
+    client = app.client()
+    if job is not None and job != "-":
+        return client.rundir(client.find(job))
+    found = []
+    for job_id in sorted(job_ids(client.home.runs), key=by_time, reverse=True):
+        rundir = RunDir(client.home.runs / job_id)
+        if rundir.checkpoints.is_dir() and rundir.origin() == "cli" and not rundir.is_held():
+            found.append((rundir, len(_checkpoints(rundir).list())))
+    found = [(rundir, number) for rundir, number in found if number]
+    if not found:
+        raise NotFound("job: no job of the command line has checkpoints and does not run")
+    if len(found) > 1:
+        raise ambiguous(
+            app,
+            "checkpoints prune",
+            [(rundir.path.name, f"{number} checkpoints") for rundir, number in found],
+        )
+    return found[0][0]
+
+
+def _checkpoints(rundir: RunDir, *, keep: int | None = None) -> Checkpoints:
+    """The checkpoints of a job, kept as its spec says."""
+    from ...daemon.runs.checkpoints import Checkpoints
+
+    document = rundir.read_spec()
+    spec = spec_class(document["kind"]).parse(document["spec"])
+    return Checkpoints(
+        rundir.checkpoints,
+        keep=getattr(spec, "keep", 3) if keep is None else keep,
+        best=getattr(spec, "best", None),
+    )
+
+
+@contextlib.contextmanager
+def _progress(size_bytes: int) -> Iterator[Callable[[int], None] | None]:
+    """Show on a terminal how much was read; gives what is to be told, None elsewhere."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with click.progressbar(
+        length=size_bytes,
+        label=f"reading {render.size(size_bytes)}",
+        file=sys.stderr,
+        update_min_steps=max(size_bytes // 200, 1),
+    ) as bar:
+        yield bar.update
+        bar.update(size_bytes - bar.pos)  # what needed no reading

@@ -1,0 +1,173 @@
+"""`warmd compare JOB PROMPT…`: what a training has made of a model, in its own words."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import textwrap
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...jobs import spec_class
+from ...jobs.models.adapters import base_of, is_adapter
+from ...jobs.errors import Conflict, SpecError, WarmdError
+from ...jobs.spec import path_of
+from ..view import render
+from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
+from ..shared.completion import complete_job
+from .submit import spec_option
+from .watch import EXIT_CODES
+
+if TYPE_CHECKING:
+    from ...configs.config import ModelConfig
+    from ...daemon.client.client import Client
+
+_OPTIONS = (
+    "chat_template", "system", "max_tokens", "temperature", "top_p", "top_k", "stop", "seed",
+    "precision",
+)  # fmt: skip
+_SEED_BITS = 62
+_GAP = 3  # columns of the terminal between the two texts
+
+
+def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
+    """Ask the model before and after a training the same PROMPTs.
+
+    JOB@STEP: of a checkpoint. Instead of a JOB the folder of an adapter. Both answer with the same
+    seed and precision, and at the same time; the one that is warm is not loaded again. Exits with 1
+    when an answer failed.
+    """
+    app = click.get_current_context().ensure_object(App)
+    values: dict[str, Any] = {
+        **app.config().defaults.get("infer", {}),
+        **{name: value for name, value in given.items() if value is not None and value != ()},
+    }
+    values.setdefault("seed", secrets.randbits(_SEED_BITS))
+    client = app.client()
+    models = _of_adapter(app, job) or (_base(client, job), _trained(client, job))
+    values.setdefault("precision", models[0].precision)
+    jobs: list[str] = []
+    try:
+        for prompt in prompts:
+            for model in models:
+                spec = spec_class("infer").parse({**values, "prompt": prompt, "model": model.name})
+                jobs.append(client.submit(spec, model=model))
+        answers = [_answer(client, job_id) for job_id in jobs]
+    except KeyboardInterrupt:
+        for job_id in jobs:
+            with suppress(WarmdError):  # it has ended meanwhile
+                client.cancel(job_id)
+        return EXIT_INTERRUPTED
+    names = [model.name for model in models]
+    pairs = list(zip(prompts, answers[::2], answers[1::2], strict=True))
+    for prompt, base, trained in pairs:
+        if app.as_json:
+            render.json_line(
+                {
+                    "prompt": prompt,
+                    "seed": int(values["seed"]),
+                    "base": {"model": names[0], **base},
+                    "trained": {"model": names[1], **trained},
+                }
+            )
+    if not app.as_json:
+        _print(names, pairs)
+    return max(EXIT_CODES.get(answer["status"], 0) for answer in answers)
+
+
+def _of_adapter(app: App, text: str) -> tuple[ModelConfig, ModelConfig] | None:
+    """The base model, by its warm name where it has one, and what an adapter makes of it.
+
+    None for what is no folder of an adapter. Raises SpecError when it names none that can be.
+    """
+    from ...configs.config import ModelConfig
+    from ...daemon.host.home import Home
+    from ...daemon.host.warm_set import known_models
+
+    folder = path_of("job", text, Path.cwd())
+    if not is_adapter(folder):
+        return None
+    folder = folder.resolve()
+    try:
+        base = base_of(folder)
+    except (OSError, ValueError) as error:
+        raise SpecError("job", f"must be a job or an adapter's folder: {error}") from error
+    for model in known_models(Home(app.config().home)).values():
+        if Path(model.path) == Path(base):
+            return model, ModelConfig(name=folder.name, path=str(folder), dtype=model.dtype)
+    is_folder = Path(base).is_absolute()
+    named = ModelConfig(name=Path(base).name if is_folder else base.replace("/", "--"), path=base)
+    return named, ModelConfig(name=folder.name, path=str(folder))
+
+
+def _base(client: Client, text: str) -> ModelConfig:
+    """The model that a training job started from. Raises Conflict for a job of another kind."""
+    from ...configs.config import ModelConfig
+
+    job_id = client.find(text.partition("@")[0])
+    document = client.rundir(job_id).read_spec()
+    if "model" not in document or spec_class(document["kind"]).queue != "train":
+        raise Conflict(f"job: {job_id} started from no model: there is nothing to compare with")
+    return ModelConfig(**document["model"])
+
+
+def _trained(client: Client, text: str) -> ModelConfig:
+    """The weights that the job made, under a name that tells them from all others."""
+    from ...configs.config import ModelConfig
+
+    weights = client.weights(text)
+    return ModelConfig(name=weights.name, path=str(weights.folder))
+
+
+def _answer(client: Client, job_id: str) -> dict[str, Any]:
+    for _ in client.follow(job_id):
+        pass
+    job = client.job(job_id)
+    found = {"job": job_id, "status": job["status"], "error": job["error"]}
+    if job["result"] is None:
+        note(f"{job_id}: {job['status']}: {render.one_line(job['error'] or 'no reason given')}")
+        return {**found, "text": None, "finish_reason": None, "usage": None, "timings": None}
+    (choice,) = job["result"]["choices"]
+    told = {name: job["result"][name] for name in ("usage", "timings")}
+    return {**found, "text": choice["text"], "finish_reason": choice["finish_reason"], **told}
+
+
+def _print(
+    names: Sequence[str], pairs: Sequence[tuple[str, dict[str, Any], dict[str, Any]]]
+) -> None:
+    """Print the answers side by side, under each prompt."""
+    width = (shutil.get_terminal_size().columns - _GAP) // 2
+    for prompt, *answers in pairs:
+        click.secho(f"> {render.one_line(prompt)}", bold=True)
+        columns = [
+            [name, "-" * min(len(name), width), *_lines(answer["text"], width)]
+            for name, answer in zip(names, answers, strict=True)
+        ]
+        for row in range(max(map(len, columns))):
+            left, right = (column[row] if row < len(column) else "" for column in columns)
+            click.echo(f"{left:<{width + _GAP}}{right}".rstrip())
+        click.echo()
+
+
+def _lines(text: str | None, width: int) -> list[str]:
+    """A text in lines of at most `width`, safe on a terminal."""
+    if text is None:
+        return ["(no answer)"]
+    shown = [render.one_line(line) for line in text.splitlines()]
+    return [part for line in shown for part in textwrap.wrap(line, width) or [""]]
+
+
+compare = common_options(
+    click.command(
+        "compare",
+        params=[
+            click.Argument(["job"], metavar="JOB", shell_complete=complete_job),
+            click.Argument(["prompts"], metavar="PROMPT...", nargs=-1, required=True),
+            *(spec_option(spec_class("infer").options()[name]) for name in _OPTIONS),
+        ],
+    )(_compare)
+)

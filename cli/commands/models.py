@@ -1,0 +1,91 @@
+"""The warm models: `load`, `unload` and `models`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..view import render
+from ..shared.app import App, common_options
+
+
+@click.command()
+@click.argument("model", metavar="NAME=PATH")
+@click.option("--once", is_flag=True, help="Not again at the next start of the daemon.")
+@common_options
+@click.pass_obj
+def load(app: App, model: str, once: bool) -> None:
+    """Make a model warm without disturbing the running jobs.
+
+    NAME=PATH[,dtype=…][,task=…][,precision=…], as for `warmd start --model`. It is loaded at every
+    start of the daemon until `unload`.
+    """
+    from ...configs.config import parse_model
+    from ...daemon.client import control
+
+    loaded = control.load_model(app.config(), parse_model(model, Path.cwd()), is_kept=not once)
+    if app.as_json:
+        render.json_line(loaded)
+    else:
+        print_models([loaded])
+
+
+@click.command()
+@click.argument("name")
+@common_options
+@click.pass_obj
+def unload(app: App, name: str) -> None:
+    """Forget a warm model.
+
+    Jobs that run with it keep it to their end.
+    """
+    from ...daemon.client import control
+
+    unloaded = control.unload_model(app.config(), name)
+    if app.as_json:
+        render.json_line(unloaded)
+    else:
+        click.echo(f"{name} unloaded")
+
+
+@click.command()
+@common_options
+@click.pass_obj
+def models(app: App) -> None:
+    """List the warm models."""
+    from ...daemon.client import control
+
+    found = control.models(app.config())
+    if app.as_json:
+        for model in found:
+            render.json_line(model)
+    else:
+        print_models(found)
+
+
+def print_models(found: list[dict[str, Any]]) -> None:
+    """Print a table of warm models."""
+    rows = [
+        [
+            model["name"],
+            model["dtype"],
+            model["precision"],
+            _count(model["parameters"]),
+            render.size(model["bytes"]),
+            render.duration(model["seconds"]),
+            render.clock(model["loaded_at"]),
+            model["path"],
+        ]
+        for model in found
+    ]
+    headers = ["MODEL", "DTYPE", "PRECISION", ">PARAMS", ">SIZE", ">LOAD", "SINCE", "PATH"]
+    render.print_table(headers, rows)
+
+
+def _count(parameters: int) -> str:
+    for unit, power in (("B", 9), ("M", 6), ("K", 3)):
+        if parameters >= 10**power:
+            return f"{parameters / 10**power:.3g}{unit}"
+    return str(parameters)

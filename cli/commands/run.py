@@ -1,0 +1,63 @@
+"""`warmd run`: one prompt, answered in front of you."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...jobs import spec_class
+from ...jobs.errors import SpecError
+from ..view import render
+from .answer import show
+from ..shared.app import App, common_options
+from .submit import (
+    ARGUMENT, argument_of, file_options, gathered, spec_option, take_argument,
+)
+
+_LEFT_OUT = ("input", "output", "n")  # what `submit infer` is for
+_OPTIONS = {n: o for n, o in spec_class("infer").options().items() if n not in _LEFT_OUT}
+
+
+def _run(config_file: Path | None, settings: tuple[str, ...], **given: Any) -> int:
+    """Have a model go on from PROMPT, and show the text as it comes.
+
+    Without one, stdin is the prompt. Ctrl-C cancels. Exits by the job's end: 0 finished, 1 failed,
+    4 stopped.
+    """
+    app = click.get_current_context().ensure_object(App)
+    take_argument("prompt", given, given.pop(ARGUMENT))
+    if given["prompt"] is None and given["messages"] is None:
+        if sys.stdin.isatty():
+            raise SpecError("prompt", "must be given, or else come by way of stdin")
+        given["prompt"] = sys.stdin.read()
+    values = gathered(app, "infer", given, config_file, settings)
+    client = app.client()
+    job_id = client.submit(spec_class("infer").parse(values))
+    if app.as_json:
+        return _print_result(client, job_id)
+    return show(client, job_id)[1]
+
+
+def _print_result(client: Any, job_id: str) -> int:
+    from .watch import EXIT_CODES
+
+    for _ in client.follow(job_id):
+        pass
+    job = client.job(job_id)
+    render.json_line(job)
+    return EXIT_CODES.get(job["status"], 0)
+
+
+run = common_options(
+    click.command(
+        "run",
+        params=[
+            argument_of(_OPTIONS["prompt"]),
+            *(spec_option(info) for info in _OPTIONS.values()),
+            *file_options(),
+        ],
+    )(_run)
+)

@@ -1,0 +1,120 @@
+"""Acting on a job: `cancel`, `kill`, `pause`, `unpause` and `resume`."""
+
+from __future__ import annotations
+
+import click
+
+from ...jobs import spec_class
+from ..view import render
+from ..shared.app import App, common_options, note
+from ..shared.completion import job_argument
+from .submit import from_settings
+from ..shared.target import is_paused, runs, runs_unpaused, target, waits, waits_unpaused
+
+
+@click.command()
+@job_argument
+@common_options
+@click.pass_obj
+def cancel(app: App, job: str | None) -> None:
+    """Take JOB out of its queue, or let it save and stop.
+
+    A running job commits a checkpoint, from which `resume` continues. Without JOB: the only running
+    job of the command line, else the only waiting one.
+    """
+    client = app.client()
+    job_id = target(app, client, job, "cancel", runs, waits)
+    _report(app, job_id, client.cancel(job_id))
+
+
+@click.command()
+@job_argument
+@common_options
+@click.pass_obj
+def kill(app: App, job: str | None) -> None:
+    """End JOB now, losing what it did since its last checkpoint.
+
+    Without JOB: the only running job of the command line, else the only waiting one.
+    """
+    client = app.client()
+    job_id = target(app, client, job, "kill", runs, waits)
+    _report(app, job_id, client.kill(job_id))
+
+
+@click.command()
+@job_argument
+@click.option(
+    "--release",
+    is_flag=True,
+    help="Let it save and end, to free the memory: for days, or over a restart.",
+)
+@common_options
+@click.pass_obj
+def pause(app: App, job: str | None, release: bool) -> None:
+    """Hold JOB at its next step's end until `unpause`.
+
+    A running job keeps its memory and goes on at once. A waiting one leaves its queue. Without JOB:
+    the only running job of the command line, else the only waiting one.
+    """
+    client = app.client()
+    command = "pause --release" if release else "pause"
+    job_id = target(app, client, job, command, runs_unpaused, waits_unpaused)
+    _report(app, job_id, client.pause(job_id, release=release))
+
+
+@click.command()
+@job_argument
+@common_options
+@click.pass_obj
+def unpause(app: App, job: str | None) -> None:
+    """Let paused JOB go on.
+
+    One that left its queue comes back to the front of it. Without JOB: the only paused one.
+    """
+    client = app.client()
+    job_id = target(app, client, job, "unpause", is_paused)
+    _report(app, job_id, client.unpause(job_id))
+
+
+@click.command()
+@job_argument
+@click.option("--steps", metavar="N", help="Go on to that many steps in all.  [default: as before]")
+@click.option("--learning-rate", metavar="X", help="From here on.  [default: as before]")
+@click.option(
+    "--save-every", metavar="TEXT", help="Steps (25) or minutes (10m).  [default: as before]"
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change another option that may change on resume. May be repeated.",
+)
+@click.option(
+    "--strict", is_flag=True, help="Refuse when the code of a reward changed since the checkpoint."
+)
+@common_options
+@click.pass_obj
+def resume(
+    app: App, /, job: str | None, settings: tuple[str, ...], strict: bool, **given: str | None
+) -> None:
+    """Queue JOB again after cancel, kill or failure.
+
+    It goes on from its latest checkpoint. The learning rate follows its schedule for the steps
+    that there are now.
+    """
+    client = app.client()
+    job_id = client.find(job)
+    changes = from_settings(settings, spec_class(job_id.split("-")[0]).options())
+    changes |= {name: value for name, value in given.items() if value is not None}
+    outcome = client.resume(job_id, changes=changes, strict=strict)
+    for file in client.changed_sources(job_id):
+        note(f"warning: {file} changed since the latest checkpoint; --strict would refuse this")
+    _report(app, job_id, outcome)
+
+
+def _report(app: App, job_id: str, outcome: str) -> None:
+    if app.as_json:
+        render.json_line({"id": job_id, "outcome": outcome})
+    else:
+        click.echo(f"{job_id} {outcome}")

@@ -1,0 +1,60 @@
+"""`warmd verify-resume`: proves on the user's own job that nothing is lost by a kill."""
+
+from __future__ import annotations
+
+import click
+
+from ..view import render
+from ..shared.app import App, common_options, note
+from ..shared.completion import job_argument
+
+
+@click.command("verify-resume")
+@job_argument
+@click.option(
+    "--steps",
+    type=click.IntRange(min=2),
+    default=4,
+    show_default=True,
+    metavar="N",
+    help="How many of its first steps to run.",
+)
+@common_options
+@click.pass_obj
+def verify_resume(app: App, job: str | None, steps: int) -> int:
+    """Prove on the first steps of JOB that its resume is exact.
+
+    Runs them straight, and with a stop and a kill -9 at a random instant, in two jobs that go
+    before all waiting ones and are removed again. Compares all to the bit. Exits with 1 when
+    something differs.
+    """
+    from ...daemon.client.verify_resume import prove
+
+    client = app.client()
+    job_id = client.find(job)
+    verdict = prove(client, job_id, steps=steps, say=note)
+    if app.as_json:
+        render.json_line(
+            {
+                "id": job_id,
+                "exact": verdict.is_exact,
+                "steps": verdict.steps,
+                "killed_at_step": verdict.killed_at_step,
+                "resumed_from": verdict.resumed_from,
+                "differences": {f.what: f.difference for f in verdict.findings},
+            }
+        )
+    else:
+        equal = click.style("equal", fg="green")
+        different = click.style("different", fg="red")
+        rows = [
+            [f.what, equal if f.difference is None else different, f.difference or ""]
+            for f in verdict.findings
+        ]
+        render.print_table(["COMPARED", "VERDICT", "FIRST DIFFERENCE"], rows)
+        click.echo(
+            f"{job_id}: the resume {'is exact' if verdict.is_exact else 'is not exact'} (killed "
+            f"after step {verdict.killed_at_step}, resumed from {verdict.resumed_from}, compared "
+            f"at step {verdict.steps})"
+        )
+    return 0 if verdict.is_exact else 1

@@ -1,0 +1,105 @@
+"""`warmd tail`: follow a job from its first event to its end; also what `submit --wait` does."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from ..view import render
+from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
+from ..shared.completion import job_argument
+from ..view.describe import describe
+from ..view.live import LiveLine, has_live_lines
+from ..view.progress import Progress
+
+if TYPE_CHECKING:
+    from ...daemon.client.client import Client
+
+_TROUBLE = ("stall", "divergence", "save_failed", "warning")  # events that ask for a look
+
+EXIT_CODES = {"finished": 0, "failed": 1, "stopped": 4, "canceled": 4}
+
+
+@click.command()
+@job_argument
+@common_options
+@click.pass_obj
+def tail(app: App, job: str | None) -> int:
+    """Show what JOB did and does, until it ends.
+
+    Ctrl-C leaves the job running. Exits by the job's end: 0 finished, 1 failed, 4 stopped.
+    """
+    client = app.client()
+    return follow(app, client, client.find(job), sys.stdout)
+
+
+def follow(app: App, client: Client, job_id: str, stream: TextIO) -> int:
+    """Show the events of a job on `stream` until it ends; return the exit code of its end.
+
+    With --json every event is a line on stdout. On a terminal a live line on stderr stands for
+    the steps.
+    """
+    live = LiveLine(enabled=not app.as_json and stream.isatty() and has_live_lines())
+    try:
+        with live:
+            _show_events(app, client, job_id, stream, live)
+    except KeyboardInterrupt:
+        if not live.enabled:
+            note("")  # the terminal's ^C has no line of its own
+        note(f"{job_id} goes on. Come back with: {app.command(f'tail {job_id}')}")
+        return EXIT_INTERRUPTED
+    return EXIT_CODES.get(client.job(job_id)["status"], 0)
+
+
+def wait(client: Client, job_id: str) -> str:
+    """Wait until a job ends, with nothing but a live line on a terminal; return its status."""
+    progress = Progress()
+    with LiveLine(enabled=has_live_lines()) as live:
+        for event in client.follow(job_id):
+            if event is not None:
+                progress.update(event)
+            if live.enabled:
+                live.draw(_line(client, job_id, progress, is_silent=event is None))
+    status: str = client.job(job_id)["status"]
+    return status
+
+
+def _show_events(app: App, client: Client, job_id: str, stream: TextIO, live: LiveLine) -> None:
+    progress = Progress()
+    for event in client.follow(job_id):
+        if event is not None and app.as_json:
+            render.json_line(event)
+        elif event is not None:
+            progress.update(event)
+            if event["type"] != "step" or not live.enabled:
+                live.clear()
+                click.echo(_in_colour(event), file=stream)
+        if live.enabled:
+            live.draw(_line(client, job_id, progress, is_silent=event is None))
+
+
+def _line(client: Client, job_id: str, progress: Progress, *, is_silent: bool) -> str:
+    if is_silent and progress.phase == "waiting":
+        return _waiting(client.job(job_id))
+    return progress.line(time.time(), shutil.get_terminal_size().columns)
+
+
+def _waiting(job: dict[str, Any]) -> str:
+    status = "paused" if job["paused"] else job["status"]
+    line = f"{status} for {render.duration(time.time() - job['created_at'])}"
+    if job["position"] is not None:
+        line += f", position {job['position']} in {job['queue']}"
+    if job["steps_total"]:
+        line += f", {job['steps_total']} steps"
+    if job["after"]:
+        line += f", after {', '.join(job['after'])}"
+    return line
+
+
+def _in_colour(event: dict[str, Any]) -> str:
+    colour = "yellow" if event["type"] in _TROUBLE else render.STATUS_COLOURS.get(event["type"])
+    return click.style(describe(event), fg=colour) if colour else describe(event)

@@ -1,0 +1,95 @@
+"""What every command shares: the options --home, --json and --debug, and the way to the daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from ...configs.config import DaemonConfig
+    from ...daemon.client.client import Client
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+
+EXIT_INTERRUPTED = 130  # as a shell reports a process that Ctrl-C ended
+
+
+@dataclass
+class App:
+    """The common options of this command line; click hands it to every command as `app`."""
+
+    home: Path | None = None  # None: WARMD_HOME, else the default
+    as_json: bool = False
+    debug: bool = False
+    color: bool | None = None  # None: only on a terminal
+
+    def config(
+        self, *, file: Path | None = None, overrides: Mapping[str, object] | None = None
+    ) -> DaemonConfig:
+        """Read the daemon's settings. Raises ConfigError."""
+        from ...configs.config import load
+
+        return load(home=self.home, config_file=file, overrides=overrides or {})
+
+    def client(self) -> Client:
+        """Return a client of the daemon of this home; it connects at its first call."""
+        from ...daemon.client.client import Client
+
+        return Client(self.config())
+
+    def command(self, text: str) -> str:
+        """Spell a command to type next, for the same home."""
+        if self.home is None:
+            return f"warmd {text}"
+        import shlex
+
+        return f"warmd {text} --home {shlex.quote(str(self.home))}"
+
+
+def common_options(function: AnyFunction) -> AnyFunction:
+    """Add the options that every command takes; they end in the App, not in the function."""
+    options = (
+        click.option(
+            "--home",
+            type=click.Path(file_okay=False, path_type=Path),
+            expose_value=False,
+            callback=_store("home"),
+            help="The folder that holds all state of the daemon.  [env: WARMD_HOME]",
+        ),
+        click.option(
+            "--json",
+            is_flag=True,
+            expose_value=False,
+            callback=_store("as_json"),
+            help="Print JSON, one object a line.",
+        ),
+        click.option(
+            "--debug",
+            is_flag=True,
+            envvar="WARMD_DEBUG",
+            expose_value=False,
+            callback=_store("debug"),
+            help="Show the traceback of an error.  [env: WARMD_DEBUG]",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _store(attribute: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def callback(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+        # `warmd --json jobs` is `warmd jobs --json`: an option that is not given changes nothing.
+        if value:
+            setattr(ctx.ensure_object(App), attribute, value)
+
+    return callback
+
+
+def note(text: str) -> None:
+    """Tell the person something that is not a result."""
+    click.echo(text, err=True)

@@ -1,0 +1,59 @@
+"""Durations and times of day, as they are typed."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import datetime, timedelta
+
+from ...configs.values import duration_s
+from ...jobs.errors import SpecError
+
+_LONGEST_S = 10 * 365 * 86400
+
+
+def parse_duration(field: str, text: str) -> float:
+    """Return the seconds of `90s`, `15m`, `1h30m` or `2d`: more than none, at most ten years.
+
+    A bare number is refused: it is minutes to some, and seconds to others.
+    """
+    if _is_number(text):
+        raise SpecError(field, f"must have a unit, such as 90s, 15m or 1h30m, got {text!r}")
+    seconds = duration_s(field, text)
+    if not 0 < seconds <= _LONGEST_S:
+        raise SpecError(field, f"must be above 0 and at most 3650d, got {text!r}")
+    return seconds
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def parse_time(field: str, text: str, *, now: datetime) -> datetime:
+    """Return the moment of `18:30` (the next one) or `2026-11-21 18:30`. Raises SpecError.
+
+    Local time unless the text names an offset. `now` has a timezone, and so has the result.
+    """
+    try:
+        at = _next(text, now) or datetime.fromisoformat(text).astimezone()
+        is_to_come = now < at < now + timedelta(seconds=_LONGEST_S)
+    except (ValueError, OverflowError, OSError):
+        is_to_come = False
+    if not is_to_come:
+        takes = "a time to come like 18:30 or 2026-11-21 18:30"
+        raise SpecError(field, f"must be {takes}, got {text!r}")
+    return at
+
+
+def _next(text: str, now: datetime) -> datetime | None:
+    """The next moment at which a clock shows `text`, or None when it is no time of day."""
+    if not re.fullmatch(r"\d\d?:\d\d", text, re.ASCII):
+        return None
+    hour, minute = map(int, text.split(":"))
+    # Reckoned without an offset: tomorrow's may differ from today's.
+    today = now.astimezone().replace(hour=hour, minute=minute, second=0, microsecond=0, tzinfo=None)
+    at = today.astimezone()
+    return at if at > now else (today + timedelta(days=1)).astimezone()

@@ -1,0 +1,116 @@
+"""Checking a job before it is queued: its files, and which model its spec's name for one means."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ...configs.config import DaemonConfig, ModelConfig
+from ...jobs.models.adapters import model_folder
+from ...jobs.errors import SpecError
+from ...jobs.spec import Spec, path_of
+from ..host import fetch
+from ..host.home import Home
+from ..runs.rundir import is_job_id
+from ..host.warm_set import known_models, on_demand_models
+from ..runs.weights import Weights
+
+_TEMPLATES = ("chat_template.jinja", "additional_chat_templates")  # beside tokenizer_config.json
+
+
+def document_of(
+    spec: Spec, config: DaemonConfig, *, init: Weights | None, model: ModelConfig | None
+) -> dict[str, Any]:
+    """Check a spec against files and models; return what its run directory will say.
+
+    `init` and `model` as for Client.submit. Raises SpecError or NotFound.
+    """
+    located = spec.located(Path.cwd())
+    if init is not None:
+        model = ModelConfig(name=init.name, path=str(init.folder))
+    elif model is None:
+        model = _resolve_model(located, config)
+    document: dict[str, Any] = {"spec": located.to_json(), "python_path": [str(Path.cwd())]}
+    settings = None
+    if model is not None:
+        document["model"] = model.__dict__
+        settings = _model_settings(model)
+    if init is not None:
+        document["init_from"] = init.name
+    located.check_inputs(settings)
+    if model is not None and settings is not None:
+        located.check_model_files(_tokenizer_folder(model))
+    return document
+
+
+def _tokenizer_folder(model: ModelConfig) -> Path:
+    """Where the zygote reads a model's tokenizer: an adapter may bring one of its own."""
+    folder = fetch.local_folder(model)
+    return folder if (folder / "tokenizer_config.json").is_file() else model_folder(folder)
+
+
+def _resolve_model(spec: Spec, config: DaemonConfig) -> ModelConfig | None:
+    """What the spec's `model` names: a model warm or configured, a finished job, a folder or a
+    hub id."""
+    name = getattr(spec, "model", None)
+    if name is None:
+        return None
+    home = Home(config.home)
+    known = {m.name: m for m in config.models} | known_models(home)
+    if name in known:
+        return known[name]
+    if is_job_id(name) and (home.runs / name / "model").is_dir():
+        return ModelConfig(name=name, path=str(home.runs / name / "model"))
+    folder = path_of("model", name, Path.cwd())
+    if os.path.isdir(folder):  # is_dir raises for what is too long for a name
+        return ModelConfig(name=folder.resolve().name, path=str(folder.resolve()))
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        return ModelConfig(name=name.replace("/", "--"), path=name)
+    on_demand = on_demand_models(home)
+    if name in on_demand:  # after folders: a name that was never given must hide none
+        return on_demand[name]
+    known |= on_demand
+    raise SpecError(
+        "model",
+        f"must be a warm model ({', '.join(sorted(known)) or 'none'}), a model folder or a hub "
+        f"id, got {name!r}",
+    )
+
+
+def _model_settings(model: ModelConfig) -> dict[str, Any] | None:
+    """The model's config.json, with `has_chat_template` of its tokenizer.
+
+    None where a part of the model is perhaps still to be fetched.
+    """
+    if fetch.hub_id(model) is not None:
+        return None
+    folder = fetch.local_folder(model)
+    path = model_folder(folder) / "config.json"
+    try:
+        settings = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise SpecError(
+            "model", f"must be a model folder, got {path} that is not JSON: {error}"
+        ) from error
+    if not isinstance(settings, dict):
+        raise SpecError("model", f"must be a model folder, got {path} that is no JSON object")
+    if model.task != "auto":  # it is loaded by that, and not by the class that it names
+        settings.pop("architectures", None)
+    return settings | {"has_chat_template": _has_chat_template(folder)}
+
+
+def _has_chat_template(folder: Path) -> bool:
+    """Whether the tokenizer of a model folder has a chat template; an adapter may have one."""
+    config = folder / "tokenizer_config.json"
+    if not config.is_file():
+        folder = model_folder(folder)
+        config = folder / "tokenizer_config.json"
+    if any((folder / name).exists() for name in _TEMPLATES):
+        return True
+    try:
+        return bool(orjson.loads(config.read_bytes()).get("chat_template"))
+    except (OSError, ValueError, AttributeError):
+        return False  # there is none, or no tokenizer at all, which is told when it is loaded

@@ -1,0 +1,138 @@
+"""Mapped files that keep their content for this process, whoever writes to them.
+
+Warm weights are private mappings of files. The kernel shows a mapping what is written to its file
+in place, and ends a process with SIGBUS that reads behind a file's new end. A file that is replaced
+by renaming another one to its name, as safetensors does, stays as it is for who has mapped it.
+
+`HeldFiles` takes a read lease (fcntl(2), F_SETLEASE) on each file: who opens one for writing waits
+until the lease is given back, for up to /proc/sys/fs/lease-break-time (45 s), and this process has
+a signal. Leases are to be had on local file systems of Linux, by a file's owner; elsewhere nothing
+is held, and a change is noticed by the next job that begins (model_files.fingerprint).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import logging
+import mmap
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from ...configs.memory import available_bytes
+from ...jobs.errors import Conflict
+
+log = logging.getLogger(__name__)
+
+_MAYMOVE_FIXED = 3  # MREMAP_MAYMOVE | MREMAP_FIXED
+
+
+class HeldFiles:
+    """Read leases on files, until they are given back or the process ends.
+
+    A lease that somebody waits for raises SIGIO here, which ends a process that has no handler for
+    it: call `give_back` or `copy_wanted` then.
+    """
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        """Raises Conflict when a file is being written to."""
+        self._held: dict[int, tuple[Path, os.stat_result]] = {}  # by descriptor
+        for path in paths if hasattr(fcntl, "F_SETLEASE") else ():
+            self._hold(path, path)
+
+    def _hold(self, place: Path | str, path: Path) -> None:
+        fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        except BlockingIOError as error:
+            os.close(fd)
+            raise Conflict(f"model: {path} is being written to: wait until that is done") from error
+        except OSError as error:  # not ours, or a file system without leases
+            os.close(fd)
+            log.debug("no lease on %s: %s", path, error)
+        else:
+            self._held[fd] = path, os.fstat(fd)
+
+    def renew(self) -> None:
+        """In a fork: hold the files by leases of its own.
+
+        Raises Conflict when one was written to since the parent began to hold it.
+        """
+        inherited, self._held = self._held, {}
+        for fd, (path, then) in inherited.items():
+            self._hold(f"/proc/self/fd/{fd}", path)  # the same file, whatever has its name now
+            now = os.fstat(fd)
+            os.close(fd)
+            if (now.st_size, now.st_mtime_ns) != (then.st_size, then.st_mtime_ns):
+                raise Conflict(f"model: {path} was written to after it was loaded: submit again")
+
+    def close(self) -> None:
+        """Close the descriptors: in a fork, the parent still holds the files then."""
+        for fd in self._held:
+            os.close(fd)
+        self._held = {}
+
+    def is_wanted(self) -> bool:
+        """Whether somebody waits to write to one of the files."""
+        return any(map(_is_wanted, self._held))
+
+    def give_back(self) -> None:
+        """Let everybody write."""
+        for fd in list(self._held):
+            self._give_back(fd)
+
+    def copy_wanted(self) -> None:
+        """Copy what is mapped of the files that somebody waits to write to, then let them.
+
+        Addresses stay as they are. To be called where nothing in this process writes to the
+        mappings meanwhile. Raises MemoryError where there is no room, with the files still held.
+        """
+        for fd in filter(_is_wanted, list(self._held)):
+            path, found = self._held[fd]
+            copied = sum(_detach(*area) for area in _mappings(found.st_ino))
+            log.warning("%s is written to: %d bytes stay as they were, as a copy", path, copied)
+            self._give_back(fd)
+
+    def _give_back(self, fd: int) -> None:
+        del self._held[fd]
+        with suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        os.close(fd)
+
+
+def _is_wanted(fd: int) -> bool:
+    return fcntl.fcntl(fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK
+
+
+def _mappings(inode: int) -> Iterator[tuple[int, int]]:
+    """Yield (address, bytes) of this process's private mappings of data of a file.
+
+    The device is not asked: some file systems (btrfs) tell another one here than stat does.
+    """
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, permissions, _, _, found, *_ = line.split()
+        if found == str(inode) and permissions in ("rw-p", "r--p"):
+            begin, end = (int(address, 16) for address in addresses.split("-"))
+            yield begin, end - begin
+
+
+def _detach(address: int, num_bytes: int) -> int:
+    """Put memory with the same content in the place of a mapping; return its bytes."""
+    if available_bytes() < num_bytes:
+        raise MemoryError(f"no room for {num_bytes} bytes of weights")
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = libc.mremap.restype = libc.memcpy.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * (ctypes.c_int,), ctypes.c_long)
+    libc.mremap.argtypes = (ctypes.c_void_p, *2 * (ctypes.c_size_t,), ctypes.c_int, ctypes.c_void_p)
+    libc.memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    copy = libc.mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+    if copy == ctypes.c_void_p(-1).value:
+        raise MemoryError(os.strerror(ctypes.get_errno()))
+    libc.memcpy(copy, address, num_bytes)
+    moved = libc.mremap(copy, num_bytes, num_bytes, _MAYMOVE_FIXED, address)
+    if moved != address:
+        raise MemoryError(os.strerror(ctypes.get_errno()))
+    return num_bytes

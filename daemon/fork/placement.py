@@ -1,0 +1,69 @@
+"""Where a horse computes: its device, and the warm models as they are there.
+
+The zygote's weights stay on the CPU, mapped from their files; a GPU is first touched here, in the
+horse.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from dataclasses import replace
+from typing import Any
+
+from ...jobs.context import WarmModel
+
+
+def own_device() -> str:
+    """Return this process's device: the first GPU that it may see, if torch finds one, or the CPU.
+
+    Called before anything touches a GPU: others are hidden, or a Trainer would split every batch
+    between all of them.
+    """
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[0]
+    return "cuda:0" if torch.cuda.is_available() else "cpu"
+
+
+class Placement:
+    """Brings warm models to the device of this process."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self._lock = threading.Lock()  # jobs that run together ask for the same model
+        self._shared: dict[int, tuple[WarmModel, WarmModel]] = {}  # with what each is made of
+
+    def shared(self, warm: WarmModel) -> WarmModel:
+        """Return a model for all jobs of this process; on the CPU the warm one itself."""
+        if self.device == "cpu":
+            return warm
+        with self._lock:
+            if id(warm) not in self._shared:
+                model = copy.deepcopy(warm.model, self._weights(warm.model))
+                self._shared[id(warm)] = warm, replace(warm, model=model)
+            return self._shared[id(warm)][1]
+
+    def copied(self, warm: WarmModel) -> WarmModel:
+        """Return a model for one job, which may change it."""
+        if self.device == "cpu":
+            return copy.deepcopy(warm)
+        return copy.deepcopy(warm, self._weights(warm.model))
+
+    def _weights(self, model: Any) -> dict[int, Any]:
+        """Return the weights on the device by those on the CPU, to copy the rest of a model with.
+
+        They come straight from the mapped files, with no copy on the CPU in between, and those
+        that are one and the same, as of a tied head, stay so.
+        """
+        import torch
+
+        moved: dict[int, Any] = {}
+        for weight in [*model.parameters(), *model.buffers()]:
+            there = weight.detach().to(self.device, non_blocking=True)
+            if isinstance(weight, torch.nn.Parameter):
+                there = torch.nn.Parameter(there, requires_grad=weight.requires_grad)
+            moved[id(weight)] = there
+        return moved

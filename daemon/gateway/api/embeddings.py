@@ -1,0 +1,120 @@
+"""`/v1/embeddings`: vectors of texts, made by an encode job."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import orjson
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from ....jobs.errors import SpecError
+from ..core import answers
+from ..core.waiters import CallerDep
+from ..http.errors import RESPONSES
+from ..core.state import GateDep, as_param
+from ..core.submitter import Order
+from ..core.sampling import Forgotten, Unserved
+from ..http.strict import StrictRoute
+
+router = APIRouter(route_class=StrictRoute, tags=["inference"], responses=RESPONSES)
+
+_MOST_TEXTS = 2048
+_Text = Annotated[str, Field(min_length=1)]
+
+
+class EmbeddingRequest(BaseModel):
+    """Texts to encode. `pooling` and `normalize` are warmd's own."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: Annotated[str, Field(min_length=1, max_length=200)]
+    input: (
+        _Text | Annotated[list[_Text], Field(fail_fast=True, min_length=1, max_length=_MOST_TEXTS)]
+    )
+    encoding_format: Literal["float", "base64"] | None = None
+    pooling: Literal["mean", "cls"] | None = None
+    normalize: bool | None = None
+    dimensions: Unserved = None
+    user: Forgotten = None
+
+
+class Embedding(BaseModel):
+    """The vector of one text: numbers, or their bytes (float32, little-endian) in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(BaseModel):
+    """How many tokens the texts have."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(BaseModel):
+    """The vectors, in the order of the texts; `timings` is warmd's own."""
+
+    object: Literal["list"]
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingUsage
+    timings: dict[str, Any]
+
+
+@router.post("/v1/embeddings", response_model=EmbeddingList)
+async def create_embeddings(
+    body: EmbeddingRequest, gate: GateDep, caller: CallerDep, request: Request
+) -> Response:
+    """Encode texts."""
+    await gate.blocking(gate.catalogue.check, body.model)
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    options: dict[str, Any] = {"model": body.model, "text": texts}
+    for name in ("pooling", "normalize"):
+        if getattr(body, name) is not None:
+            options[name] = getattr(body, name)
+    try:
+        spec = gate.parse("encode", options)
+        job_id, headers = await answers.submit(gate, caller, Order(spec))
+    except SpecError as error:
+        raise as_param(error, {"text": "input"}) from error
+    result = await answers.whole(gate, request, caller, job_id)
+    usage = {"prompt_tokens": result["tokens"], "total_tokens": result["tokens"]}
+    gate.metrics.count_tokens(usage)
+    in_base64 = body.encoding_format == "base64"
+
+    def answer() -> bytes:
+        data = _data(result, in_base64)
+        head = {"object": "list", "model": body.model, "data": data, "usage": usage}
+        return orjson.dumps(
+            {**head, "timings": result["timings"]}, option=orjson.OPT_SERIALIZE_NUMPY
+        )
+
+    # In a thread: of thousands of texts the numbers take a while to write.
+    return Response(await gate.blocking(answer), media_type="application/json", headers=headers)
+
+
+def _data(result: dict[str, Any], in_base64: bool) -> list[dict[str, Any]]:
+    """The vectors of a result, which has them itself or names the file that does."""
+    import numpy as np
+
+    if "embeddings" in result:
+        vectors = np.asarray(result["embeddings"], np.float32)
+    else:
+        with np.load(Path(result["output"]), allow_pickle=False) as arrays:
+            vectors = arrays["embeddings"]
+    return [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": base64.b64encode(vector.astype("<f4").tobytes()).decode()
+            if in_base64
+            else vector,
+        }
+        for index, vector in enumerate(vectors)
+    ]

@@ -1,0 +1,115 @@
+"""From OpenAI's words for a training job to the options of warmd's kinds, and what is let in.
+
+Over HTTP an option may neither name a file of this machine nor code: options that are free text
+are let in only where they are known to do no such thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ....jobs.grpo import problems, rewards
+from ....jobs import spec_class
+from ....jobs.errors import SpecError
+from ....jobs.mlm.options import CODE_GRAPH, STDLIB
+from ..core.file_store import FileStore
+
+# What a method trains with. OpenAI's own is `reinforcement`; `mlm` is warmd's.
+KINDS = {"reinforcement": "grpo", "mlm": "mlm"}
+METHODS = {kind: method for method, kind in KINDS.items()}
+
+# The option that holds the data, and the word for data that is built in.
+DATA = {"grpo": ("dataset", problems.ARITHMETIC), "mlm": ("data", STDLIB)}
+
+_HARMLESS_TEXT = {
+    "template",
+    "system",
+    "save_every",
+    "keep_best",
+    "reward",
+    "custom_required_term",
+    "custom_forbidden_term",
+    "custom_format_pattern",
+}
+_NOT_OVER_HTTP = {"report_to"}  # would send to a third party
+_RENAMED: dict[
+    str, dict[str, str]
+] = {  # what OpenAI calls by another name, or means something else by
+    "grpo": {"n_epochs": "epochs", "batch_size": "prompts_per_step"},
+    "mlm": {},
+}
+
+
+def options(
+    method: Mapping[str, Any] | None,
+    model: str,
+    training_file: str,
+    seed: int | None,
+    files: FileStore,
+) -> tuple[str, dict[str, Any]]:
+    """Return the kind and its options. Raises SpecError, by the request's names."""
+    type = "reinforcement" if method is None else method.get("type")
+    if not isinstance(type, str) or type not in KINDS:
+        raise SpecError("method.type", f"must be one of {', '.join(KINDS)}, got {type!r}")
+    kind, inside = KINDS[type], (method or {}).get(type) or {}
+    if not isinstance(inside, Mapping):
+        raise SpecError(f"method.{type}", "must be an object")
+    given = _hyperparameters(kind, f"method.{type}", inside)
+    if "grader" in inside:
+        if "reward" in given:
+            raise SpecError(f"method.{type}.hyperparameters.reward", "must not stand beside grader")
+        given["reward"] = _rewards(inside["grader"], f"method.{type}.grader")
+    for text in _listed(given.get("reward", ())):
+        if str(text).partition("=")[0] not in rewards.NAMES:
+            raise SpecError(
+                f"method.{type}.hyperparameters.reward",
+                f"must be one of {', '.join(rewards.NAMES)}, got {str(text)[:80]!r}",
+            )
+    if seed is not None:
+        given["seed"] = seed
+    given["model"] = None if kind == "mlm" and model == CODE_GRAPH else model
+    option, builtin = DATA[kind]
+    given[option] = training_file
+    if training_file != builtin:
+        path = files.locate(training_file, "training_file")
+        given[option] = str(path)
+        if kind == "grpo" and "samples" not in given:
+            given["samples"] = len(problems.load(str(path)))
+    return kind, given
+
+
+def _hyperparameters(kind: str, where: str, inside: Mapping[str, Any]) -> dict[str, Any]:
+    values = inside.get("hyperparameters") or {}
+    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+        raise SpecError(f"{where}.hyperparameters", "must be an object")
+    known = spec_class(kind).options()
+    given = {}
+    for name, value in values.items():
+        if value == "auto" or value is None:
+            continue
+        option = known.get(_RENAMED[kind].get(str(name), str(name)))
+        is_text = option is not None and option.type is str and option.choices is None
+        if (
+            option is None
+            or option.name in {"model", "seed", DATA[kind][0], *_NOT_OVER_HTTP}
+            or (is_text and option.name not in _HARMLESS_TEXT)
+        ):
+            raise SpecError(f"{where}.hyperparameters.{name}", f"unknown option of {kind} here")
+        given[option.name] = value
+    return given
+
+
+def _rewards(grader: Any, where: str) -> list[str]:
+    """The rewards of a grader: {"type": "warmd", "reward": ["correctness", "format=0.5"]}."""
+    if not isinstance(grader, Mapping) or grader.get("type") != "warmd":
+        raise SpecError(
+            where,
+            'must be {"type": "warmd", "reward": [...]} with names of '
+            f"{', '.join(rewards.NAMES)}",
+        )
+    return [str(name) for name in _listed(grader.get("reward", ()))]
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]

@@ -1,0 +1,172 @@
+"""A training job, its events and its checkpoints, as OpenAI's API shows them.
+
+All of it comes from the run directory and the queue, for jobs of the command line, too. Every
+function reads files or asks the server: call it in a thread.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import Any
+
+from ....jobs.errors import NotFound
+from ...runs import events
+from ...runs.checkpoints import Checkpoints
+from ...client.client import Client
+from ...runs.rundir import is_job_id
+from ...client.views import UNREGISTERED
+from .methods import DATA, METHODS
+
+ABOUT = "http"  # in spec.json: what the request said that is no option
+
+_STATUSES = {
+    "queued": "queued",
+    "deferred": "queued",
+    "scheduled": "queued",
+    "started": "running",
+    "finished": "succeeded",
+    "failed": "failed",
+    "stopped": "cancelled",
+    "canceled": "cancelled",
+}
+_LEVELS = {"failed": "error", "warning": "warn", "divergence": "warn", "stall": "warn"}
+_COMMON = {"seq", "execution", "time", "type"}  # of every event
+
+
+def _check(client: Client, job_id: str) -> None:
+    if not is_job_id(job_id) or job_id.split("-")[0] not in METHODS:
+        raise NotFound(f"fine_tuning_job_id: no training job {job_id[:80]!r} here")
+    client.rundir(job_id)
+
+
+def view(client: Client, job_id: str) -> dict[str, Any]:
+    """Return a job. Raises NotFound for what is no training job."""
+    _check(client, job_id)
+    document = client.rundir(job_id).read_spec()
+    created = int(datetime.fromisoformat(document["created"]).timestamp())
+    spec, about = document["spec"], document.get(ABOUT) or {}
+    kind = document["kind"]
+    job = client.job(job_id)
+    status = _status(job)
+    made = client.rundir(job_id).path / "model"
+    options = {
+        name: value
+        for name, value in spec.items()
+        if value is not None and name not in ("model", "seed", DATA[kind][0])
+    }
+    method = {"type": METHODS[kind], METHODS[kind]: {"hyperparameters": options}}
+    return {
+        "id": job_id,
+        "object": "fine_tuning.job",
+        "created_at": created,
+        "finished_at": _seconds(job["ended_at"]),
+        "estimated_finish": _estimated_finish(job) if status == "running" else None,
+        "status": status,
+        "model": spec["model"] or spec["architecture"],
+        "fine_tuned_model": job_id if status == "succeeded" and made.is_dir() else None,
+        "training_file": about.get("training_file") or spec[DATA[kind][0]],
+        "validation_file": None,
+        "method": method,
+        "hyperparameters": {
+            "n_epochs": spec.get("epochs", "auto"),
+            "batch_size": spec.get("prompts_per_step", spec.get("batch_size")) or "auto",
+            "learning_rate_multiplier": "auto",
+        },
+        "seed": spec["seed"],
+        "metadata": about.get("metadata"),
+        "error": _error(job) if status == "failed" else None,
+        "organization_id": "warmd",
+        "result_files": [],
+        "trained_tokens": None,
+        "integrations": None,
+    }
+
+
+def _status(job: dict[str, Any]) -> str:
+    if job["status"] == UNREGISTERED:  # Redis lost it; its files say what became of it
+        return "cancelled" if job["result"] is None else "succeeded"
+    return "paused" if job["paused"] else _STATUSES[job["status"]]
+
+
+def _seconds(when: float | None) -> int | None:
+    return int(when) if when is not None else None
+
+
+def _error(job: dict[str, Any]) -> dict[str, Any]:
+    return {"code": "job_failed", "message": job["error"] or "see `warmd logs`", "param": None}
+
+
+def _estimated_finish(job: dict[str, Any]) -> int | None:
+    return None if job["eta_s"] is None else int(time.time() + job["eta_s"])
+
+
+def events_of(client: Client, job_id: str, after: str | None, limit: int) -> dict[str, Any]:
+    """Return a page of a job's events, newest first, those after `after`."""
+    _check(client, job_id)
+    found = [_event(job_id, event) for event in events.read(client.rundir(job_id).events)][::-1]
+    return _page(found, after, limit)
+
+
+def _event(job_id: str, event: dict[str, Any]) -> dict[str, Any]:
+    data = {name: value for name, value in event.items() if name not in _COMMON}
+    is_metrics = event["type"] in ("step", "eval")
+    words = [event["type"].replace("_", " ")]
+    if event["step"] is not None:
+        words.append(f"{event['step']}")
+    for name in ("message", "reason", "error", "loss", "reward"):
+        if isinstance(value := data.get(name), int | float):
+            words.append(f"{name} {value:.4g}")
+        elif value:
+            words.append(str(value))
+    return {
+        "id": f"ftevent-{job_id}-{event['seq']}",
+        "object": "fine_tuning.job.event",
+        "created_at": int(event["time"]),
+        "level": _LEVELS.get(event["type"], "info"),
+        "type": "metrics" if is_metrics else "message",
+        "message": " ".join(words),
+        "data": data,
+    }
+
+
+def checkpoints_of(client: Client, job_id: str, after: str | None, limit: int) -> dict[str, Any]:
+    """Return a page of the checkpoints that a job keeps, newest first."""
+    _check(client, job_id)
+    rundir = client.rundir(job_id)
+    steps = {
+        event["step"]: event for event in events.read(rundir.events) if event["type"] == "step"
+    }
+    found = []
+    for path in reversed(Checkpoints(rundir.checkpoints).list()):
+        step = int(path.name.rpartition("-")[2])
+        numbers = {
+            name: value
+            for name, value in steps.get(step, {}).items()
+            if isinstance(value, int | float) and name not in _COMMON
+        }
+        found.append(
+            {
+                "id": f"ftckpt-{job_id}-{step}",
+                "object": "fine_tuning.job.checkpoint",
+                "created_at": int(path.stat().st_mtime),
+                "fine_tuning_job_id": job_id,
+                "fine_tuned_model_checkpoint": f"{job_id}:{path.name}",
+                "step_number": step,
+                "metrics": {**numbers, "step": step, "train_loss": numbers.get("loss")},
+            }
+        )
+    page = _page(found, after, limit)
+    ids = [checkpoint["id"] for checkpoint in page["data"]]
+    return {
+        **page,
+        "first_id": ids[0] if ids else None,
+        "last_id": ids[-1] if ids else None,
+    }
+
+
+def _page(found: list[dict[str, Any]], after: str | None, limit: int) -> dict[str, Any]:
+    if after is not None:
+        ids = [item["id"] for item in found]
+        found = found[ids.index(after) + 1 :] if after in ids else []
+    return {"data": found[:limit], "has_more": len(found) > limit}

@@ -1,0 +1,167 @@
+"""The data of training jobs that came over HTTP, in the home's folder `files`.
+
+An uploaded file is `files/ID/NAME`. What the user puts into the folder can be named by its path
+there; nothing above it can.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import secrets
+import shutil
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Literal
+
+from pydantic import BaseModel
+
+from ....jobs.files.atomic import whole_folder
+from ....jobs.errors import SpecError
+from ...host.home import Home, private
+from ..http.errors import ApiError
+
+log = logging.getLogger(__name__)
+
+PURPOSE: Literal["fine-tune"] = "fine-tune"
+_ID = re.compile(r"file-[0-9a-f]{24}", re.ASCII)
+
+
+class FileObject(BaseModel):
+    """An uploaded file."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: Literal["fine-tune"] = PURPOSE
+    status: Literal["processed"] = "processed"
+
+
+class FileStore:
+    """The files of one home. Every method works on the disk: call it in a thread."""
+
+    def __init__(self, home: Home, *, most_bytes: int, keep_s: float | None) -> None:
+        """`most_bytes`: of all uploaded files; `keep_s`: after a file's last use, None for ever."""
+        self.folder = home.path / "files"
+        self._most_bytes = most_bytes
+        self._keep_s = keep_s
+        self._adding = threading.Lock()  # of two at once the second one sees the first
+
+    def add(self, source: BinaryIO, filename: str) -> FileObject:
+        """Keep a copy of what `source` holds, whole or not at all. Raises ApiError 507."""
+        file_id = f"file-{secrets.token_hex(12)}"
+        name = re.sub(r"[^\w. -]", "_", PurePosixPath(filename).name, flags=re.ASCII)[:100]
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        size = source.seek(0, os.SEEK_END)
+        source.seek(0)
+        try:
+            with self._adding, whole_folder(self.folder / file_id) as staging:
+                self.check_room(size)
+                path = staging / _named(name)
+                with open(path, "wb", opener=private) as to:
+                    shutil.copyfileobj(source, to, 1 << 20)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise ApiError(507, f"file: cannot be stored: {error.strerror}") from error
+        return self.get(file_id)
+
+    def check_room(self, size: int) -> None:
+        """Raise ApiError 507 when so many bytes more are beyond what the files may take."""
+        self._remove_old()
+        taken = self.taken_bytes()
+        if taken + size > self._most_bytes:
+            raise ApiError(
+                507,
+                f"file: must leave the uploaded files within {self._most_bytes:,} bytes "
+                f"(max_uploads), got {size:,} bytes more than the {taken:,} that are there: delete "
+                "some of /v1/files",
+            )
+
+    def taken_bytes(self) -> int:
+        """Return what all uploaded files take."""
+        return sum(file.bytes for file in self.all())
+
+    def _remove_old(self) -> None:
+        if self._keep_s is None:
+            return
+        for folder in self.folder.glob("file-*"):
+            with suppress(FileNotFoundError):
+                if _is_id(folder.name) and time.time() - folder.stat().st_mtime > self._keep_s:
+                    log.info(
+                        "%s: removed: not used for %g s (keep_uploads)", folder.name, self._keep_s
+                    )
+                    shutil.rmtree(folder)
+
+    def get(self, file_id: str) -> FileObject:
+        """Describe a file. Raises ApiError 404."""
+        path = self.path(file_id)
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            raise _unknown(file_id) from None
+        return FileObject(
+            id=file_id, bytes=found.st_size, created_at=int(found.st_mtime), filename=path.name
+        )
+
+    def all(self) -> list[FileObject]:
+        found = []
+        for path in self.folder.glob("file-*"):
+            with suppress(ApiError):  # being removed, or spoilt by hand
+                found.append(self.get(path.name))
+        return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
+
+    def path(self, file_id: str) -> Path:
+        """Return where a file is. Raises ApiError 404."""
+        inside = list((self.folder / file_id).iterdir()) if self._has(file_id) else []
+        if len(inside) != 1:
+            raise _unknown(file_id)
+        return inside[0]
+
+    def _has(self, file_id: str) -> bool:
+        return _is_id(file_id) and (self.folder / file_id).is_dir()
+
+    def remove(self, file_id: str) -> None:
+        """Forget a file. Raises ApiError 404."""
+        shutil.rmtree(self.path(file_id).parent)
+
+    def locate(self, name: str, param: str) -> Path:
+        """Return what an id, or a path below the folder, means, for use. Raises SpecError."""
+        if self._has(name):
+            path = self.path(name)
+            os.utime(path.parent)  # from which its age is counted
+            return path
+        inside = PurePosixPath(name)
+        path = self.folder / inside
+        if inside.is_absolute() or ".." in inside.parts or not _exists(path):
+            raise SpecError(
+                param,
+                f"must be the id of an uploaded file, or a path below {self.folder}, "
+                f"got {name[:80]!r}",
+            )
+        return path
+
+
+def _unknown(file_id: str) -> ApiError:
+    return ApiError(404, f"no file {file_id[:80]!r} here", param="file_id")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def _is_id(text: str) -> bool:
+    return _ID.fullmatch(text) is not None
+
+
+def _named(name: str) -> str:
+    return name if name.strip(". ") else "data.jsonl"

@@ -1,0 +1,60 @@
+"""The models that requests may name: the warm ones, and what finished jobs made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...client.client import Client
+from ...host.home import Home
+from ...runs.rundir import RunDir, is_job_id
+from ...host.warm_set import known_models, on_demand_models
+from ..http.errors import ApiError
+
+
+class Catalogue:
+    """Looks models up by name. Every method reads files: call it in a thread."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._home: Home = client.home
+
+    def check(self, name: str) -> None:
+        """Raise ApiError 404 for what is no model here.
+
+        Nothing else is taken as a name, neither a folder nor a hub id: who may ask may not choose
+        what is read from this machine's disk.
+        """
+        if self.find(name) is None:
+            raise ApiError(
+                404,
+                f"model: no model {name[:80]!r} here: see /v1/models",
+                param="model",
+                code="model_not_found",
+            )
+
+    def find(self, name: str) -> dict[str, Any] | None:
+        """Return a model as the API shows it, or None."""
+        if name in self._warm():
+            return _shown(name, "warm", 0)
+        return self._made_by(name) if is_job_id(name) else None
+
+    def all(self) -> list[dict[str, Any]]:
+        """Return every model, the warm ones first, then the newest."""
+        jobs = filter(is_job_id, self._client.perhaps_with_model())
+        made = [model for job_id in jobs if (model := self._made_by(job_id)) is not None]
+        return [*(_shown(name, "warm", 0) for name in self._warm()), *made]
+
+    def _warm(self) -> list[str]:
+        configured = [model.name for model in self._client.config.models]
+        on_demand = (name for name in on_demand_models(self._home) if not is_job_id(name))
+        return list(dict.fromkeys([*known_models(self._home), *configured, *on_demand]))
+
+    def _made_by(self, job_id: str) -> dict[str, Any] | None:
+        config = self._home.runs / job_id / "model" / "config.json"
+        if not config.is_file() or RunDir(config.parents[1]).read_result() is None:
+            return None
+        return _shown(job_id, "warmd", int(config.stat().st_mtime))
+
+
+def _shown(name: str, owner: str, created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": owner}

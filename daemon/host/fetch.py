@@ -1,0 +1,99 @@
+"""From a model's name in the config to a folder on this disk.
+
+The zygote only ever maps local files. What is on a hub is downloaded once, by `downloads`; a model
+that is all here costs neither a process nor a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ... import configs
+from ...configs.config import ModelConfig
+from ...jobs.models.adapters import base_of, cached, is_adapter, model_folder
+from ...jobs.errors import NotFound
+
+BUILTIN = "builtin:"
+
+
+def local_folder(model: ModelConfig) -> Path:
+    """Return the folder that holds a model. Raises NotFound, also for what is on a hub only."""
+    folder = folder_at_hand(model)
+    if folder is None:
+        raise NotFound(f"model: {model.name}: {hub_id(model)} is not in the hub's cache")
+    return folder
+
+
+def folder_at_hand(model: ModelConfig) -> Path | None:
+    """The folder that holds a model; None while a part of it, or its base, is on a hub only.
+
+    Raises NotFound for a folder that holds no model.
+    """
+    folder = _named_folder(model) or _cached(model.path)
+    if folder is None:
+        return None
+    base_id = _base_id(model, folder)
+    base = None if base_id is None else _cached(base_id)
+    if base_id is not None and base is None:
+        return None
+    with _blaming(model, folder):
+        has_config = ((base or model_folder(folder)) / "config.json").is_file()
+    if not has_config:
+        raise NotFound(
+            f"model: {model.name}: {folder} must be a model folder with a config.json, "
+            f"{'none there' if folder.is_dir() else 'no such folder'}"
+        )
+    return folder
+
+
+def _cached(named: str) -> Path | None:
+    """The folder of an id, or id@revision, in the hub's cache; None when not all of it is there."""
+    try:
+        return cached(named)
+    except LookupError:
+        return None
+
+
+def hub_id(model: ModelConfig) -> str | None:
+    """Return what of a model is on a hub, itself or its base; None: it is all in folders.
+
+    Raises NotFound for an adapter's folder that says nothing of use.
+    """
+    folder = _named_folder(model)
+    return model.path if folder is None else _base_id(model, folder)
+
+
+def next_id(model: ModelConfig, fetched: set[str]) -> str | None:
+    """Return what of a model is to be fetched next, of what is not `fetched` yet; None: no more.
+
+    An adapter has to be here before it says what its base is.
+    """
+    named = hub_id(model)
+    if named in fetched and (folder := _cached(model.path)) is not None:
+        named = _base_id(model, folder)
+    return None if named in fetched else named
+
+
+def _named_folder(model: ModelConfig) -> Path | None:
+    if model.path.startswith(BUILTIN):
+        return Path(configs.__path__[0]) / model.path.removeprefix(BUILTIN)
+    return Path(model.path) if Path(model.path).is_absolute() else None
+
+
+def _base_id(model: ModelConfig, folder: Path) -> str | None:
+    """The id of an adapter's base; None for a folder, and for a model that is no adapter."""
+    if not is_adapter(folder):
+        return None
+    with _blaming(model, folder):
+        base = base_of(folder)
+    return None if Path(base).is_absolute() else base
+
+
+@contextmanager
+def _blaming(model: ModelConfig, folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise NotFound(f"model: {model.name}: {folder}: {error}") from error

@@ -1,0 +1,203 @@
+"""The home folder: all state of one daemon, and the lock that lets only one live in it.
+
+HOME/
+  config.yaml        the user's settings (optional)
+  daemon.json        how to reach the daemon that runs or last ran here (0600: holds a password)
+  daemon.lock        held by the supervisor for as long as it lives
+  models.json        the warm models by name, as last loaded
+  runs/JOB/          the run directories
+  cache/             what jobs make once for all of them, such as tokenised data
+  server/            the embedded server's append-only file
+  logs/              rotated logs
+  sockets/           unix sockets (elsewhere when the path would be too long for one)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import stat
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ...jobs.files.atomic import write_atomic
+from ...jobs.errors import Conflict, SpecError
+
+# sun_path holds 108 bytes on Linux and 104 on macOS, the longest name here takes 14.
+_LONGEST_SOCKET_FOLDER = 85
+
+_LEAST_BYTES = 100_000
+_LOOK_S = 0.5  # far longer than anybody takes to look whether a home is locked
+
+
+@dataclass(frozen=True)
+class Home:
+    """Paths below one WARMD_HOME."""
+
+    path: Path
+
+    @property
+    def runs(self) -> Path:
+        """The folder of run directories."""
+        return self.path / "runs"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def log(self) -> Path:
+        """The log of supervisor, zygote and workers."""
+        return self.logs / "daemon.log"
+
+    @property
+    def server(self) -> Path:
+        return self.path / "server"
+
+    @property
+    def state(self) -> Path:
+        return self.path / "daemon.json"
+
+    @property
+    def models(self) -> Path:
+        return self.path / "models.json"
+
+    @property
+    def weight_digests(self) -> Path:
+        """The folder of the digests of models' files, by folder."""
+        return self.path / "cache" / "weights"
+
+    @property
+    def key(self) -> str:
+        """Eight hexadecimal digits that tell this home from others (in worker names).
+
+        Also from the same path on another machine, or in another container of this one.
+        """
+        return _digest(_machine() + os.fsencode(self.path))
+
+    @property
+    def sockets(self) -> Path:
+        """The folder of the unix sockets, 0700."""
+        inside = self.path / "sockets"
+        if len(os.fsencode(inside)) <= _LONGEST_SOCKET_FOLDER:
+            return inside
+        base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+        return Path(base) / f"warmd-{os.getuid()}-{_digest(os.fsencode(self.path))}"
+
+    @property
+    def control_socket(self) -> Path:
+        return self.sockets / "control.sock"
+
+    @property
+    def zygote_socket(self) -> Path:
+        return self.sockets / "zygote.sock"
+
+    @property
+    def server_socket(self) -> Path:
+        return self.sockets / "redis.sock"
+
+    def create(self) -> None:
+        """Make the folders, readable by their owner only. Raises SpecError."""
+        try:
+            for folder in (self.path, self.runs, self.logs, self.server):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _private_folder(self.sockets)
+        except OSError as error:
+            raise SpecError("home", f"must be a folder I can write in: {error}") from error
+
+    def read_state(self) -> dict[str, Any] | None:
+        """What the last supervisor wrote, or None. Says nothing on whether it still lives."""
+        try:
+            state = orjson.loads(self.state.read_bytes())
+        except (FileNotFoundError, orjson.JSONDecodeError):
+            return None
+        return state if isinstance(state, dict) and {"pid", "url"} <= state.keys() else None
+
+    def write_state(self, state: dict[str, Any]) -> None:
+        write_atomic(self.state, orjson.dumps(state, option=orjson.OPT_INDENT_2))
+
+    def lock(self) -> int:
+        """Take the home for this process and return the lock's descriptor. Raises Conflict.
+
+        The kernel drops the lock with its last holder: a dead daemon never blocks a new one.
+        Waits a moment for it: `is_locked`, in some other process, holds it for one, too.
+        """
+        fd = os.open(self.path / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        deadline = time.monotonic() + _LOOK_S
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    os.close(fd)
+                    raise Conflict(self.occupied()) from None
+                time.sleep(0.001)
+            else:
+                return fd
+
+    def is_locked(self) -> bool:
+        """Whether a daemon lives here now."""
+        try:
+            fd = os.open(self.path / "daemon.lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def is_full(self) -> bool:
+        """Whether its disk has no room for a few more files."""
+        try:
+            disk = os.statvfs(self.path)
+        except OSError:
+            return False
+        has_files = not disk.f_files or disk.f_favail > 0  # some file systems count none
+        return disk.f_bavail * disk.f_frsize < _LEAST_BYTES or not has_files
+
+    def occupied(self) -> str:
+        """Say where the daemon of this home runs."""
+        state = self.read_state() or {}
+        return (
+            f"a daemon already runs in {self.path} (pid {state.get('pid', 'unknown')}, "
+            f"since {state.get('started', 'just now')}): stop it with `warmd stop`, or choose "
+            "another home with --home"
+        )
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file that, when it is made by this, only its owner reads (an opener for `open`)."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _digest(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()[:8]
+
+
+def _machine() -> bytes:
+    """What tells this machine from others, mostly the same after a reboot."""
+    name = os.fsencode(platform.node())  # a container's own, where the file is the image's
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        with contextlib.suppress(OSError):
+            return Path(path).read_bytes().strip() + name
+    return name
+
+
+def _private_folder(folder: Path) -> None:
+    # Outside the home the name can be guessed: never trust a folder somebody else made.
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to somebody else")
+    folder.chmod(0o700)

@@ -1,0 +1,71 @@
+"""Images of chat requests, each stored once however many jobs ask about it.
+
+RUNS/.images/SHA256 is an image, named by its content, as specs name it. The run directory of a job
+that does has a hard link to it, images/SHA256. So the file system counts who needs an image, and
+whatever dies at whatever moment leaves no wrong count: with no link but its own nobody needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ...jobs.files.atomic import locked, write_atomic
+
+_LINKS = "images"  # in a run directory
+
+
+class ImageStore:
+    """The images of the jobs in one folder of run directories."""
+
+    def __init__(self, runs: Path) -> None:
+        # As other machines see it that share the folder, and not by this home's link to it.
+        self.folder = runs.resolve() / ".images"
+
+    def place_of(self, content: bytes) -> Path:
+        """Return where an image is stored, or would be."""
+        return self.folder / hashlib.sha256(content).hexdigest()
+
+    def hold(self, rundir: Path, images: Mapping[Path, bytes]) -> None:
+        """Store images by their places, and keep them for as long as a run directory is there.
+
+        Raises OSError, also where the file system has no hard links.
+        """
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        (rundir / _LINKS).mkdir(mode=0o700)
+        with locked(self.folder, fcntl.LOCK_SH):  # nothing is swept meanwhile
+            for place, content in images.items():
+                if not place.exists():
+                    write_atomic(place, content)
+                os.link(place, rundir / _LINKS / place.name)
+
+    def sweep(self) -> None:
+        """Remove the images that no run directory needs any more."""
+        # None was ever stored, or a request is at it: there will be another time.
+        with (
+            contextlib.suppress(FileNotFoundError, BlockingIOError),
+            locked(self.folder, fcntl.LOCK_EX | fcntl.LOCK_NB),
+        ):
+            for image in self._unneeded():
+                os.unlink(image.path)
+
+    def _unneeded(self) -> Iterator[os.DirEntry[str]]:
+        for image in os.scandir(self.folder):
+            # Nobody is between storing one and its link: that is done under the lock.
+            if image.stat(follow_symlinks=False).st_nlink == 1:
+                yield image
+
+
+def size_of(rundir: Path) -> int:
+    """Return the bytes that a job's files take, of a shared image its part."""
+    size = 0
+    for folder, _, names in os.walk(rundir):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                found = os.lstat(os.path.join(folder, name))
+                size += found.st_size // max(1, found.st_nlink - 1)
+    return size

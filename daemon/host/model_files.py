@@ -1,0 +1,82 @@
+"""Which files a model is read from: whether they are still the same, and a digest of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import xxhash
+
+from ...jobs.models.adapters import model_folder
+from ...jobs.files.atomic import write_atomic
+
+_SUFFIXES = {".bin", ".jinja", ".json", ".model", ".safetensors", ".tiktoken", ".txt"}
+# What a training leaves in the same folder, which no model is read from.
+_NOT_READ = {"optimizer.bin", "scheduler.bin", "trainer_state.json", "training_args.bin"}
+_BLOCK_BYTES = 2**22
+
+
+def weights(folder: Path) -> list[Path]:
+    """The safetensors files of a model, and of an adapter's base: they are mapped, not read."""
+    return [path for path in _files(folder) if path.suffix == ".safetensors"]
+
+
+def fingerprint(folder: Path) -> str:
+    """Identity, size and times of every file that a model in `folder` is read from.
+
+    It costs a few microseconds a file, so it is asked for each job. A change of the content that
+    keeps size and modification time shows in the time of the last status change.
+    """
+    hashed = xxhash.xxh3_128()
+    for path in _files(folder):
+        found = path.stat()
+        identity = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        hashed.update(f"{path}\0{identity}\0".encode())
+    return hashed.hexdigest()
+
+
+def digest(folder: Path, kept: Path | None) -> str:
+    """Return "xxh3:" and the XXH3 (128 bits) of names and contents, which says "these weights".
+
+    It tells weights apart, and is no protection against somebody who wants two to look the same.
+    All files are read, so what was found is kept in the folder `kept`, with the fingerprint.
+    """
+    if kept is None:
+        return _digest(folder)
+    now = fingerprint(folder)
+    place = kept / f"{xxhash.xxh3_64_hexdigest(bytes(folder))}.json"
+    try:
+        known = orjson.loads(place.read_bytes())
+        if known["fingerprint"] == now:
+            return str(known["digest"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # the first time, or a file that was spoilt
+    found = _digest(folder)
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+        write_atomic(place, orjson.dumps({"fingerprint": now, "digest": found}))
+    except OSError:
+        pass  # no room: it is read again the next time
+    return found
+
+
+def _digest(folder: Path) -> str:
+    hashed = xxhash.xxh3_128()
+    for path in _files(folder):
+        hashed.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        with open(path, "rb", buffering=0) as file:
+            while block := file.read(_BLOCK_BYTES):
+                hashed.update(block)
+    return f"xxh3:{hashed.hexdigest()}"
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the files in the folder, and in that of an adapter's base, in a fixed order."""
+    base = model_folder(folder)
+    for place in (folder,) if base == folder else (folder, base):
+        with os.scandir(place) as entries:
+            names = sorted(e.name for e in entries if os.path.splitext(e.name)[1] in _SUFFIXES)
+        names = [name for name in names if name not in _NOT_READ]
+        yield from (place / name for name in names if (place / name).is_file())

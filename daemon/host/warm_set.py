@@ -1,0 +1,113 @@
+"""Which models ought to be warm: the configured ones, and what was loaded or unloaded since.
+
+Kept in a file, so that a zygote, a supervisor or a daemon that is started again brings the same
+ones back, and so that the shell can tell a warm model's name from a folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import orjson
+
+from ...configs.config import ModelConfig
+from ...jobs.files.atomic import write_atomic
+from .home import Home
+
+
+@dataclass
+class _Stored:
+    """What the file says."""
+
+    life: str = ""
+    models: list[ModelConfig] = field(default_factory=list)  # that ought to be warm
+    kept: list[str] = field(default_factory=list)  # those that the next start loads, too
+    on_demand: list[ModelConfig] = field(default_factory=list)  # that a job has had loaded
+
+
+class WarmSet:
+    """The wanted models of one daemon.
+
+    `life` tells its lives apart: a new one has the configured models, and those that were loaded to
+    stay (`warmd load` without --once).
+    """
+
+    def __init__(self, home: Home, configured: Iterable[ModelConfig], life: str) -> None:
+        self._home = home
+        self._life = life
+        stored = _read(home)
+        by_name = {model.name: model for model in stored.models}
+        self._kept = {name: by_name[name] for name in stored.kept if name in by_name}
+        wanted = {model.name: model for model in configured}
+        self._configured = set(wanted)
+        self._models = {**self._kept, **wanted}  # of one name, the settings' counts
+        self._on_demand: list[ModelConfig] = []
+        if stored.life == life:
+            self._models = by_name
+
+    def models(self) -> list[ModelConfig]:
+        return list(self._models.values())
+
+    def is_required(self, name: str) -> bool:
+        """Whether a daemon cannot start without the model: it is in its settings."""
+        return name in self._configured
+
+    def add(self, model: ModelConfig, *, is_kept: bool) -> None:
+        """Want a model from now on; also after the next start when it `is_kept`."""
+        self._models[model.name] = model
+        self._kept.pop(model.name, None)
+        if is_kept:
+            self._kept[model.name] = model
+        self.write()
+
+    def discard(self, name: str) -> None:
+        self._models.pop(name, None)
+        self._kept.pop(name, None)
+        self.write()
+
+    def note_loaded(self, loaded: Iterable[ModelConfig]) -> None:
+        """Note what the zygote holds: jobs have it load models that nobody named before."""
+        on_demand = [model for model in loaded if model.name not in self._models]
+        if on_demand != self._on_demand:
+            self._on_demand = on_demand
+            self.write()
+
+    def write(self) -> None:
+        document = {
+            "life": self._life,
+            "models": [model.__dict__ for model in self._models.values()],
+            "kept": list(self._kept),
+            "on_demand": [model.__dict__ for model in self._on_demand],
+        }
+        write_atomic(self._home.models, orjson.dumps(document, option=orjson.OPT_INDENT_2))
+
+
+def known_models(home: Home) -> dict[str, ModelConfig]:
+    """The models by name that the daemon of a home keeps, or last kept, warm."""
+    return {model.name: model for model in _read(home).models}
+
+
+def on_demand_models(home: Home) -> dict[str, ModelConfig]:
+    """The models by name that are warm because a job named their folder or hub id."""
+    # What a job branched off from has a name of warmd's own, such as JOB:init and JOB@STEP.
+    models = _read(home).on_demand
+    return {model.name: model for model in models if not {":", "@"} & set(model.name)}
+
+
+def _read(home: Home) -> _Stored:
+    """Read the file; one that is not as we write it says nothing."""
+    try:
+        document = orjson.loads(home.models.read_bytes())
+        return _Stored(
+            life=str(document["life"]),
+            models=_models(document["models"]),
+            kept=[str(name) for name in document.get("kept", ())],
+            on_demand=_models(document.get("on_demand", ())),
+        )
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return _Stored()
+
+
+def _models(documents: Sequence[dict[str, str]]) -> list[ModelConfig]:
+    return [ModelConfig(**document) for document in documents]

@@ -1,0 +1,106 @@
+"""Building the indices of jobs: for a home of an earlier version, and at every start of a daemon.
+
+What is in an index already stays as it is, so that it does no harm to build them twice or by two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.client import Pipeline
+from rq.job import Job
+
+from ...jobs import KINDS, spec_class
+from ...jobs.errors import WarmdError
+from . import job_index, listing, keys
+from ..runs.rundir import RunDir, is_job_id, job_ids
+
+_VERSION = b"1"
+_AT_ONCE = 500  # jobs of one transaction
+_ENDED = (b"finished", b"failed", b"stopped", b"canceled")
+
+
+def ensure(connection: redis.Redis, runs: Path) -> None:
+    """Build the indices if nobody has."""
+    if connection.get(keys.INDEXED) != _VERSION:
+        build(connection, runs)
+
+
+def build(connection: redis.Redis, runs: Path) -> None:
+    """Add every job and every run directory that an index lacks."""
+    indexed = set(job_index.newest(connection, keys.QUEUES, None))
+    recorded = listing.every_id(connection)
+    new = [job_id for job_id in job_ids(runs) if job_id not in indexed]
+    folders = {job_id: _is_from_cli(runs, job_id) for job_id in new}
+    for start in range(0, len(recorded), _AT_ONCE):
+        _add_jobs(connection, recorded[start : start + _AT_ONCE], folders)
+    for job_id in folders.keys() - set(recorded):
+        _add_folder(connection, runs, job_id, from_cli=folders[job_id])
+    connection.set(keys.INDEXED, _VERSION)
+
+
+def _is_from_cli(runs: Path, job_id: str) -> bool:
+    with suppress(WarmdError):
+        return RunDir(runs / job_id).origin() == "cli"
+    return False
+
+
+def _add_jobs(connection: redis.Redis, ids: Sequence[str], folders: dict[str, bool]) -> None:
+    """Add jobs as they are; one that changes meanwhile has the others read again."""
+    while True:
+        with connection.pipeline() as pipeline, suppress(redis.WatchError):
+            pipeline.watch(*map(Job.key_for, ids))
+            found = _read(connection, ids)
+            pipeline.multi()
+            for job_id, fields in zip(ids, found, strict=True):
+                _add(pipeline, job_id, fields, from_cli=folders.get(job_id, False))
+            pipeline.execute()
+            return
+
+
+def _read(connection: redis.Redis, ids: Sequence[str]) -> list[Any]:
+    with connection.pipeline(transaction=False) as pipeline:
+        for job_id in ids:
+            pipeline.hmget(Job.key_for(job_id), "origin", "status", "created_at", "ended_at")
+        return pipeline.execute(raise_on_error=False)
+
+
+def _add(pipeline: Pipeline, job_id: str, fields: Any, *, from_cli: bool) -> None:
+    if isinstance(fields, redis.ResponseError) or fields[0] is None:
+        return  # no job, or something else in its place
+    queue, status, created_at, ended_at = fields
+    if not is_job_id(job_id) or keys.text(queue) not in keys.QUEUES:
+        return  # somebody else's
+    at = {job_id: _seconds(created_at)}
+    pipeline.zadd(keys.jobs(keys.text(queue)), at, nx=True)
+    if from_cli:
+        pipeline.zadd(keys.FROM_CLI, at, nx=True)
+    if status in _ENDED and queue == b"infer":
+        pipeline.zadd(keys.ANSWERS, {job_id: _seconds(ended_at)}, nx=True)
+    if status == b"stopped":
+        pipeline.sadd(keys.stopped(keys.text(queue)), job_id)
+
+
+def _add_folder(connection: redis.Redis, runs: Path, job_id: str, *, from_cli: bool) -> None:
+    """Add a run directory that has no job in Redis, so that it is listed."""
+    kind = job_id.split("-")[0]
+    if kind not in KINDS:
+        return
+    with suppress(WarmdError):
+        at = {job_id: RunDir(runs / job_id).created_at()}
+        connection.zadd(keys.jobs(spec_class(kind).queue), at, nx=True)
+        if from_cli:
+            connection.zadd(keys.FROM_CLI, at, nx=True)
+
+
+def _seconds(raw: bytes | None) -> float:
+    """A time in a job's hash, in unix seconds; 0 when it is not known."""
+    try:
+        return datetime.fromisoformat((raw or b"").decode()).timestamp()
+    except ValueError:
+        return 0.0

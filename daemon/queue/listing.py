@@ -1,0 +1,146 @@
+"""Looking at many jobs at once, in few round trips, and only at those that are asked for.
+
+Never by RQ's counting methods: they fail a started job whose heartbeat is late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import redis
+from rq import Queue
+from rq.executions import Execution
+from rq.job import Job
+from rq.registry import (
+    CanceledJobRegistry,
+    DeferredJobRegistry,
+    FailedJobRegistry,
+    FinishedJobRegistry,
+    ScheduledJobRegistry,
+    StartedJobRegistry,
+)
+
+from . import keys
+from .jobs import NEVER, JobStore
+from ..runs.rundir import by_time
+
+_AT_ONCE = 100  # jobs that are read in one round trip
+
+_REGISTRIES = {
+    "started": StartedJobRegistry,
+    "finished": FinishedJobRegistry,
+    "failed": FailedJobRegistry,  # and stopped
+    "deferred": DeferredJobRegistry,
+    "scheduled": ScheduledJobRegistry,
+    "canceled": CanceledJobRegistry,
+}
+STATUSES = ("queued", *_REGISTRIES, "stopped")
+
+
+def every_id(connection: redis.Redis) -> list[str]:
+    """The id of every job that Redis has."""
+    return _members(connection, keys.QUEUES, STATUSES)
+
+
+def with_status(
+    connection: redis.Redis, statuses: Collection[str], limit: int | None = None
+) -> list[Job]:
+    """The jobs of some statuses, or the latest of them, newest first."""
+    asked = set(statuses)
+    ids = sorted(_members(connection, keys.QUEUES, asked), key=by_time, reverse=True)
+    store, found = JobStore(connection), list[Job]()
+    for start in range(0, len(ids), _AT_ONCE):
+        jobs = store.fetch_many(ids[start : start + _AT_ONCE])
+        # A registry holds the stopped jobs with the failed ones; and a job may have moved on.
+        found += [job for job in jobs if job is not None and job._status in asked]
+        if limit is not None and len(found) >= limit:
+            break
+    return found[:limit]
+
+
+def not_given_up(connection: redis.Redis, queue: str) -> list[str]:
+    """The ids of all jobs of a queue but failed, stopped and canceled ones, newest first."""
+    registries = (_REGISTRIES[status] for status in ("failed", "canceled"))
+    given_up = [registry.key_template.format(queue) for registry in registries]
+    found: Any = connection.zdiff([keys.jobs(queue), *given_up])
+    return sorted(map(keys.text, found), key=by_time, reverse=True)
+
+
+def counts(connection: redis.Redis, queue: str) -> dict[str, int]:
+    """How many jobs of a queue have each status."""
+    with connection.pipeline(transaction=False) as pipeline:
+        pipeline.llen(_queue_key(queue))
+        for registry in _REGISTRIES.values():
+            pipeline.zcard(registry.key_template.format(queue))
+        pipeline.scard(keys.stopped(queue))
+        *found, stopped = pipeline.execute()
+    numbers = dict(zip(("queued", *_REGISTRIES), found, strict=True))
+    return {**numbers, "failed": max(numbers["failed"] - stopped, 0), "stopped": stopped}
+
+
+def positions(connection: redis.Redis, jobs: Sequence[Job]) -> dict[str, int]:
+    """The place of every queued job in the queues of these jobs, 1 for the next."""
+    queues = {job.origin for job in jobs if job._status == "queued"}
+    with connection.pipeline(transaction=False) as pipeline:
+        for queue in queues:
+            pipeline.lrange(_queue_key(queue), 0, -1)
+        found = pipeline.execute()
+    return {keys.text(job_id): n for ids in found for n, job_id in enumerate(ids, start=1)}
+
+
+def notes(connection: redis.Redis, jobs: Sequence[Job]) -> list[tuple[int, bool]]:
+    """How many executions of each job have begun, and whether its pause was asked for."""
+    with connection.pipeline(transaction=False) as pipeline:
+        for job in jobs:
+            pipeline.hmget(job.key, keys.FIELD_EXECUTION, keys.FIELD_PAUSE)
+        return [(int(number or 0), pause is not None) for number, pause in pipeline.execute()]
+
+
+def scheduled_at(connection: redis.Redis, jobs: Sequence[Job]) -> dict[str, float]:
+    """When the scheduled ones are to be queued, in unix seconds; paused ones are left out."""
+    scheduled = [job for job in jobs if job._status == "scheduled"]
+    with connection.pipeline(transaction=False) as pipeline:
+        for job in scheduled:
+            pipeline.zscore(ScheduledJobRegistry.key_template.format(job.origin), job.id)
+        scores = pipeline.execute()
+    found = zip(scheduled, scores, strict=True)
+    return {job.id: score for job, score in found if score is not None and score < NEVER}
+
+
+def started(connection: redis.Redis, queue: str) -> list[tuple[str, str]]:
+    """The started jobs of a queue, each with the name of the worker that runs it."""
+    pairs = [
+        keys.text(member).partition(":")[::2]
+        for member in connection.zrange(StartedJobRegistry.key_template.format(queue), 0, -1)
+    ]
+    with connection.pipeline(transaction=False) as pipeline:
+        for job_id, execution_id in pairs:
+            pipeline.hget(Execution(execution_id, job_id, connection).key, "worker_name")
+        holders = pipeline.execute()
+    return [
+        (job_id, keys.text(name or b"")) for (job_id, _), name in zip(pairs, holders, strict=True)
+    ]
+
+
+def _members(
+    connection: redis.Redis, queues: Collection[str], statuses: Collection[str]
+) -> list[str]:
+    """The ids of jobs of some statuses, at one moment: none is between two places."""
+    workers = connection.hgetall(keys.WORKERS) if "queued" in statuses else {}
+    with connection.pipeline() as pipeline:
+        for worker in workers:
+            pipeline.lrange(keys.taken(keys.text(worker)), 0, -1)
+        for queue in queues:
+            if "queued" in statuses:
+                pipeline.lrange(_queue_key(queue), 0, -1)
+            for status, registry in _REGISTRIES.items():
+                if status in statuses or (status == "failed" and "stopped" in statuses):
+                    pipeline.zrange(registry.key_template.format(queue), 0, -1)
+        found = pipeline.execute()
+    ids = (keys.text(entry).split(":")[0] for entries in found for entry in entries)
+    return list(dict.fromkeys(ids))
+
+
+def _queue_key(queue: str) -> str:
+    return f"{Queue.redis_queue_namespace_prefix}{queue}"

@@ -1,0 +1,134 @@
+"""Removing a job: its run directory and what Redis has of it, all of it whatever dies meanwhile.
+
+The files leave their name first, by one rename within `runs`, which a full disk has room for; then
+the record goes, then the files. Whoever finds such a folder finishes what a dead process began.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from fcntl import LOCK_EX
+from pathlib import Path
+
+from rq.job import Job
+
+from ...jobs.models.adapters import base_of, is_adapter
+from ...jobs.files.atomic import locked
+from ...jobs.errors import Conflict, WarmdError
+from . import job_index
+from .jobs import ENDED, JobStore
+from ..runs.rundir import REMOVED, RunDir, is_job_id
+
+
+def remove(store: JobStore, runs: Path, job_id: str) -> int:
+    """Remove an ended job, or what is left of one; return the bytes freed.
+
+    Raises Conflict for a job that is not ended, and for one that another daemon runs.
+    """
+    with locked(runs, LOCK_EX):
+        run_dir, removed_dir = runs / job_id, runs / f"{REMOVED}{job_id}"
+        job = store.fetch(job_id)
+        if job is None and RunDir(run_dir).is_held():
+            raise Conflict(f"job: {job_id} is running in another daemon: cancel it there first")
+        if job is not None and job.get_status(refresh=False) not in ENDED:
+            raise _not_ended(job)
+        if run_dir.is_dir():
+            if removed_dir.exists():  # of another job of that id
+                shutil.rmtree(removed_dir)
+            run_dir.rename(removed_dir)
+        return _finish(store, run_dir, removed_dir)
+
+
+def finish_all(store: JobStore, runs: Path) -> dict[str, int]:
+    """Finish the removals that dead processes began; return the jobs with the bytes of each."""
+    freed: dict[str, int] = {}
+    with suppress(FileNotFoundError), locked(runs, LOCK_EX):
+        for removed_dir in [runs / name for name in os.listdir(runs) if name.startswith(REMOVED)]:
+            job_id = removed_dir.name.removeprefix(REMOVED)
+            with suppress(Conflict):  # resumed meanwhile: moved back
+                freed[job_id] = _finish(store, runs / job_id, removed_dir)
+    return freed
+
+
+def _finish(store: JobStore, run_dir: Path, removed_dir: Path) -> int:
+    """Delete `removed_dir` and what Redis knows of its job; return the bytes freed."""
+    job = store.fetch(run_dir.name)
+    if job is None:
+        job_index.forget(store.connection, run_dir.name)
+    elif not store.remove(job):
+        if removed_dir.exists() and not run_dir.exists():
+            removed_dir.rename(run_dir)
+        raise _not_ended(job)  # resumed this moment
+    freed = size_bytes(removed_dir)
+    if removed_dir.is_dir():
+        shutil.rmtree(removed_dir)
+    return freed
+
+
+def _not_ended(job: Job) -> Conflict:
+    return Conflict(f"job: {job.id} is {job.get_status(refresh=False).value}: cancel it first")
+
+
+def strip(rundir: RunDir) -> int:
+    """Remove what an ended job would resume from, not its model; return the bytes that are free."""
+    freed = 0
+    for folder in resumable(rundir):
+        freed += size_bytes(folder)
+        with suppress(FileNotFoundError):
+            shutil.rmtree(folder)
+    return freed
+
+
+def resumable(rundir: RunDir) -> list[Path]:
+    """Return the folders that a job needs to resume, and its model does not."""
+    return [rundir.checkpoints, rundir.path / "init"]
+
+
+def size_bytes(folder: Path) -> int:
+    """Return the bytes that go with a folder: files that are also elsewhere stay."""
+    freed = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                found = os.lstat(os.path.join(root, name))
+                freed += found.st_size if found.st_nlink == 1 else 0
+    return freed
+
+
+# --- who needs a job -----------------------------------------------------------------------------
+
+
+def needs(runs: Path, job_ids: list[str]) -> dict[str, list[str]]:
+    """Return the jobs whose files other jobs still need, each with these others.
+
+    A job that branched off by --init-from has files of its own. One that was given the model of a
+    job by its name reads it there until it has finished, and an adapter needs its base for ever.
+    """
+    found: dict[str, list[str]] = {}
+    for job_id in job_ids:
+        for path in _read_by(RunDir(runs / job_id)):
+            parent = owner_of(runs, path)
+            if parent is not None and parent != job_id:
+                found.setdefault(parent, []).append(job_id)
+    return found
+
+
+def owner_of(runs: Path, path: str) -> str | None:
+    """Return the job in whose run directory a path lies."""
+    with suppress(ValueError):
+        parts = Path(path).relative_to(runs.resolve()).parts
+        return parts[0] if parts and is_job_id(parts[0]) else None
+    return None
+
+
+def _read_by(rundir: RunDir) -> Iterator[str]:
+    with suppress(WarmdError, OSError, ValueError, KeyError, TypeError):
+        model = rundir.read_spec().get("model")
+        if model is not None and rundir.read_result() is None:
+            yield str(model["path"])
+        for folder in (rundir.path / "model", rundir.path / "init"):
+            if is_adapter(folder):
+                yield base_of(folder)

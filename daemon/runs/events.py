@@ -1,0 +1,206 @@
+"""The event log of a job: `events.jsonl` is the truth, the Redis stream a copy of it.
+
+Every event has `seq` (1, 2, … without gaps), `execution`, `time` (unix seconds), `type` and `step`.
+The horse writes while it lives, its worker before and after; and meanwhile, when the horse hangs.
+So each event is written under a lock on the file, which one that hangs does not hold.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, Self
+
+import orjson
+
+from ...jobs.user_code.forks import end_if_forked
+
+# The types that end an execution, and with it what `tail` waits for.
+TERMINAL = ("finished", "failed", "stopped")
+
+_TAIL_BYTES = 1_000_000
+
+# The types that follow from the step alone: computed again after a resume, they are the same again.
+_ONCE_A_STEP = ("step", "divergence")
+
+
+def read(path: Path, *, after: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the whole events with a `seq` above `after`; a torn last line is left out."""
+    if not path.is_file():
+        return
+    with open(path, "rb") as file:
+        for line in file:
+            event = parse(line)
+            if event is not None and event["seq"] > after:
+                yield event
+
+
+def newest(path: Path, count: int) -> list[dict[str, Any]]:
+    """Return so many of the newest whole events, newest first, of a file's last megabyte."""
+    if not path.is_file():
+        return []
+    with open(path, "rb") as file:
+        start = max(file.seek(0, os.SEEK_END) - _TAIL_BYTES, 0)
+        file.seek(start)
+        lines = file.readlines()[1 if start else 0 :]  # the first one may be torn
+    found = (event for line in reversed(lines) if (event := parse(line)) is not None)
+    return list(islice(found, count))
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """Return the event of a line, or None for a torn or a foreign one."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        event = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(event, dict) or not isinstance(event.get("step"), int | None):
+        return None
+    is_event = isinstance(event.get("seq"), int) and isinstance(event.get("type"), str)
+    return event if is_event else None
+
+
+class EventLog:
+    """Appends to `events.jsonl`. Opening one mends what a killed writer left behind."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        execution: int,
+        publish: Callable[[dict[str, Any]], None] | None = None,
+        patience_s: float | None = None,
+    ) -> None:
+        """`patience_s`: how long to wait for another writer; None: as long as it takes."""
+        self.execution = execution
+        self.publish = publish
+        self.step: int | None = None
+        self.seq = 0
+        self._latest = dict.fromkeys(_ONCE_A_STEP, 0)  # highest step of each, of all executions
+        self._path = path
+        self._patience_s = patience_s
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._size = 0  # bytes of whole events that are known here
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        try:
+            with self._alone():
+                pass
+        except BaseException:
+            self._file.close()
+            raise
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep out other writers, and know what they have written."""
+        descriptor = self._file.fileno()
+        self._wait_for_lock(descriptor)
+        try:
+            if os.fstat(descriptor).st_size != self._size:
+                self._read_on()
+                self._file.truncate(self._size)  # only the last line can be torn
+            yield
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for copies in forked processes
+
+    def _wait_for_lock(self, descriptor: int) -> None:
+        if self._patience_s is None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            return
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.005)
+
+    def _read_on(self) -> None:
+        with open(self._path, "rb") as written:
+            self._size = min(self._size, os.fstat(written.fileno()).st_size)
+            written.seek(self._size)
+            for line in written:
+                if line.endswith(b"\n"):
+                    self._size += len(line)
+                event = parse(line)
+                if event is None:
+                    continue
+                self.seq = max(self.seq, event["seq"])
+                if event["type"] in self._latest:
+                    latest = max(self._latest[event["type"]], event.get("step") or 0)
+                    self._latest[event["type"]] = latest
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def emit(self, type: str, /, *, step: int | None = None, **fields: Any) -> None:
+        """Append an event and publish it (jobs.context.Emit); from any thread.
+
+        A `step` event that an earlier execution already logged is left out: after a resume from
+        checkpoint 5 the steps up to the kill are computed again, with the same numbers, and a
+        reader sees each step once. So is a `divergence`.
+        """
+        end_if_forked(self._owner, "to write an event")  # before the lock: a copy may be taken
+        with self._lock:
+            with self._alone():
+                event = self._append(type, step, fields)
+            if event is not None and self.publish is not None:
+                self.publish(event)
+
+    def _append(self, type: str, step: int | None, fields: dict[str, Any]) -> dict[str, Any] | None:
+        """Write an event and return it; None where an earlier execution has written it."""
+        if step is not None:
+            # That a checkpoint is written is said some steps after its own.
+            self.step = max(step, self.step or 0)
+            if type in self._latest:
+                if step <= self._latest[type]:
+                    return None
+                self._latest[type] = step
+        event = {
+            "seq": self.seq + 1,
+            "execution": self.execution,
+            "time": round(time.time(), 3),
+            "type": type,
+            "step": self.step if step is None else step,
+            **_plain(fields),
+        }
+        line = orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
+        written = self._file.write(line)
+        if written < len(line):
+            self._file.truncate(self._file.tell() - written)  # or it would spoil the next one
+            raise OSError(errno.ENOSPC, "disk full", str(self._path))
+        self.seq += 1
+        self._size += len(line)
+        if type in TERMINAL:
+            os.fsync(self._file.fileno())
+        return event
+
+
+def _plain(value: Any) -> Any:
+    # orjson writes NaN as null by itself; text may hold lone surrogates from a tokenizer.
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    return value.item() if hasattr(value, "item") else str(value)

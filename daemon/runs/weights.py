@@ -1,0 +1,140 @@
+"""The weights that a job has made: which files they are, and how they get elsewhere.
+
+Elsewhere is the run directory of a new job that starts from them, or a folder of the user's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...jobs.context import MANIFEST
+from ...jobs.files.atomic import fsync
+from ...jobs.errors import CheckpointDamaged, Conflict, NotFound, SpecError
+from .checkpoints import Checkpoints, verify
+from .rundir import RunDir
+
+# What of a checkpoint is not the model's: jobs.snapshot.STATE_FILES, which takes torch to import.
+STATE_FILES = (
+    "optimizer.pt",
+    "scheduler.pt",
+    "rng_state.pth",
+    "job_state.pt",
+    "trainer_state.json",
+)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step in the name of a checkpoint's folder."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A folder of a job with weights, configuration and tokenizer."""
+
+    name: str  # JOB for its final model, JOB@STEP for a checkpoint
+    folder: Path
+
+    def files(self, *, with_optimizer: bool = False) -> Iterator[Path]:
+        """Yield the files of the model, and perhaps of the training's state."""
+        for path in sorted(self.folder.rglob("*")):
+            is_state = path.parent == self.folder and path.name in STATE_FILES
+            if path.is_file() and path.name != MANIFEST and (with_optimizer or not is_state):
+                yield path
+
+
+def final_model(rundir: RunDir) -> Weights:
+    """Return the final weights of a finished job. Raises NotFound."""
+    folder = rundir.path / "model"
+    if rundir.read_result() is None or not (folder / "config.json").is_file():
+        steps = ", ".join(str(step_of(path)) for path in Checkpoints(rundir.checkpoints).list())
+        there_is = f"name a checkpoint as JOB@STEP, of {steps}" if steps else "and no checkpoint"
+        raise NotFound(f"job: {rundir.path.name} has no final model yet: {there_is}")
+    return Weights(rundir.path.name, folder)
+
+
+def checkpoint(
+    rundir: RunDir, step: int | None = None, *, on_bytes: Callable[[int], None] | None = None
+) -> Weights:
+    """Return the weights of a checkpoint, by default of the latest whole one, verified.
+
+    Raises NotFound, and CheckpointDamaged for a step that is asked for. `on_bytes` as in `verify`.
+    """
+    job_id, checkpoints = rundir.path.name, Checkpoints(rundir.checkpoints)
+    found = {step_of(path): path for path in checkpoints.list()}
+    if step is not None and step not in found:
+        steps = ", ".join(map(str, found)) or "none"
+        raise NotFound(f"checkpoint: {job_id} has none of step {step}, but of: {steps}")
+    for number in reversed(found) if step is None else [step]:
+        try:
+            verify(found[number], on_bytes=on_bytes)
+        except CheckpointDamaged:
+            if step is not None:
+                raise
+        else:
+            return Weights(f"{job_id}@{number}", found[number])
+    raise NotFound(f"checkpoint: {job_id} has none{' that is whole' if found else ''}")
+
+
+def link(weights: Weights, folder: Path) -> None:
+    """Make `folder` with the files of the model, without a copy where the file system can.
+
+    Pruning the checkpoint then takes nothing from it. For folders that nobody writes to.
+    """
+    for source in weights.files():
+        target = folder / source.relative_to(weights.folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(source, target)
+        except OSError:  # another file system, or one without links
+            _copy(source, target)
+        fsync(target.parent)
+
+
+def export(weights: Weights, folder: Path, *, with_optimizer: bool = False) -> int:
+    """Copy the files of the model into a new folder, whole or not at all; return their bytes.
+
+    Copies, and no links: whoever saves into the folder later must not write into the checkpoint.
+    Raises SpecError when there is something at its place, Conflict when the job pruned the
+    checkpoint meanwhile.
+    """
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise SpecError("dest", f"must be a new folder, got {folder}, which is there")
+    if not folder.parent.is_dir():
+        raise SpecError("dest", f"must be in a folder that is there, got {folder}")
+    size_bytes = 0
+    with _staging(folder) as staging:
+        try:
+            for source in weights.files(with_optimizer=with_optimizer):
+                target = staging / source.relative_to(weights.folder)
+                target.parent.mkdir(exist_ok=True)
+                size_bytes += _copy(source, target)
+                fsync(target.parent)
+        except FileNotFoundError as error:
+            raise Conflict(f"checkpoint: {weights.name} was pruned meanwhile: {error}") from error
+    return size_bytes
+
+
+@contextmanager
+def _staging(folder: Path) -> Iterator[Path]:
+    # Not jobs.durable's whole_folder: it sweeps the parent, and this one is the user's.
+    staging = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        staging.mkdir()
+        yield staging
+        staging.rename(folder)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    fsync(folder.parent)
+
+
+def _copy(source: Path, target: Path) -> int:
+    shutil.copyfile(source, target)
+    fsync(target)
+    return target.stat().st_size

@@ -1,0 +1,255 @@
+"""From code and its knowledge graph to the token sequences that the code-graph encoder reads.
+
+    [CLS] code [SEP] [ENT] root [REL] relation [ENT] tail … [SEP] [REL] relation tail [SEP]
+
+The code is a module's, class's or function's; the middle walks the graph depth-first from its
+entity, the root; the end is one triple of the root that the walk leaves out: link prediction
+hides its tail. Beside its id every token has
+
+rel_ids    0 for code and special tokens; on relation tokens the relation's id; on entity tokens the
+           id of the first relation of their chain
+chain_ids  the number of its chain, from 1; 0 for code, [CLS] and [SEP]. Where the walk has to turn
+           back, a new chain begins. The triple at the end is a chain of its own.
+depth_ids  how many triples lie between the root and the entity that the token is of or leads to
+role_ids   a Role
+
+[ENT] and [REL] have the chain and depth of what follows them. An entity at depth d hangs on the
+nearest one before it at depth d - 1, so that the walk can be read back from the sequence. Names
+of the code's own module are written without the module.
+
+There are 12 relation ids: 0, which is no relation, and 11 for the 12 words, of which `calls` and
+`invokes` (the call of a function and of a method) share one; their tokens tell them apart.
+
+What is too long for `seq_len` is cut, the longer of code and walk first, each from its end and the
+walk by whole triples. The root and the triple at the end always stay; a name that is longer than
+a quarter of `seq_len` keeps its last tokens.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from ..errors import SpecError
+from .python_graph import RELATIONS, Block, Triple
+
+SPECIAL_TOKENS = ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[ENT]", "[REL]")
+PAD_ID, CLS_ID, SEP_ID, MASK_ID, ENT_ID, REL_ID = range(len(SPECIAL_TOKENS))
+IGNORED = -100  # label of a token that has no loss, as in torch's cross-entropy
+NUM_RELATION_IDS = 12
+MIN_SEQ_LEN, MAX_SEQ_LEN = 32, 4096
+MAX_CHAIN = 999  # its number; the encoder has no position for more
+MAX_DEPTH = 4  # of a walk
+MIN_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256  # every byte is a token
+CHARACTERS_PER_TOKEN = 16  # more than code ever has: what is beyond need not be tokenised
+
+IntArray: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
+Edge: TypeAlias = tuple[str, str]  # relation, tail
+
+
+class Role(IntEnum):
+    """What a token is."""
+
+    SPECIAL = 0
+    CODE = 1
+    ENTITY = 2
+    RELATION = 3
+
+
+class Example(NamedTuple):
+    """One sequence: five arrays (T,) int32 as described above, T at most `seq_len`, not padded."""
+
+    ids: IntArray
+    rel_ids: IntArray
+    chain_ids: IntArray
+    depth_ids: IntArray
+    role_ids: IntArray
+
+
+def relation_id(relation: str) -> int:
+    """Return the id of a relation, from 1 to 11."""
+    return _RELATION_IDS[relation]
+
+
+_RELATION_IDS = {
+    relation: number
+    for number, relation in enumerate((word for word in RELATIONS if word != "invokes"), start=1)
+}
+_RELATION_IDS["invokes"] = _RELATION_IDS["calls"]
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Train a byte-level BPE on texts; the special tokens have the first ids.
+
+    The same texts give the same tokenizer. Its vocabulary is smaller than asked for when the
+    texts hold no more pairs. Raises SpecError.
+    """
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise SpecError("vocab_size", f"must be at least {MIN_VOCAB_SIZE}, got {vocab_size}")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def build_examples(
+    triples: Iterable[Triple],
+    blocks: Iterable[Block],
+    tokenizer: Tokenizer,
+    *,
+    seq_len: int,
+) -> Iterator[tuple[Block, Example]]:
+    """Yield a sequence for each block whose entity is the head of a triple, in their order.
+
+    The walk goes wherever `triples` lead: to keep training and validation apart, call this for
+    each side with its own triples and blocks. The tokenizer is one of `train_tokenizer`, or has
+    its special tokens under the same ids. Raises SpecError.
+    """
+    if not MIN_SEQ_LEN <= seq_len <= MAX_SEQ_LEN:
+        takes = f"at least {MIN_SEQ_LEN} and at most {MAX_SEQ_LEN}"
+        raise SpecError("seq_len", f"must be {takes}, got {seq_len}")
+    builder = _Builder(triples, tokenizer, seq_len)
+    for block in blocks:
+        if block.name in builder.edges:
+            yield block, builder.build(block)
+
+
+def leaf_tail(example: Example) -> slice:
+    """Return where the tokens of the tail in the triple at the end are."""
+    end = len(example.ids) - 1  # of the last [SEP]
+    start = end
+    while example.role_ids[start - 1] == Role.ENTITY:
+        start -= 1
+    return slice(start, end)
+
+
+class _Builder:
+    def __init__(self, triples: Iterable[Triple], tokenizer: Tokenizer, seq_len: int) -> None:
+        self.edges: dict[str, list[Edge]] = defaultdict(list)
+        self.modules: dict[str, str] = {}  # of the heads
+        for head, relation, tail, qualifiers in triples:
+            self.edges[head].append((relation, tail))
+            self.modules[head] = qualifiers.module
+        self.edges = dict(self.edges)
+        # Text that reads like a special token is text.
+        tokenizer.encode_special_tokens = True
+        self.tokenizer = tokenizer
+        self.seq_len = seq_len
+        self.names: dict[str, list[int]] = {}
+
+    def build(self, block: Block) -> Example:
+        module = self.modules[block.name]
+        edges = self.edges[block.name]
+        # Which triple is left out depends on the name alone, and on no position in the file.
+        left_out = edges[zlib.crc32(block.name.encode()) % len(edges)]
+        root = self.name(block.name, module)
+        relation, tail = left_out
+        leaf = _Part(Role.RELATION, self.name(relation), relation_id(relation), 0, 1)
+        end = [leaf, _Part(Role.ENTITY, self.name(tail, module), leaf.rel_id, 0, 1)]
+        room = self.seq_len - 6 - len(root) - sum(len(part.ids) for part in end)
+        # 6: [CLS], three [SEP], [ENT] of the root, [REL] of the end
+        text = block.text[: room * CHARACTERS_PER_TOKEN]
+        code = self.tokenizer.encode(text, add_special_tokens=False).ids[:room]
+        walk = self.walk(block.name, module, left_out, max(room // 2, room - len(code)))
+        code = code[: room - sum(1 + len(part.ids) for part in walk)]
+        chain = walk[0].rel_id if walk else leaf.rel_id
+        row = _Row()
+        row.put(Role.SPECIAL, [CLS_ID])
+        row.put(Role.CODE, code)
+        row.put(Role.SPECIAL, [SEP_ID])
+        row.put_marked(_Part(Role.ENTITY, root, chain, 1, 0))
+        for part in walk:
+            row.put_marked(part)
+        row.put(Role.SPECIAL, [SEP_ID])
+        number = walk[-1].chain + 1 if walk else 2
+        row.put_marked(leaf._replace(chain=number))
+        row.put(*end[1]._replace(chain=number))
+        row.put(Role.SPECIAL, [SEP_ID])
+        return row.example()
+
+    def walk(self, root: str, module: str, left_out: Edge, room: int) -> list[_Part]:
+        """Return relations and entities in turn, depth-first, as many triples as `room` takes."""
+        parts: list[_Part] = []
+        seen = {root}
+        chain, chain_relation, last_depth = 0, 0, -1
+        waiting = self.edges_of(root, 1, left_out)
+        while waiting:
+            depth, (relation, tail) = waiting.pop()
+            if tail in seen:
+                continue
+            seen.add(tail)
+            number = relation_id(relation)
+            if depth != last_depth + 1:  # the walk has turned back, or begins
+                chain, chain_relation = chain + 1, number
+            last_depth = depth
+            step = [
+                _Part(Role.RELATION, self.name(relation), number, chain, depth),
+                _Part(Role.ENTITY, self.name(tail, module), chain_relation, chain, depth),
+            ]
+            room -= sum(1 + len(part.ids) for part in step)
+            if room < 0 or chain == MAX_CHAIN:  # the last number is for the triple at the end
+                break
+            parts += step
+            if depth < MAX_DEPTH:
+                waiting += self.edges_of(tail, depth + 1)
+        return parts
+
+    def edges_of(
+        self, head: str, depth: int, left_out: Edge | None = None
+    ) -> list[tuple[int, Edge]]:
+        """Return the edges from a head, the first one last."""
+        edges = self.edges.get(head, [])
+        return [(depth, edge) for edge in reversed(edges) if edge != left_out]
+
+    def name(self, name: str, module: str = "") -> list[int]:
+        """Return the tokens of a relation, or of an entity as it is called in a module."""
+        name = name.removeprefix(f"{module}.") if module else name
+        if name not in self.names:
+            ids = self.tokenizer.encode(name, add_special_tokens=False).ids
+            self.names[name] = ids[-(self.seq_len // 4) :]
+        return self.names[name]
+
+
+class _Part(NamedTuple):
+    """An entity or a relation in a sequence; in the order of `_Row.put`."""
+
+    role: Role
+    ids: list[int]
+    rel_id: int
+    chain: int
+    depth: int
+
+
+class _Row:
+    """A sequence that is being written."""
+
+    def __init__(self) -> None:
+        self.columns: list[list[int]] = [[] for _ in Example._fields]
+
+    def put(
+        self, role: Role, ids: list[int], rel_id: int = 0, chain: int = 0, depth: int = 0
+    ) -> None:
+        self.columns[0] += ids
+        for column, value in zip(self.columns[1:], (rel_id, chain, depth, role), strict=True):
+            column += [value] * len(ids)
+
+    def put_marked(self, part: _Part) -> None:
+        marker = ENT_ID if part.role is Role.ENTITY else REL_ID
+        self.put(Role.SPECIAL, [marker], 0, part.chain, part.depth)
+        self.put(*part)
+
+    def example(self) -> Example:
+        return Example(*(np.array(column, dtype=np.int32) for column in self.columns))

@@ -1,0 +1,142 @@
+"""The vectors of an encode job: a journal of those that are done, and the file that holds all.
+
+Rows are encoded in the order of their lengths, so the journal has them in any order; it is what a
+job that was killed goes on from. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from ..files.atomic import whole_file
+from .passages import Passage
+
+Floats = NDArray[np.float32]
+
+
+class Journal:
+    """Appends done rows to a file; holds back none of them from a process that follows.
+
+    A file that is not of this `identity` (of what is encoded, by what, and how) is begun afresh.
+    """
+
+    def __init__(self, path: Path, identity: bytes, width: int) -> None:
+        self.was_of_another = False
+        self.dtype = np.dtype(
+            [("row", "<i8"), ("tokens", "<i4"), ("cut", "?"), ("vector", "<f4", (width,))]
+        )
+        self._path = path
+        self._header = identity
+        self._file = self._open()
+
+    def _open(self) -> BinaryIO:
+        if self._path.exists():
+            file = self._path.open("r+b")
+            if file.read(len(self._header)) == self._header:
+                # A record that a dying process has left half-written goes.
+                whole = (self._path.stat().st_size - len(self._header)) // self.dtype.itemsize
+                file.truncate(len(self._header) + whole * self.dtype.itemsize)
+                file.seek(0, os.SEEK_END)
+                return file
+            file.close()
+            self.was_of_another = True
+        file = self._path.open("w+b")
+        file.write(self._header)
+        return file
+
+    def add(
+        self, rows: Sequence[int], tokens: Sequence[int], cut: Sequence[bool], vectors: Floats
+    ) -> None:
+        """Append rows: `vectors` is (n, width)."""
+        records = np.empty(len(rows), self.dtype)
+        records["row"], records["tokens"], records["cut"] = rows, tokens, cut
+        records["vector"] = vectors
+        self._file.write(records.tobytes())
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Make all that was added survive a power cut."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def read(self) -> NDArray[Any]:
+        """Return the records (n,), in the order of their rows, each row once."""
+        self._file.flush()
+        records = np.fromfile(self._path, self.dtype, offset=len(self._header))
+        records = records[records["tokens"] > 0]  # a power cut may leave zeros
+        return records[np.unique(records["row"], return_index=True)[1]]
+
+    def remove(self) -> None:
+        """Delete the file: its rows are in the output."""
+        self._path.unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def write(path: Path, passages: Sequence[Passage], records: NDArray[Any]) -> None:
+    """Write one row per passage in the format of the name, whole or not at all.
+
+    .jsonl        {"id", "file", "tokens", "cut", "embedding"} per row; `file` for code blocks only
+    .npz          arrays `embeddings` (N, width) float32, `ids` and `files` (N,), `tokens`, `cut`
+    .safetensors  the same numbers, with `ids` and `files` as JSON lists in the metadata
+    """
+    with whole_file(path) as file:
+        _WRITERS[path.suffix](file, passages, records)
+
+
+def plain(vectors: Floats) -> list[list[float]]:
+    """Return vectors as lists whose numbers, in JSON, are as short as float32 allows."""
+    exact: list[list[float]] = orjson.loads(
+        orjson.dumps(np.ascontiguousarray(vectors), option=orjson.OPT_SERIALIZE_NUMPY)
+    )
+    return exact
+
+
+def _write_jsonl(file: BinaryIO, passages: Sequence[Passage], records: NDArray[Any]) -> None:
+    option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+    for passage, record in zip(passages, records, strict=True):
+        row: dict[str, Any] = {"id": passage.id}
+        if passage.file is not None:
+            row["file"] = passage.file
+        row["tokens"] = int(record["tokens"])
+        row["cut"] = bool(record["cut"])
+        row["embedding"] = np.ascontiguousarray(record["vector"])
+        file.write(orjson.dumps(row, option=option))
+
+
+def _write_npz(file: BinaryIO, passages: Sequence[Passage], records: NDArray[Any]) -> None:
+    names = {
+        "ids": np.array([passage.id for passage in passages], np.str_),
+        "files": np.array([passage.file or "" for passage in passages], np.str_),
+    }
+    np.savez(file, allow_pickle=False, **names, **_columns(records))
+
+
+def _write_safetensors(file: BinaryIO, passages: Sequence[Passage], records: NDArray[Any]) -> None:
+    from safetensors.numpy import save
+
+    names = {"ids": [p.id for p in passages], "files": [p.file or "" for p in passages]}
+    metadata = {name: orjson.dumps(values).decode() for name, values in names.items()}
+    file.write(save(_columns(records), metadata))
+
+
+def _columns(records: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    return {
+        "embeddings": np.ascontiguousarray(records["vector"]),
+        "tokens": np.ascontiguousarray(records["tokens"]),
+        "cut": np.ascontiguousarray(records["cut"]),
+    }
+
+
+_WRITERS = {".jsonl": _write_jsonl, ".npz": _write_npz, ".safetensors": _write_safetensors}

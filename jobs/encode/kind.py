@@ -1,0 +1,236 @@
+"""The encode kind: vectors of texts, or of the modules, classes and functions of Python code.
+
+`encode_options.py` has its options, `passages.py` reads what is encoded, `embedder.py` holds the
+part that needs torch, and `vectors.py` what is written. A job that is killed goes on behind the
+last row that is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from ..context import Context, WarmModel
+from .options import CODE_GRAPH, EncodeSpec
+from ..errors import Stopped
+
+if TYPE_CHECKING:
+    from .embedder import Embedder, Row
+    from .passages import Passage
+    from .journal import Journal
+
+MOST_NUMBERS = 32_768  # of the vectors in a result: 42 of 768
+EVENT_S = 1.0  # between two events of progress
+AT_ONCE = 256  # passages to tokenise before the job looks whether it is to stop
+
+
+def run(spec: EncodeSpec, ctx: Context) -> dict[str, Any]:
+    """Encode every passage, those that an execution before has done excepted.
+
+    Returns counts, timings and either the vectors or the file that has them. Raises Stopped and
+    JobFailed.
+    """
+    from .embedder import Embedder
+    from .passages import identity
+    from .journal import Journal
+
+    begun = time.perf_counter()
+    warm = ctx.models.take(spec.model)
+    embedder = Embedder(
+        warm,
+        pooling=spec.pooling,
+        normalize=spec.normalize,
+        max_length=spec.max_length,
+        is_int8=_is_int8(spec, ctx),
+        device=ctx.device,
+    )
+    passages = _passages(spec, ctx, embedder, is_code=warm.model.config.model_type == CODE_GRAPH)
+    digest = hashlib.sha256(identity(passages) + _identity(spec, warm)).digest()
+    read_done = time.perf_counter()
+    with Journal(ctx.run_dir / "vectors.bin", digest, embedder.width) as journal:
+        work = _Work(spec, ctx, embedder, passages, journal)
+        work.encode()
+        result = work.result()
+        written = time.perf_counter()
+        result |= _delivered(spec, ctx, passages, journal)
+        journal.remove()
+    result["timings"]["read_s"] = read_done - begun
+    result["timings"]["write_s"] = time.perf_counter() - written
+    return result
+
+
+def _passages(
+    spec: EncodeSpec, ctx: Context, embedder: Embedder, *, is_code: bool
+) -> list[Passage]:
+    from . import passages
+
+    if spec.input is None:
+        return passages.from_texts(spec.text)
+    path = Path(spec.input)
+    if not (is_code and passages.is_sources(path)):
+        return passages.from_files(path)
+
+    def heed() -> None:
+        if ctx.stop.is_set():
+            raise Stopped(0)
+
+    return passages.from_sources(
+        path,
+        chains=embedder.chains if spec.chains else None,
+        on_skip=lambda file, reason: ctx.emit("warning", message=f"{file}: {reason}"),
+        heed=heed,
+    )
+
+
+def _is_int8(spec: EncodeSpec, ctx: Context) -> bool:
+    """Whether to encode in int8: where it is asked for and the processor serves it."""
+    from ..compute.levels import levels, why_not
+
+    if spec.dtype == "int8" and ctx.device == "cpu" and levels().int8 is None:
+        ctx.emit("warning", message=f"dtype: {why_not('int8')}")
+        return False
+    return spec.dtype == "int8"
+
+
+def _identity(spec: EncodeSpec, warm: WarmModel) -> bytes:
+    """Return what the vectors depend on, beside the passages."""
+    files = sorted(warm.path.glob("*.safetensors")) if warm.path.is_dir() else []
+    weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    options = [spec.pooling, spec.normalize, spec.chains, spec.max_length, spec.dtype]
+    return orjson.dumps([str(warm.model.dtype), weights, options])
+
+
+class _Work:
+    """The encoding of one job, and what is to be said of it."""
+
+    def __init__(
+        self,
+        spec: EncodeSpec,
+        ctx: Context,
+        embedder: Embedder,
+        passages: Sequence[Passage],
+        journal: Journal,
+    ) -> None:
+        self.spec = spec
+        self.ctx = ctx
+        self.embedder = embedder
+        self.passages = passages
+        self.journal = journal
+        self.done = 0
+        self.tokens = 0  # of this execution
+        self.tokenise_s = self.prepare_s = self.encode_s = 0.0
+        self._event_at = time.monotonic()
+
+    def encode(self) -> None:
+        """Encode what the journal does not have."""
+        from .embedder import batches
+
+        if self.journal.was_of_another:
+            self.ctx.emit("warning", message="the input or the model has changed: begun again")
+        done = set(self.journal.read()["row"].tolist())
+        waiting = [number for number in range(len(self.passages)) if number not in done]
+        self.done = len(done)
+        self._begin()
+        rows = self._tokenised(waiting)
+        if not rows:
+            return
+        begun = time.perf_counter()
+        self.embedder.prepare(rows)
+        self.prepare_s = time.perf_counter() - begun
+        for batch in batches([len(row.ids) for row in rows], self.spec.batch_size):
+            self._heed()
+            self._encode([waiting[i] for i in batch], [rows[i] for i in batch])
+        if self.spec.output is not None:
+            self.journal.sync()
+
+    def _tokenised(self, waiting: Sequence[int]) -> list[Row]:
+        begun = time.perf_counter()
+        rows: list[Row] = []
+        for first in range(0, len(waiting), AT_ONCE):
+            self._heed()
+            part = waiting[first : first + AT_ONCE]
+            rows += self.embedder.rows([self.passages[number] for number in part])
+        self.tokenise_s = time.perf_counter() - begun
+        return rows
+
+    def _encode(self, numbers: Sequence[int], rows: Sequence[Row]) -> None:
+        begun = time.perf_counter()
+        vectors = self.embedder.encode(rows)
+        self.encode_s += time.perf_counter() - begun
+        lengths = [len(row.ids) for row in rows]
+        self.journal.add(numbers, lengths, [row.is_cut for row in rows], vectors)
+        self.done += len(rows)
+        self.tokens += sum(lengths)
+        if time.monotonic() - self._event_at >= EVENT_S:
+            self._event_at = time.monotonic()
+            self.journal.sync()
+            self.ctx.emit(
+                "progress",
+                done=self.done,
+                total=len(self.passages),
+                tokens_per_s=self.tokens / self.encode_s,
+            )
+
+    def _heed(self) -> None:
+        if self.ctx.stop.is_set():
+            self.journal.sync()
+            raise Stopped(self.done)
+
+    def _begin(self) -> None:
+        import torch
+
+        from ..compute.levels import compute_summary
+
+        self.ctx.emit(
+            "begin",
+            rows=len(self.passages),
+            done=self.done,
+            model=self.spec.model,
+            dtype=self.spec.dtype,
+            max_length=self.embedder.max_length,
+            width=self.embedder.width,
+            threads=torch.get_num_threads(),
+            **compute_summary(self.ctx.device),
+        )
+
+    def result(self) -> dict[str, Any]:
+        """Return what there is to say, but for the vectors."""
+        records = self.journal.read()
+        result = {
+            "rows": len(records),
+            "width": self.embedder.width,
+            "tokens": int(records["tokens"].sum()),
+            "cut": int(records["cut"].sum()),
+            "model": self.spec.model,
+            "timings": {
+                "queued_s": self.ctx.queued_s,
+                "tokenise_s": self.tokenise_s,
+                "prepare_s": self.prepare_s,
+                "encode_s": self.encode_s,
+                "tokens_per_s": self.tokens / self.encode_s if self.encode_s else None,
+            },
+        }
+        quality = self.embedder.quality()
+        return result if quality is None else result | {"int8": quality}
+
+
+def _delivered(
+    spec: EncodeSpec, ctx: Context, passages: Sequence[Passage], journal: Journal
+) -> dict[str, Any]:
+    """Return the vectors, or write them and return the file."""
+    from .journal import plain, write
+
+    records = journal.read()
+    if spec.output is None and records["vector"].size <= MOST_NUMBERS:
+        return {
+            "ids": [passage.id for passage in passages],
+            "embeddings": plain(records["vector"]),
+        }
+    path = ctx.run_dir / "embeddings.npz" if spec.output is None else Path(spec.output)
+    write(path, passages, records)
+    return {"output": str(path)}

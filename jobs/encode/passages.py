@@ -1,0 +1,145 @@
+"""What an encode job encodes: texts, or the code blocks of Python sources. Imports no torch.
+
+A passage is one row of the output. A text model takes every file of a folder whole; the code-graph
+encoder takes Python apart into its modules, classes and functions, a passage each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ..codegraph.sequences import Example, build_examples
+from ..files.documents import ROWS, documents, text_files
+from ..errors import SpecError
+from ..codegraph.python_graph import Block, Module, find_sources, read_modules
+
+PYTHON = ".py"
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One thing to encode."""
+
+    id: str  # a row's own or its number, an entity's dotted name, a file's path
+    text: str
+    file: str | None = None  # where a code block stands, relative to the input
+    example: Example | None = None  # the code with its walk through the graph, where asked for
+
+
+def from_texts(texts: Iterable[str]) -> list[Passage]:
+    """Return the texts, numbered from 0."""
+    return [Passage(str(number), text) for number, text in enumerate(texts)]
+
+
+def from_files(path: Path) -> list[Passage]:
+    """Read rows of JSONL, paragraphs of a text file, a Python file, or the files of a folder.
+
+    Raises SpecError naming the row or file that is not as it should be.
+    """
+    if path.is_dir():
+        return [Passage(str(file.relative_to(path)), _read_text(file)) for file in text_files(path)]
+    if path.suffix == ROWS:
+        return list(_rows(path))
+    if path.suffix == PYTHON:
+        return [Passage(path.name, _read_text(path))]
+    return from_texts(documents(path))
+
+
+def from_sources(
+    path: Path,
+    *,
+    chains: tuple[Any, int] | None,
+    on_skip: Callable[[Path, str], None],
+    heed: Callable[[], None],
+) -> list[Passage]:
+    """Read the modules, classes and functions of a Python file or of a folder of them.
+
+    `chains`: a tokenizer of `train_tokenizer` and a length, to walk the graph of all files from
+    every block that has one; None: code alone. `heed` is called now and then.
+    """
+    root = path if path.is_dir() else path.parent
+    files = find_sources(path) if path.is_dir() else [path]
+    modules = []
+    for module in read_modules(files, root, on_skip=on_skip):
+        heed()
+        modules.append(module)
+    return list(_blocks(modules, chains, heed))
+
+
+def is_sources(path: Path) -> bool:
+    """Whether the path is of Python sources: what the code-graph encoder takes apart."""
+    return path.suffix == PYTHON or path.is_dir()
+
+
+def check(path: Path, *, of_code: bool) -> None:
+    """Look whether there is something to encode. Reads all of it but Python. Raises SpecError."""
+    if not path.exists():
+        raise SpecError("input", f"must be a file or a folder, got {str(path)!r}")
+    if of_code and is_sources(path):
+        found: Sequence[object] = find_sources(path) if path.is_dir() else [path]
+    else:
+        found = from_files(path)
+    if not found:
+        raise SpecError("input", f"must hold something to encode, got {str(path)!r}")
+
+
+def identity(passages: Iterable[Passage]) -> bytes:
+    """Return a hash of what is encoded, in its order."""
+    digest = hashlib.sha256()
+    for passage in passages:
+        for part in (passage.id, passage.file or "", passage.text):
+            encoded = part.encode(errors="surrogatepass")
+            digest.update(len(encoded).to_bytes(8, "little") + encoded)
+        if passage.example is not None:
+            for column in passage.example:
+                digest.update(column.tobytes())
+    return digest.digest()
+
+
+def _blocks(
+    modules: list[Module], chains: tuple[Any, int] | None, heed: Callable[[], None]
+) -> Iterator[Passage]:
+    blocks = [block for module in modules for block in module.blocks]
+    made: Iterator[tuple[Block, Example]] = iter(())
+    if chains is not None:
+        tokenizer, seq_len = chains
+        triples = (triple for module in modules for triple in module.triples)
+        made = build_examples(triples, blocks, tokenizer, seq_len=seq_len)
+    # Those that head no triple are left out of `made`, which keeps the order.
+    ahead = next(made, None)
+    for block in blocks:
+        heed()
+        example = None
+        if ahead is not None and ahead[0] is block:
+            example = ahead[1]
+            ahead = next(made, None)
+        yield Passage(block.name, block.text, block.file, example)
+
+
+def _rows(path: Path) -> Iterator[Passage]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file):
+            if not line.strip():
+                continue
+            try:
+                row = orjson.loads(line)
+                text, name = row["text"], row.get("id", number)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                text = name = None
+            if not isinstance(text, str) or not isinstance(name, str | int):
+                takes = '{"text": "…"}, with an id or without'
+                raise SpecError("input", f"row {number + 1} must be {takes}, got {line[:60]!r}")
+            yield Passage(str(name), text)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError("input", f"must be UTF-8 text, got {str(path)!r}: {error}") from None

@@ -1,0 +1,79 @@
+"""Images as a model of the Qwen2-VL family takes them: patches, and tokens in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ..models.adapters import model_folder
+from ..context import WarmModel
+from ..errors import JobFailed
+from .images import MODEL_TYPES, Budget, read
+from .request import Picture
+from .image_encoding import Eyes
+
+
+def place_pictures(
+    warm: WarmModel, ids: Sequence[int], urls: Sequence[str], budget: Budget
+) -> tuple[list[int], list[Picture]]:
+    """Put as many tokens as each image has where the chat template put one.
+
+    Returns the tokens and the pictures. Raises JobFailed for an image that cannot be read, and
+    where the tokens do not match the images.
+    """
+    if urls:
+        check_takes_images(warm)
+    mark = getattr(warm.model.config, "image_token_id", None)
+    marked = [place for place, token in enumerate(ids) if token == mark and mark is not None]
+    if len(marked) != len(urls):
+        raise JobFailed(
+            f"messages: the chat template makes {len(marked)} image tokens of {len(urls)} images"
+        )
+    placed: list[int] = []
+    pictures: list[Picture] = []
+    copied = 0
+    for place, url in zip(marked, urls, strict=True):
+        placed += ids[copied:place]
+        picture = _picture(warm, url, budget, start=len(placed))
+        pictures.append(picture)
+        placed += [ids[place]] * picture.num_tokens
+        copied = place + 1
+    return [*placed, *ids[copied:]], pictures
+
+
+def check_takes_images(warm: WarmModel) -> None:
+    """Raise JobFailed for a model that would answer as if there were no images."""
+    if not Eyes.are_in(warm.model):
+        raise JobFailed(
+            f"messages: images must go with a model of type {' or '.join(MODEL_TYPES)}, got "
+            f"{warm.name} of type {warm.model.config.model_type}"
+        )
+
+
+def _picture(warm: WarmModel, url: str, budget: Budget, *, start: int) -> Picture:
+    image, size, digest = read(url, budget)
+    processor = _processor(model_folder(warm.path))
+    bounds = {}
+    if budget.max_pixels is not None:
+        smallest = min(processor.size["shortest_edge"], budget.max_pixels)
+        bounds["size"] = {"shortest_edge": smallest, "longest_edge": budget.max_pixels}
+    try:
+        made = processor(images=[image], return_tensors="pt", **bounds)
+    except ValueError as error:  # 200 times longer than wide
+        raise JobFailed(f"image: {error}") from error
+    grid = made["image_grid_thw"][0].tolist()
+    num_tokens = grid[0] * grid[1] * grid[2] // processor.merge_size**2
+    return Picture(start, num_tokens, tuple(grid), made["pixel_values"], digest, size)
+
+
+@lru_cache(maxsize=16)
+def _processor(folder: Path) -> Any:
+    from transformers import AutoImageProcessor
+
+    try:
+        return AutoImageProcessor.from_pretrained(folder, backend="pil")  # without torchvision
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise JobFailed(f"messages: the model has no image processor: {reason}") from error

@@ -1,0 +1,109 @@
+"""Images of a chat: from a file or a data URL to pixels, within bounds. Needs Pillow, no torch."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import JobFailed, SpecError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FILE = "file://"
+SCHEMES = ("data:image/", FILE)
+MODEL_TYPES = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+)  # in config.json: the models that are shown images
+MAX_PIXELS = 2**26  # of an image as it comes: 64 million; a bomb unpacks to many more
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How large an image may be for the model; larger ones are made smaller."""
+
+    thumbnail: int | None = None  # pixels of the longer side
+    max_pixels: int | None = None
+
+
+def check_model(config: Mapping[str, Any], field: str) -> None:
+    """Check that a model takes images, by its config.json. Raises SpecError."""
+    if config.get("model_type") not in MODEL_TYPES:
+        raise SpecError(
+            field,
+            f"images must go with a model of type {' or '.join(MODEL_TYPES)}, got one of type "
+            f"{config.get('model_type')}",
+        )
+
+
+def check(path: str) -> None:
+    """Check that a file is an image, by its header. Raises SpecError."""
+    try:
+        _open(Path(path).read_bytes(), path)
+    except OSError as error:
+        raise SpecError("image", f"must be a file, got {path}: {error.strerror}") from error
+    except JobFailed as error:
+        raise SpecError("image", f"must be an image: {error}") from error
+
+
+def read(url: str, budget: Budget) -> tuple[Image, tuple[int, int], int]:
+    """Return the image of a URL, its width and height as a person sees it, and a digest.
+
+    Raises JobFailed for what is no image, or too large a one.
+    """
+    from PIL import Image, ImageOps
+
+    data = _bytes(url)
+    image = _open(data, "the image")
+    try:
+        ImageOps.exif_transpose(image, in_place=True)  # cameras say so how it is to be turned
+        picture = image.convert("RGB")
+    except Exception as error:  # a spoilt file: decoders raise anything
+        raise JobFailed(f"image: it cannot be read: {error}") from error
+    size = picture.size
+    if budget.thumbnail is not None:
+        picture.thumbnail((budget.thumbnail, budget.thumbnail), Image.Resampling.LANCZOS)
+    digest = hashlib.sha256(data + repr(budget).encode()).digest()
+    return picture, size, int.from_bytes(digest[:8]) >> 1  # 63 bits
+
+
+def _bytes(url: str) -> bytes:
+    if url.startswith(FILE):
+        try:
+            return Path(url.removeprefix(FILE)).read_bytes()
+        except (OSError, ValueError) as error:
+            raise JobFailed(f"image: {error}") from error
+    kind, _, data = url.partition(",")
+    if not kind.endswith(";base64"):
+        raise JobFailed("image: a data URL must be in base64")
+    try:
+        return base64.b64decode(data, validate=True)
+    except binascii.Error as error:
+        raise JobFailed(f"image: its data URL is not base64: {error}") from error
+
+
+def _open(data: bytes, name: str) -> Image:
+    """Read the header of an image. Raises JobFailed."""
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(data))
+    except Exception as error:  # a spoilt file: decoders raise anything
+        raise JobFailed(f"image: {name} is none that can be read: {error}") from error
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise JobFailed(
+            f"image: {name} has {width}x{height} pixels: at most {MAX_PIXELS} can be read"
+        )
+    return image

@@ -1,0 +1,228 @@
+"""The GRPO kind: a model writes a group of completions per prompt and learns from their rewards.
+
+`grpo_options.py` has its options; `grpo_trainer.py` holds the trainer, which needs torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import problems, rewards
+from ..models.architectures import check_can_generate
+from ..context import Context, WarmModel
+from ..errors import JobFailed
+from .options import COMPLETION_LENGTH, GrpoSpec
+from .prompts import Prompt, completion_room, encode
+from .user_rewards import KeywordReward
+
+if TYPE_CHECKING:
+    from trl.trainer.grpo_config import GRPOConfig
+
+    from .trainer import GroupTrainer
+
+
+def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
+    """Train until done or `ctx.stop`; go on from the latest checkpoint when there is one.
+
+    Returns steps, the rewards before and after on held-out problems (None without any), the
+    folder of the model and the last step's metrics. Raises Stopped and JobFailed.
+    """
+    from ..compute.aten_overrides import ONEDNN, fast_kernels, recorded_choice
+
+    checkpoint = ctx.checkpoints.latest()
+    begun = time.perf_counter()
+    warm = ctx.models.take(spec.model)
+    check_can_generate(warm.model)
+    training, held_out = spec.training_problems(), spec.held_out_problems()
+    prompts = _encode(spec, warm, training)
+    eval_prompts = _encode(spec, warm, held_out)
+    num_cut = sum(prompt.is_cut for prompt in prompts + eval_prompts)
+    if num_cut:
+        ctx.emit("truncated", prompts=num_cut, max_prompt_length=spec.max_prompt_length)
+    config = _config(spec, ctx, warm, prompts + eval_prompts)
+    data = {
+        "data": problems.fingerprint(training + held_out),
+        "columns": problems.columns_fingerprint(training + held_out),
+    }
+    data_done = time.perf_counter()
+    functions = spec.reward_functions(training)
+    trainer = _trainer(spec, ctx, warm, config, prompts, functions, data)
+    seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
+    gemm = recorded_choice(ctx.run_dir / "gemm", ctx.device)
+    _announce(spec, ctx, trainer, checkpoint, gemm, seconds)
+
+    with fast_kernels(onednn=gemm == ONEDNN):
+        if checkpoint is None and eval_prompts:
+            trainer.check_weights()
+            trainer.reward_before = _evaluate(ctx, trainer, eval_prompts, "before")
+        trainer.train_to_end(checkpoint)
+        reward_after = _evaluate(ctx, trainer, eval_prompts, "after") if eval_prompts else None
+    trainer.save_final_model(ctx.run_dir / "model")
+    return {
+        "steps": trainer.state.global_step,
+        "reward_before": trainer.reward_before,
+        "reward_after": reward_after,
+        "model": "model",
+        "metrics": {k: v for k, v in trainer.last_metrics.items() if k != "samples"},
+    }
+
+
+def _encode(spec: GrpoSpec, warm: WarmModel, found: Sequence[problems.Problem]) -> list[Prompt]:
+    return encode(
+        found,
+        warm.tokenizer,
+        chat_template=spec.chat_template,
+        system=spec.system,
+        max_length=spec.max_prompt_length,
+    )
+
+
+def _config(spec: GrpoSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Prompt]) -> GRPOConfig:
+    import torch
+    from trl.trainer.grpo_config import GRPOConfig
+
+    from ..compute.device import has_bfloat16
+
+    if spec.rollout_dtype == "int8" and ctx.device != "cpu":
+        raise JobFailed(f"rollout_dtype: must be float32 on a GPU ({ctx.device}), got int8")
+    if warm.tokenizer.eos_token_id is None:
+        raise JobFailed(f"model: the tokenizer of {spec.model} has no end-of-sequence token")
+    batch_size, accumulation = spec.geometry
+    max_completion_length = completion_room(
+        prompts,
+        limit=getattr(warm.model.config.get_text_config(), "max_position_embeddings", None),
+        asked=spec.max_completion_length,
+        usual=warm.model.generation_config.max_new_tokens or COMPLETION_LENGTH,
+    )
+    return GRPOConfig(
+        output_dir=str(ctx.run_dir),
+        run_name=ctx.job_id,
+        max_steps=spec.steps_total,
+        per_device_train_batch_size=batch_size,
+        gradient_accumulation_steps=accumulation,
+        steps_per_generation=accumulation,
+        num_generations=spec.num_generations,
+        num_iterations=spec.num_iterations,
+        max_completion_length=max_completion_length,
+        temperature=spec.temperature,
+        top_p=spec.top_p,
+        top_k=spec.top_k,
+        reward_weights=[reward.weight for reward in spec.reward_specs],
+        scale_rewards=spec.scale_rewards,
+        learning_rate=spec.learning_rate or _usual_learning_rate(warm.model.num_parameters()),
+        lr_scheduler_type=spec.lr_scheduler,
+        warmup_steps=spec.warmup_steps,
+        weight_decay=spec.weight_decay,
+        max_grad_norm=spec.max_grad_norm,
+        beta=spec.beta,
+        epsilon=spec.epsilon,
+        epsilon_high=spec.epsilon_high,
+        loss_type=spec.loss_type,
+        seed=spec.seed,
+        save_strategy="no",  # JobTrainer saves, by spec.save_every
+        report_to=[tracker for tracker in spec.report_to if tracker != "none"],
+        use_cpu=ctx.device == "cpu",
+        # TRL's defaults, bf16 and recomputed activations, are three times slower on a CPU.
+        bf16=has_bfloat16(torch.device(ctx.device)),
+        activation_checkpointing=False,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        disable_tqdm=True,
+    )
+
+
+def _usual_learning_rate(num_parameters: int) -> float:
+    # Small models bear, and need, far larger steps; 1e-3 undid even the smallest.
+    if num_parameters < 1e6:
+        return 3e-4
+    return 1e-4 if num_parameters < 1e8 else 1e-6
+
+
+def _trainer(
+    spec: GrpoSpec,
+    ctx: Context,
+    warm: WarmModel,
+    config: GRPOConfig,
+    prompts: Sequence[Prompt],
+    functions: Mapping[str, rewards.Reward | KeywordReward],
+    data: Mapping[str, str],
+) -> GroupTrainer:
+    import torch
+
+    from .trainer import GroupTrainer
+    from .packed_trainer import twin
+
+    model, reference = warm.model, None
+    weights = (*model.parameters(), *model.buffers())
+    if any(weight.is_floating_point() and weight.dtype != torch.float32 for weight in weights):
+        model = model.float()  # goes over every module, also where there is nothing to do
+    if spec.beta > 0:
+        # The warm weights stay as they are; what is trained is copied from them when it changes.
+        reference, model = model.requires_grad_(False).eval(), twin(model)
+    return GroupTrainer(
+        job=ctx,
+        spec=spec,
+        config=config,
+        model=model.requires_grad_(True),
+        reference=reference,
+        tokenizer=warm.tokenizer,
+        prompts=prompts,
+        rewards=functions,
+        data=data,
+        rollout_dtype=_rollout_dtype(spec, ctx),
+        samples_shown=spec.log_completions,
+    )
+
+
+def _rollout_dtype(spec: GrpoSpec, ctx: Context) -> str:
+    """The precision of completions: float32 where the processor does not serve int8."""
+    from ..compute.levels import levels, why_not
+
+    if spec.rollout_dtype == "int8" and levels().int8 is None:
+        ctx.emit("warning", message=f"rollout_dtype: {why_not('int8')}")
+        return "float32"
+    return spec.rollout_dtype
+
+
+def _announce(
+    spec: GrpoSpec,
+    ctx: Context,
+    trainer: GroupTrainer,
+    checkpoint: Path | None,
+    gemm: str,
+    seconds: dict[str, Any],
+) -> None:
+    import torch
+
+    from ..training.checkpointing import step_of
+    from ..compute.levels import compute_summary
+
+    batch_size, accumulation = spec.geometry
+    ctx.emit(
+        "begin",
+        steps_total=spec.steps_total,
+        resumed_from=None if checkpoint is None else step_of(checkpoint),
+        model=spec.model,
+        parameters=trainer.model.num_parameters(),
+        device=str(trainer.config.device),
+        threads=torch.get_num_threads(),
+        gemm=gemm,
+        num_generations=spec.num_generations,
+        batch_size=batch_size,
+        gradient_accumulation=accumulation,
+        max_completion_length=trainer.config.max_completion_length,
+        pack_tokens=trainer.most_tokens,  # in one pass of the model; None: by padded batches
+        learning_rate=trainer.config.learning_rate,
+        rollout_dtype=trainer.rollout_dtype,
+        **compute_summary(ctx.device),
+        **seconds,
+    )
+
+
+def _evaluate(ctx: Context, trainer: GroupTrainer, prompts: Sequence[Prompt], phase: str) -> float:
+    reward = trainer.mean_reward(prompts)
+    ctx.emit("eval", step=trainer.state.global_step, phase=phase, reward=reward, n=len(prompts))
+    return reward

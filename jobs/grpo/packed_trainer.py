@@ -1,0 +1,346 @@
+"""TRL's GRPOTrainer with its work done once: the same losses and gradients, in a fraction of it.
+
+- Completions are written by `rollout.generate`: each prompt read once, rows leaving when they end.
+- Log-probabilities come from packs (`packing`): no padding, every prompt once for its whole group,
+  the vocabulary head at completion tokens only.
+- All micro-steps of a step run together, so that a group split between them shares its prompt, too;
+  the loss of each is still TRL's own.
+- Completions without an advantage have no gradient; without a KL term they are not computed.
+- The log-probabilities that num_iterations > 1 compares with are those of the first iteration.
+- On request, completions are written by weights of 8 bits, and the loss is corrected for it.
+- With bf16, on a GPU, products are in bfloat16; weights, and what is added up, stay in float32.
+
+What a model is not known to take in packs goes TRL's way. Imports trl.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import add_fused_lm_head
+
+from ..compute.levels import levels
+from ..compute.linears import InPlaceLinear, has_onednn, int8_linear, packed_float32
+from ..compute.quantized import CastLinear, LinearFactory, WeightOnlyInt8Linear
+from ..engine.decoder import Decoder
+from .scoring import Embedded, rows_of, score_pack, split, tokens_that_fit
+from .packing import Pack, Row, can_pack, packed_attention
+from .rollout import Completion, generate, ways
+from ..engine.token_sampling import Sampler
+
+Batch = dict[str, Any]
+
+DRIFT = "sampling/sampling_logp_difference/mean"  # TRL's name: nats by which 8 bits are off
+PACKING_PAYS = 16  # tokens to write, from which on a copy of the weights in a better order pays
+FEW_ROWS = 4  # up to which unpacked 8-bit weights are nearly as fast as packed ones
+# Tokens to write, from which on packing them pays for few rows, too: a pass of 2 rows of a 0.5B
+# model takes 43 ms unpacked and 38 ms packed, and packing takes 1.7 s, so from about 340.
+PACKING_INT8_PAYS = 320
+
+
+class PackedTrainer(GRPOTrainer):
+    """A GRPOTrainer for text whose steps_per_generation is its gradient_accumulation_steps.
+
+    `most_tokens` is the size of a pack; None where packs are not used. `rollout_dtype` is what
+    weights training's completions are written by, "float32" or, on a CPU and where packs are used,
+    "int8".
+    """
+
+    model: Any
+    ref_model: Any
+    args: Any
+    _buffered_inputs: Any  # a list of batches
+    max_completion_length: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.generation_s = 0.0  # since somebody set it to 0
+        self.rollout_dtype = "float32"
+        self.most_tokens: int | None = None
+        if can_pack(self.model):
+            self.most_tokens = tokens_that_fit(self.model, self.accelerator.device)
+        self._entropies: list[list[float]] = []  # of the completions written last
+        self._given: tuple[Tensor, Tensor] | None = None  # scores for the loss now computed
+        self._losses: list[Tensor] = []  # of the micro-steps of the step now done
+
+    def take_reference(self, model: Any, beta: float) -> None:
+        """Measure the distance to a frozen model, `beta` times which joins the loss.
+
+        TRL would read one from disk, for each trainer. Its weights may be those of the policy's own
+        beginning, in the same memory (`twin`): `own_weights` parts the two.
+        """
+        self.args.beta = self.beta = beta
+        add_fused_lm_head(model, temperature=self.temperature)
+        self.ref_model = self.accelerator.prepare_model(model, evaluation_mode=True)
+        self.add_callback(_BeforeUpdate(self))
+
+    def own_weights(self) -> None:
+        """Give the policy memory of its own for weights that it shares with the reference."""
+        shared = {weight.data_ptr() for weight in self.ref_model.parameters()}
+        for weight in self.model.parameters():
+            if weight.data_ptr() in shared:
+                weight.data = weight.data.clone()
+
+    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        if self.ref_model is not None:
+            self.own_weights()
+        cast(Any, super())._load_from_checkpoint(*args, **kwargs)
+
+    # Writing completions.
+
+    def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            if self.most_tokens is None:
+                return cast(Any, super())._generate_single_turn(prompt_ids, *args, **kwargs)
+            written = self._write(prompt_ids)
+            self._entropies = [completion.entropies for completion in written]
+            logps = [completion.logps for completion in written] if self._is_rough else None
+            return [completion.ids for completion in written], logps
+        finally:
+            self.generation_s += time.perf_counter() - started
+
+    def _write(self, prompts: Sequence[Sequence[int]]) -> list[Completion]:
+        # What the generation config of the model itself asks for is asked for here, too.
+        config, _ = self.model._prepare_generation_config(self.generation_config)
+        listed = self.model._get_logits_processor(
+            config, input_ids_seq_length=max(map(len, prompts)), device=self.model.device
+        )
+        sampler = Sampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+        processors, sampler = ways(listed, sampler)
+        # Made anew: every step has other weights.
+        decoder = Decoder(self.model, make=self._form(len(prompts)), is_fixed=False)
+        return generate(
+            decoder,
+            prompts,
+            sampler=sampler,
+            temperature=self.temperature,
+            max_new_tokens=self.max_completion_length,
+            end_ids=self.eos_token_ids,
+            processors=processors,
+            pad_id=self._tokenizer.pad_token_id,
+            wants_logps=self._is_rough,
+        )
+
+    def _form(self, rows: int) -> LinearFactory:
+        """Return the form of the linear layers in which so many completions are written."""
+        if self._is_rough:
+            pays = rows > FEW_ROWS or self.max_completion_length >= PACKING_INT8_PAYS
+            return int8_linear if pays or levels().int8 == "warmd" else WeightOnlyInt8Linear
+        if self.args.bf16:
+            return CastLinear
+        weight = self.model.get_input_embeddings().weight
+        is_packable = has_onednn(weight) and weight.dtype == torch.float32
+        pays = self.max_completion_length >= PACKING_PAYS
+        return packed_float32 if is_packable and pays else InPlaceLinear
+
+    @property
+    def _is_rough(self) -> bool:
+        """Whether completions are written by other weights than the model's: not to evaluate it."""
+        return self.rollout_dtype == "int8" and bool(self.model.training)
+
+    @property
+    def _learns_from_all(self) -> bool:
+        """Whether also a completion without an advantage has a gradient."""
+        return bool(self.beta != 0)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
+        batch: Batch = super()._generate_and_score_completions(inputs)
+        if self.most_tokens is not None and not self._learns_from_all:
+            entropies = torch.zeros(batch["completion_ids"].shape)
+            for row, values in enumerate(self._entropies):
+                entropies[row, : len(values)] = torch.tensor(values)
+            batch["entropies"] = entropies.to(batch["completion_ids"].device)
+        return batch
+
+    # Scoring.
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, None]:
+        if self.most_tokens is None:
+            return cast(Any, super())._get_per_token_logps_and_entropies(  # type: ignore[no-any-return]
+                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+            )
+        if self._given is not None:
+            return (*self._given, None)
+        shape = (len(input_ids), logits_to_keep)
+        if model is self.model:
+            # The old log-probabilities: they will be those of the first iteration, which computes
+            # them anyway.
+            return torch.zeros(shape, device=input_ids.device), None, None
+        parts = {
+            "prompt_ids": input_ids[:, :-logits_to_keep],
+            "prompt_mask": attention_mask[:, :-logits_to_keep],
+            "completion_ids": input_ids[:, -logits_to_keep:],
+            "completion_mask": attention_mask[:, -logits_to_keep:],
+        }
+        logps = torch.zeros(shape, device=input_ids.device)
+        entropies = torch.zeros_like(logps)
+        self._score_into(logps, entropies, model, rows_of(parts))
+        return logps, entropies, None
+
+    @torch.no_grad()
+    def _score_into(
+        self, logps: Tensor, entropies: Tensor, model: Any, rows: Sequence[Row]
+    ) -> None:
+        with packed_attention(model):
+            for part in split(rows, cast(int, self.most_tokens)):
+                pack = Pack(part, model.device)
+                at = (pack.rows, pack.columns)
+                logps[at], entropies[at] = score_pack(
+                    model, pack, self.temperature, is_half=self.args.bf16
+                )
+
+    # Training.
+
+    def compute_loss(self, model: Any, inputs: Batch, *args: Any, **kwargs: Any) -> Any:
+        if self.most_tokens is None or not model.training:
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        at = self._step % self.args.steps_per_generation
+        if at == 0:
+            self._losses = self._learn(self._buffered_inputs, self.most_tokens)
+        # A number that the Trainer may call backward() on: the gradients are there already.
+        return self._losses[at].requires_grad_()
+
+    def _learn(self, batches: list[Batch], most_tokens: int) -> list[Tensor]:
+        """Add the gradients of a step's micro-batches to the weights' and return their losses."""
+        is_first = self._step % (self.args.steps_per_generation * self.num_iterations) == 0
+        if is_first:
+            batches = [_without_old(batch) for batch in batches]
+        joined = {
+            name: torch.cat([b[name] for b in batches]) for name in _SCORED if name in batches[0]
+        }
+        rows = rows_of(joined)
+        # Completions that are not in a pack stand as if nothing had changed for them.
+        unknown = torch.zeros(joined["completion_ids"].shape, device=self.model.device)
+        logps = joined.get("old_per_token_logps", unknown).clone()
+        entropies = joined.get("entropies", unknown).clone()
+        if not self._learns_from_all:
+            learns = joined["advantages"].ne(0).tolist()
+            silent = [row for row in rows if not learns[row.row]]
+            rows = [row for row in rows if learns[row.row]]
+            if self.num_iterations > 1:  # only for the metrics, which tell how far they have come
+                self._score_into(logps, entropies, self.model, silent)
+        with packed_attention(self.model):
+            for part in split(rows, most_tokens):
+                pack = Pack(part, self.model.device)
+                at = (pack.rows, pack.columns)
+                embedded = Embedded(self.model, pack.ids)
+                scores, nats = score_pack(
+                    self.model, pack, self.temperature, embedded.output, is_half=self.args.bf16
+                )
+                losses = self._losses_of(batches, logps.index_put(at, scores), entropies)
+                self.accelerator.backward(torch.stack(losses).sum())
+                embedded.finish()
+                logps[at], entropies[at] = scores.detach(), nats
+        if not rows:  # for AdamW, a gradient of zero is not the same as none
+            for weight in self.model.parameters():
+                if weight.requires_grad and weight.grad is None:
+                    weight.grad = torch.zeros_like(weight)
+        with torch.no_grad():  # with the scores of all packs: what is logged, and NaN looked for in
+            losses = self._losses_of(batches, logps, entropies, logged=True)
+        if is_first and self.num_iterations > 1:
+            for batch, old in zip(self._buffered_inputs, _like(batches, logps), strict=True):
+                batch["old_per_token_logps"] = old
+        return losses
+
+    def _losses_of(
+        self, batches: list[Batch], logps: Tensor, entropies: Tensor, *, logged: bool = False
+    ) -> list[Tensor]:
+        """Return TRL's loss of each micro-batch; logps, entropies: (B, C) of all of them."""
+        metrics = self._metrics
+        if not logged:
+            self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
+        try:
+            losses = []
+            for batch, *given in zip(
+                batches, _like(batches, logps), _like(batches, entropies), strict=True
+            ):
+                self._given = (given[0], given[1])
+                if "sampling_per_token_logps" in batch:
+                    batch = self._corrected(batch, given[0].detach())
+                losses.append(cast(Any, super())._compute_loss(self.model, batch))
+            return losses
+        finally:
+            self._given, self._metrics = None, metrics
+
+    def _corrected(self, batch: Batch, logps: Tensor) -> Batch:
+        """Weigh each token by how much likelier it was to the model than to what wrote it.
+
+        Truncated importance sampling, as TRL does for completions of vLLM ("token_truncate"). The
+        losses are linear in the advantages, which TRL takes for each token, too: (B, C). logps:
+        (B, C), of the model in the first iteration, which is at its own old ones.
+        """
+        old = batch.get("old_per_token_logps", logps)
+        mask = batch["completion_mask"].bool()
+        drift = (old - batch["sampling_per_token_logps"]).masked_fill(~mask, 0.0)
+        ratio = drift.exp().clamp(max=self.args.vllm_importance_sampling_clip_max)
+        if not self._learns_from_all:  # the model's are not known for the others
+            mask &= batch["advantages"].ne(0)[:, None]
+        mean = drift[mask].abs().mean() if bool(mask.any()) else 0.0
+        self._metrics["train"][DRIFT].append(float(mean))
+        return {**batch, "advantages": batch["advantages"][:, None] * ratio}
+
+
+class _BeforeUpdate(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    def __init__(self, trainer: PackedTrainer) -> None:
+        self._trainer = trainer
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self._trainer.own_weights()
+
+
+def twin(model: Any) -> Any:
+    """Copy a model but for the memory of its weights, which both have until `own_weights`.
+
+    In a 0.5B model that is 2 GB, which a first step need not wait for.
+    """
+    weights = [*model.parameters(), *model.buffers()]
+    same: dict[int, Any] = {
+        id(weight): nn.Parameter(weight.data, requires_grad=weight.requires_grad)
+        if isinstance(weight, nn.Parameter)
+        else weight
+        for weight in weights
+    }
+    # Every module has a dozen dicts and sets, most of them empty. Copied one by one, they take
+    # longer than all the rest.
+    parts = [part for module in model.modules() for part in vars(module).values()]
+    same |= {id(part): type(part)() for part in parts if type(part) in _EMPTY and not part}
+    return copy.deepcopy(model, same)
+
+
+_EMPTY = (dict, OrderedDict, set)
+
+_SCORED = (
+    "prompt_ids",
+    "prompt_mask",
+    "completion_ids",
+    "completion_mask",
+    "advantages",
+    "old_per_token_logps",
+    "entropies",
+)
+
+
+def _without_old(batch: Batch) -> Batch:
+    return {name: value for name, value in batch.items() if name != "old_per_token_logps"}
+
+
+def _like(batches: Sequence[Batch], values: Tensor) -> Sequence[Tensor]:
+    """Divide (B, C) of a whole step as its micro-batches are divided."""
+    return torch.split(values, [len(batch["completion_ids"]) for batch in batches])

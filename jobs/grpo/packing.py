@@ -1,0 +1,225 @@
+"""Prompts and their completions through a model in one row: no padding, every prompt once.
+
+The completions of a group share their prompt, and to the model it is the same in each. So a pack
+holds the prompt, then the completions one after another, each at the positions after the prompt:
+linear layers see N tokens where a padded batch has B x (P + C); attention is told who sees whom.
+
+The models are those of transformers, as they are: it hands its attention to a function by name, and
+all else in a decoder looks at one token at a time. Imports torch and transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface
+
+from ..engine.decoder import Decoder
+
+ATTENTION = "warmd_packed"  # by this name transformers finds `_attention`
+
+
+def can_pack(model: Any) -> bool:
+    """Whether a model can be given packs.
+
+    Those can that the engine's decoder takes: their layers know of other tokens through attention
+    alone, all of it causal and full, and of positions through position_ids alone. Each kind is held
+    against TRL's own way in the tests.
+    """
+    config = model.config
+    return (
+        Decoder.takes(model)
+        and config is config.get_text_config()  # one that takes pictures has positions of 3 axes
+        and getattr(model, "_supports_sdpa", False)
+        and not config.attention_dropout
+        and model.get_output_embeddings().bias is None
+    )
+
+
+class Attention(Protocol):
+    """Who sees whom in one forward pass."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Return what the queries see in one layer.
+
+        query: (B, heads, N, D); key, value: (B, key heads, N, D). The result is (B, N, heads, D).
+        """
+
+
+@contextmanager
+def packed_attention(model: Any) -> Iterator[None]:
+    """Have a model ask the `Attention` that `hidden_states` is given, for as long as this lasts."""
+    usual = model.config._attn_implementation
+    model.config._attn_implementation = ATTENTION
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = usual
+
+
+def hidden_states(model: Any, embedded: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    """Run a model up to its vocabulary head. Inside `packed_attention` only.
+
+    embedded: (B, N, H), positions: (B, N) int64; the result is (B, N, H).
+    """
+    output = model.base_model(
+        inputs_embeds=embedded, position_ids=positions, use_cache=False, packed=attention
+    )
+    states: Tensor = output.last_hidden_state
+    return states
+
+
+def _attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    *,
+    scaling: float,
+    packed: Attention,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    return packed.attend(module.layer_idx, query, key, value, scaling), None
+
+
+AttentionInterface.register(ATTENTION, _attention)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A completion after its prompt. `row` is whose it is in the batch it comes from."""
+
+    row: int
+    prompt: tuple[int, ...]
+    completion: tuple[int, ...]
+
+    @property
+    def num_inputs(self) -> int:
+        """Its tokens that the model must read: what follows the last one is not asked for."""
+        return max(len(self.completion) - 1, 0)
+
+
+class Pack:
+    """Rows in one sequence of N tokens, grouped by prompt, and where their predictions stand.
+
+    ids, positions: (1, N). predictors: (K,), the place in the sequence that predicts completion
+    token k; targets: (K,), that token; rows, columns: (K,), where it stands among the completions.
+    """
+
+    def __init__(self, rows: Sequence[Row], device: torch.device | str = "cpu") -> None:
+        groups: dict[tuple[int, ...], list[Row]] = {}
+        for row in rows:
+            groups.setdefault(row.prompt, []).append(row)
+        ids: list[int] = []
+        positions: list[int] = []
+        scored: list[tuple[int, int, int, int]] = []
+        self._groups: list[_Group] = []
+        for prompt, members in groups.items():
+            start, end = len(ids), len(ids) + len(prompt)
+            self._groups.append(_Group(start, end, [row.num_inputs for row in members], device))
+            ids += prompt
+            positions += range(len(prompt))
+            for row in members:
+                first = len(ids)
+                for column, token in enumerate(row.completion):
+                    place = first + column - 1 if column else end - 1
+                    scored.append((place, token, row.row, column))
+                ids += row.completion[: row.num_inputs]
+                positions += range(len(prompt), len(prompt) + row.num_inputs)
+        self.ids = torch.tensor([ids], device=device)
+        self.positions = torch.tensor([positions], device=device)
+        table = torch.tensor(scored, dtype=torch.int64, device=device).view(-1, 4)
+        self.predictors, self.targets, self.rows, self.columns = table.unbind(1)
+
+    @property
+    def ends(self) -> list[int]:
+        """The place of the last token of each prompt, in the order of the groups."""
+        return [group.end - 1 for group in self._groups]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Return what each token sees: its own sequence's tokens up to itself, in every group."""
+        seen = [group.attend(query, key, value, scale) for group in self._groups]
+        return torch.cat([part for parts in seen for part in parts])[None]
+
+
+class _Group:
+    """The place of a prompt, start to end, and after it its completions of `sizes` tokens."""
+
+    def __init__(self, start: int, end: int, sizes: list[int], device: torch.device | str) -> None:
+        self.start, self.end = start, end
+        self.sizes = sizes
+        self.total, self.longest = sum(sizes), max(sizes)
+        self._masks: dict[int, Tensor] = {}  # by the query heads that share a key head
+        self._spread: Tensor | None = None  # (G, C): where padded token c of completion g is found
+        self._gather: Tensor | None = None  # (total,): where each token is among the padded
+        if min(sizes) < self.longest:
+            starts = torch.tensor([0, *sizes[:-1]], device=device).cumsum(0)[:, None]
+            lengths = torch.tensor(sizes, device=device)[:, None]
+            steps = torch.arange(self.longest, device=device)[None]
+            # Padding repeats a token that is there: it is seen by nothing but padding.
+            self._spread = starts + steps.clamp(max=lengths - 1).clamp_(min=0)
+            self._spread.clamp_(max=self.total - 1)
+            self._gather = (steps < lengths).flatten().nonzero()[:, 0]
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> list[Tensor]:
+        """Return what the prompt sees, then what the completions see: (tokens, heads, D) each."""
+        prompt = slice(self.start, self.end)
+        of_prompt = F.scaled_dot_product_attention(
+            query[:, :, prompt],
+            key[:, :, prompt],
+            value[:, :, prompt],
+            is_causal=True,
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        parts = [of_prompt[0].transpose(0, 1)]
+        if self.total:
+            parts.append(self._completions(query, key, value, scale))
+        return parts
+
+    def _completions(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        group, length = len(self.sizes), self.longest
+        heads, key_heads, size = query.shape[1], key.shape[1], query.shape[3]
+        shared = heads // key_heads
+        # The heads that share a key head stand one after another, as more queries on it: no key
+        # or value is copied for them.
+        own = self._padded(query).view(group, length, key_heads, shared, size)
+        own = own.permute(0, 2, 3, 1, 4).reshape(group, key_heads, shared * length, size)
+        seen = F.scaled_dot_product_attention(
+            own,
+            self._with_prompt(key),
+            self._with_prompt(value),
+            attn_mask=self._mask(shared, own),
+            scale=scale,
+        )
+        seen = seen.view(group, key_heads, shared, length, size).permute(0, 3, 1, 2, 4)
+        flat = seen.reshape(group * length, heads, size)
+        return flat if self._gather is None else flat[self._gather]
+
+    def _padded(self, states: Tensor) -> Tensor:
+        """Take the completions' states out of (1, heads, N, D): (G, C, heads, D)."""
+        own = states[0, :, self.end : self.end + self.total].transpose(0, 1)
+        if self._spread is None:
+            return own.reshape(len(self.sizes), self.longest, *own.shape[1:])
+        return own[self._spread]
+
+    def _with_prompt(self, states: Tensor) -> Tensor:
+        """Set the prompt's states before those of each completion: (G, heads, P + C, D)."""
+        prompt = states[:, :, self.start : self.end].expand(len(self.sizes), -1, -1, -1)
+        return torch.cat([prompt, self._padded(states).transpose(1, 2)], dim=2)
+
+    def _mask(self, shared: int, like: Tensor) -> Tensor:
+        """Every prompt token, and of its own completion the tokens up to itself."""
+        if shared not in self._masks:
+            prompt, length = self.end - self.start, self.longest
+            later = torch.ones((length, prompt + length), dtype=torch.bool, device=like.device)
+            mask = like.new_zeros(later.shape).masked_fill_(later.triu_(prompt + 1), -torch.inf)
+            self._masks[shared] = mask.repeat(shared, 1)
+        return self._masks[shared]

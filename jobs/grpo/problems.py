@@ -1,0 +1,233 @@
+"""Problems: the prompts a job trains on, with their answers, from a JSONL file or built in.
+
+Read in the shell, to check a job before it is queued, and again in the work horse.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import orjson
+
+from ..errors import SpecError
+
+ARITHMETIC = "arithmetic"  # the built-in source; a file of that name is ./arithmetic
+DEFAULT_TEMPLATE = "Solve this math problem step by step:\n\n{question}\n\nSolution:"
+NUM_EVAL_SUMS = 1000
+MAX_LINE_BYTES = 16 * 2**20
+
+Prompt: TypeAlias = str | list[dict[str, str]]
+Part = Literal["train", "eval"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A prompt (text, or chat messages of `role` and `content`) and what it should lead to."""
+
+    prompt: Prompt
+    answer: str | None  # as the data has it: GSM8K's whole solution with its `####`
+    row: int  # the line in the file, or the place in the built-in set; from 1
+    # All of the row but its `prompt`, as it stands there: for rewards.
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+def load(
+    source: str,
+    *,
+    template: str = DEFAULT_TEMPLATE,
+    samples: int | None = None,
+    part: Part = "train",
+    train_samples: int = 0,
+) -> list[Problem]:
+    """Return the first `samples` distinct prompts of a JSONL file or of `arithmetic`; None is all.
+
+    A row of the file has a `prompt`, taken as it is, or a `question`, put into the template in
+    place of `{question}`; and an `answer` or none. Other keys are kept for rewards. The first row
+    of a prompt counts, later ones are passed over. Only what is used is read and checked: lines
+    after the last sample are not.
+
+    The part "eval" of a file are the distinct prompts after its first `train_samples`; of
+    `arithmetic`, sums kept apart from all of the part "train".
+
+    Raises SpecError, naming the line, on anything that is not such a file, and where it holds
+    fewer distinct prompts than asked for.
+    """
+    if "{question}" not in template:
+        raise SpecError("template", f"must contain {{question}}, got {template[:60]!r}")
+    option = "samples" if part == "train" else "eval_samples"
+    if samples is not None and samples < 1:
+        raise SpecError(option, f"must be at least 1, got {samples}")
+    skipped = train_samples if part == "eval" and source != ARITHMETIC else 0
+    if source == ARITHMETIC:
+        candidates = iter_arithmetic(part)
+    else:
+        candidates = _distinct(_read(source, template))
+    stop = None if samples is None else skipped + samples
+    problems = list(islice(candidates, skipped, stop))
+    if samples is not None and len(problems) < samples:
+        rest = f" after the {skipped} of the training" if skipped else ""
+        raise SpecError(
+            option,
+            f"must be at most {len(problems)} (the distinct prompts of {source}{rest}), "
+            f"got {samples}",
+        )
+    return problems
+
+
+def fingerprint(problems: Iterable[Problem]) -> str:
+    """Return the sha256, in hex, of prompts and answers in their order; rows do not count."""
+    digest = sha256()
+    for problem in problems:
+        digest.update(orjson.dumps([problem.prompt, problem.answer], option=orjson.OPT_SORT_KEYS))
+    return digest.hexdigest()
+
+
+def columns_of(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the columns that any row has, in their order."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def columns_fingerprint(problems: Iterable[Problem]) -> str:
+    """Return the sha256, in hex, of what rewards see of the rows besides prompts and answers."""
+    digest = sha256()
+    for problem in problems:
+        seen = {k: v for k, v in problem.columns.items() if k not in ("question", "answer")}
+        digest.update(orjson.dumps(seen, option=orjson.OPT_SORT_KEYS) if seen else b"\n")
+    return digest.hexdigest()
+
+
+def iter_arithmetic(part: Part) -> Iterator[Problem]:
+    """Yield sums of two numbers from 0 to 99, like `17+58=` and `75`, in an order fixed for ever.
+
+    Each pair of numbers comes once, one way round: of 5,050 sums 1,000 are for "eval", and no
+    training sum is one of them turned around.
+    """
+    sums = enumerate(_shuffled_pairs(), start=1)
+    chosen = islice(sums, NUM_EVAL_SUMS) if part == "eval" else islice(sums, NUM_EVAL_SUMS, None)
+    for row, (a, b) in chosen:
+        yield Problem(f"{a}+{b}=", str(a + b), row, {"answer": str(a + b)})
+
+
+def _shuffled_pairs() -> list[tuple[int, int]]:
+    pairs = [(a, b) for a in range(100) for b in range(a, 100)]
+    # Fisher-Yates by a generator of our own, since that of `random` is free to change:
+    # the linear congruential one of MMIX (Knuth, The Art of Computer Programming, vol. 2, 3.3.4).
+    state = 42
+    for i in range(len(pairs) - 1, -1, -1):
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        j = (state >> 32) % (i + 1)  # the low bits of such a generator are poor
+        pairs[i], pairs[j] = pairs[j], pairs[i]
+        if state >> 31 & 1:
+            pairs[i] = pairs[i][::-1]
+    return pairs
+
+
+def _distinct(problems: Iterable[Problem]) -> Iterator[Problem]:
+    seen: set[bytes] = set()
+    for problem in problems:
+        key = orjson.dumps(problem.prompt)
+        if key not in seen:
+            seen.add(key)
+            yield problem
+
+
+def _read(source: str, template: str) -> Iterator[Problem]:
+    """Yield the problem of each line that is not blank."""
+    name = source if source and source.isprintable() else repr(source)
+    row = 0
+    for number, line in _lines(source, name):
+        row = number
+        yield _problem(line, f"{name}, line {number}", number, template)
+    if row == 0:
+        raise _no_file(name, "no rows in it")
+
+
+def _lines(source: str, name: str) -> Iterator[tuple[int, bytes]]:
+    try:
+        # Before opening it: opening a named pipe waits for a writer.
+        if not stat.S_ISREG(Path(source).stat().st_mode):
+            raise _no_file(name, "not a regular file")
+        with open(source, "rb") as file:
+            number = 0
+            while line := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if len(line) > MAX_LINE_BYTES:
+                    raise _fault(f"{name}, line {number}", "at most 16 MiB", "more")
+                if number == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of Windows
+                if line.strip():
+                    yield number, line
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL or a lone surrogate
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise _no_file(name, str(reason)) from None
+
+
+def _problem(line: bytes, where: str, row: int, template: str) -> Problem:
+    try:
+        values = orjson.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise _fault(where, "UTF-8", f"byte 0x{line[error.start]:02x}") from None
+    except orjson.JSONDecodeError as error:
+        raise _fault(where, "a JSON object", f"{error.msg} at column {error.colno}") from None
+    if not isinstance(values, dict):
+        raise _fault(where, "a JSON object", _kind(values))
+    answer = _answer(values.get("answer"), where)
+    columns = {name: value for name, value in values.items() if name != "prompt"}
+    if "prompt" in values:
+        return Problem(_prompt(values["prompt"], where), answer, row, columns)
+    if "question" in values:
+        question = _text(values["question"], f"{where}: question")
+        return Problem(template.replace("{question}", question), answer, row, columns)
+    raise _fault(where, "an object with question or prompt", f"the keys {sorted(values)}"[:100])
+
+
+def _prompt(value: Any, where: str) -> Prompt:
+    if not isinstance(value, list):
+        return _text(value, f"{where}: prompt")
+    if not value:
+        raise _fault(f"{where}: prompt", "text or chat messages", "an empty list")
+    return [_message(item, f"{where}: prompt[{index}]") for index, item in enumerate(value)]
+
+
+def _message(value: Any, where: str) -> dict[str, str]:
+    # Nothing else is let through: leaving out tool calls in silence would change the prompt.
+    if not isinstance(value, dict) or set(value) != {"role", "content"}:
+        got = f"the keys {sorted(value)}"[:100] if isinstance(value, dict) else _kind(value)
+        raise _fault(where, "an object of role and content", got)
+    return {key: _text(value[key], f"{where}: {key}") for key in ("role", "content")}
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise _fault(where, "text", _kind(value))
+    if not value.strip():
+        raise _fault(where, "text", "an empty one")
+    return value
+
+
+def _answer(value: Any, where: str) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{Decimal(str(value)):f}"  # never as a power of ten
+    raise _fault(f"{where}: answer", "text or a number", _kind(value))
+
+
+def _no_file(name: str, reason: str) -> SpecError:
+    return SpecError("dataset", f"must be a JSONL file or {ARITHMETIC}, got {name}: {reason}")
+
+
+def _fault(where: str, takes: str, got: str) -> SpecError:
+    return SpecError("dataset", f"{where}: must be {takes}, got {got}")
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false"}
+    return "null" if value is None else kinds.get(type(value), "a number")

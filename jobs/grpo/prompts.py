@@ -1,0 +1,116 @@
+"""From problems to the tokens a model reads: templates, chat, lengths. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import JobFailed
+from .problems import Problem
+
+NO_TEMPLATE = ("chat_template", "the tokenizer of this model has none")  # the option, the problem
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A problem as one model sees it."""
+
+    text: str
+    ids: list[int]  # not empty
+    answer: str | None
+    row: int  # of the data it came from, to name it in messages
+    is_cut: bool  # ids are the end of a longer prompt
+    columns: Mapping[str, Any]  # of the row, as it stands there, but for its prompt
+    messages: list[dict[str, str]] | None  # what the chat template was given; None: plain text
+
+
+def encode(
+    problems: Sequence[Problem],
+    tokenizer: Any,
+    *,
+    chat_template: bool = False,
+    system: str | None = None,
+    max_length: int | None = None,
+) -> list[Prompt]:
+    """Turn problems into prompts of at most `max_length` tokens, cut from the left.
+
+    Chat messages always go through the tokenizer's chat template, plain text does if
+    `chat_template`; `system` opens a chat that has no system message. Raises JobFailed naming
+    the row that gives no tokens, or when there is no chat template.
+    """
+    prompts = []
+    for problem in problems:
+        messages = _messages(problem, chat_template=chat_template, system=system)
+        text = _text(problem, messages, tokenizer)
+        # A chat template writes the special tokens itself.
+        ids = tokenizer(text, add_special_tokens=messages is None)["input_ids"]
+        if not ids:
+            raise JobFailed(f"dataset: the prompt of row {problem.row} has no tokens")
+        is_cut = max_length is not None and len(ids) > max_length
+        kept = ids[-max_length:] if is_cut and max_length is not None else ids
+        prompts.append(
+            Prompt(
+                text=text,
+                ids=kept,
+                answer=problem.answer,
+                row=problem.row,
+                is_cut=is_cut,
+                columns=problem.columns,
+                messages=messages,
+            )
+        )
+    return prompts
+
+
+def completion_room(
+    prompts: Sequence[Prompt], *, limit: int | None, asked: int | None, usual: int
+) -> int:
+    """Return how many tokens a completion may have, after the longest of `prompts`.
+
+    `asked` is taken as it is; without it, `usual` is lowered to what `limit`, the model's
+    positions (None: no limit), leaves. Raises JobFailed naming the row that leaves too few.
+    """
+    wanted = usual if asked is None else asked
+    if limit is None:
+        return wanted
+    longest = max(prompts, key=lambda prompt: len(prompt.ids))
+    room = limit - len(longest.ids)
+    if room < (1 if asked is None else asked):
+        raise JobFailed(": ".join(too_long(longest.row, len(longest.ids), limit)))
+    return min(wanted, room)
+
+
+def too_long(row: int, num_tokens: int | str, limit: int) -> tuple[str, str]:
+    """Say that a prompt leaves no room for its completion: the option, and the problem."""
+    return (
+        "max_prompt_length",
+        f"the prompt of row {row} has {num_tokens} tokens and the model takes {limit} together "
+        "with the completion; set a max_prompt_length, to cut it, or a smaller "
+        "max_completion_length",
+    )
+
+
+def _messages(
+    problem: Problem, *, chat_template: bool, system: str | None
+) -> list[dict[str, str]] | None:
+    """Return the chat that a prompt is; None for plain text."""
+    if isinstance(problem.prompt, str):
+        if not chat_template:
+            return None
+        messages = [{"role": "user", "content": problem.prompt}]
+    else:
+        messages = list(problem.prompt)
+    if system is not None and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    return messages
+
+
+def _text(problem: Problem, messages: list[dict[str, str]] | None, tokenizer: Any) -> str:
+    if messages is None:
+        assert isinstance(problem.prompt, str)
+        return problem.prompt
+    if not tokenizer.chat_template:
+        raise JobFailed(": ".join(NO_TEMPLATE))
+    text: str = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return text

@@ -1,0 +1,200 @@
+"""Rewards of the user's own: which way a function is called, and what its faults look like.
+
+A function is called in one of two ways, by its signature:
+
+- `f(prompts, completions, answers)`: three lists of text, by position.
+- as TRL calls it, where it takes `**kwargs` and knows its other parameters from TRL: by keywords
+  `prompts`, `completions`, `completion_ids`, `trainer_state`, `log_extra`, `log_metric`, and every
+  column of the data, each a list with an item for every completion. It may be async.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from inspect import Parameter
+from math import isfinite
+from typing import Any, SupportsFloat
+
+from ..user_code import tracebacks
+from ..errors import JobFailed, SpecError
+from ..user_code.forks import end_if_forked
+from ..user_code.modules import is_own, load
+
+# What TRL 1.16 passes with the columns (GRPOTrainer._calculate_rewards).
+TRL_KEYWORDS = (
+    *("prompts", "completions", "completion_ids"),
+    *("trainer_state", "log_extra", "log_metric"),
+)
+_TAKES = "must take (prompts, completions, answers), or TRL's keywords with **kwargs"
+
+
+class PositionalReward:
+    """A function `f(prompts, completions, answers)`."""
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self._name = name
+        self._function = function
+        self._owner = os.getpid()
+
+    def __call__(
+        self, prompts: list[str], completions: list[str], answers: list[str | None]
+    ) -> list[float]:
+        with _blamed(self._name, self._owner):
+            scores = self._function(prompts, completions, answers)
+        found = _checked(self._name, scores, len(completions), or_none=False)
+        return [number for number in found if number is not None]
+
+
+class KeywordReward:
+    """A function that is called as TRL calls it. None is the score of what it cannot judge."""
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.is_async = _is_async(function)
+        self._name = name
+        self._function = function
+        self._owner = os.getpid()
+
+    def __call__(self, **keywords: Any) -> list[float | None]:
+        with _blamed(self._name, self._owner):
+            scores = self._function(**keywords)
+        return _checked(self._name, scores, len(keywords["completions"]), or_none=True)
+
+    async def asynchronously(self, **keywords: Any) -> list[float | None]:
+        """The same for a function that is async."""
+        with _blamed(self._name, self._owner):
+            scores = await self._function(**keywords)
+        return _checked(self._name, scores, len(keywords["completions"]), or_none=True)
+
+
+def imported(name: str, columns: Collection[str]) -> PositionalReward | KeywordReward:
+    """Import `module:function`; `columns` are those of the data. Raises SpecError."""
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = load(module_name)
+    # Whatever a user's module does at import ends here in one line, sys.exit() included.
+    except (Exception, SystemExit) as error:
+        got = tracebacks.reason(error)
+        raise SpecError("reward", f"{name} must import, got {got}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        got = "no such name" if function is None else f"a {type(function).__name__}"
+        raise SpecError("reward", f"{name} must be a function of {module_name}, got {got}")
+    return _called_as_it_takes(name, function, columns)
+
+
+def _called_as_it_takes(
+    name: str, function: Callable[..., Any], columns: Collection[str]
+) -> PositionalReward | KeywordReward:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a builtin, which keeps it to itself
+        return PositionalReward(name, function)
+    unknown = _unknown_to_trl(signature, columns)
+    if unknown is not None and not unknown:
+        return KeywordReward(name, function)
+    if _takes_three(signature) and not _is_async(function):
+        return PositionalReward(name, function)
+    if unknown:
+        raise SpecError(
+            "reward",
+            f"{name}: the parameter {unknown[0]} must be a column of the data "
+            f"({', '.join(columns) or 'it has none'}) or one of {', '.join(TRL_KEYWORDS)}, "
+            "got neither",
+        )
+    is_async = "an async function of " if _is_async(function) else ""
+    raise SpecError("reward", f"{name} {_TAKES}, got {is_async}{signature}")
+
+
+def _unknown_to_trl(signature: inspect.Signature, columns: Collection[str]) -> list[str] | None:
+    """Return the parameters that must be given and TRL would not give.
+
+    None where the function cannot be called as TRL does it at all.
+    """
+    parameters = signature.parameters.values()
+    kinds = {parameter.kind for parameter in parameters}
+    if Parameter.VAR_KEYWORD not in kinds or Parameter.VAR_POSITIONAL in kinds:
+        return None
+    needed = [p for p in parameters if p.default is Parameter.empty and p.kind != p.VAR_KEYWORD]
+    return [
+        p.name
+        for p in needed
+        if p.kind == p.POSITIONAL_ONLY or p.name not in (*TRL_KEYWORDS, *columns)
+    ]
+
+
+def _takes_three(signature: inspect.Signature) -> bool:
+    try:
+        signature.bind([], [], [])
+    except TypeError:
+        return False
+    return True
+
+
+def _is_async(function: Any) -> bool:
+    # As TRL tells it: a partial by what it wraps, an object by its __call__.
+    while isinstance(function, functools.partial):
+        function = function.func
+    is_async = inspect.iscoroutinefunction
+    return is_async(function) or is_async(type(function).__call__)
+
+
+@contextmanager
+def _blamed(name: str, owner: int) -> Iterator[None]:
+    """Turn whatever a user's function raises into one line that names it and its place.
+
+    A child that the function has forked ends here: `owner` runs the job.
+    """
+    try:
+        yield
+    except (
+        BaseException
+    ) as error:  # also SystemExit: it is the reward that wants to end, not the job
+        end_if_forked(owner, f"back from the reward {name} by an error")
+        place = tracebacks.place(error, is_own)
+        where = f" at {place}" if place else ""
+        raise JobFailed(f"reward {name} failed{where}: {tracebacks.reason(error)}") from error
+    end_if_forked(owner, f"back from the reward {name}")
+
+
+def _checked(name: str, result: Any, num_completions: int, *, or_none: bool) -> list[float | None]:
+    """Return what a user's function gave as plain numbers. Raises JobFailed when it is not that."""
+    kind = "finite numbers or None" if or_none else "finite numbers"
+    takes = f"reward {name} must return a list of {num_completions} {kind}"
+    scores = _listed(result)
+    if scores is None:
+        raise JobFailed(f"{takes}, got a {type(result).__name__}")
+    if len(scores) != num_completions:
+        raise JobFailed(f"{takes}, got {len(scores)}")
+    numbers = [_finite(value) for value in scores]
+    for index, (number, value) in enumerate(zip(numbers, scores, strict=True)):
+        if number is None and not (or_none and value is None):
+            raise JobFailed(f"{takes}, got {shown(value)} for completion {index + 1}")
+    return numbers
+
+
+def _listed(result: Any) -> Sequence[Any] | None:
+    """Return a list, a tuple, or an array of a library as a sequence; None for anything else."""
+    if isinstance(result, list | tuple):
+        return result
+    return list(result.tolist()) if getattr(result, "ndim", None) == 1 else None
+
+
+def _finite(value: Any) -> float | None:
+    """Return a number of any library as a float, or None when it is not a finite number."""
+    if not isinstance(value, SupportsFloat):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if isfinite(number) else None
+
+
+def shown(value: object) -> str:
+    """A value in a few words, for a message."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else text[:77] + "..."

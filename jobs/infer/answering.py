@@ -1,0 +1,299 @@
+"""What an infer job does: tokenize, hand over to the model's engine, report its progress."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import gui_actions, batch_file
+from ..compute.levels import compute_summary
+from ..compute.threads import without_helpers
+from ..context import Context, WarmModel
+from ..engine.scheduler import Engine, engine_of
+from ..engine.request import End, Generation, Piece, Sampling
+from ..engine.grammar import Grammar
+from ..errors import JobFailed, Stopped
+from .options import InferSpec
+from .tokenization import Prompt, encode, room
+
+_EVENT_S = 0.05  # between two events with text
+_ROWS_AT_ONCE = 32
+
+
+@dataclass
+class Answer:
+    """The completions of one prompt as they grow."""
+
+    generation: Generation
+    tokenise_s: float
+    spec: InferSpec
+    texts: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    reasons: list[str | None] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        count = self.generation.num_choices
+        self.texts, self.tokens, self.reasons = [""] * count, [0] * count, [None] * count
+
+    def add(self, piece: Piece) -> None:
+        self.texts[piece.index] += piece.text
+        self.tokens[piece.index] += piece.tokens
+        self.reasons[piece.index] = piece.finish_reason
+
+    @property
+    def choices(self) -> list[dict[str, Any]]:
+        return [
+            {"index": index, "text": text, "finish_reason": reason, **self._read(text)}
+            for index, (text, reason) in enumerate(zip(self.texts, self.reasons, strict=True))
+        ]
+
+    def _read(self, text: str) -> dict[str, Any]:
+        """What the text says, where it was asked for."""
+        if self.spec.actions == "none":
+            return {}
+        seen = self.generation.pictures
+        screen = seen[-1].size if seen else None
+        if self.spec.screen:
+            screen = gui_actions.parse_screen(self.spec.screen)
+        return {"actions": gui_actions.read(text, screen)}
+
+    @property
+    def usage(self) -> dict[str, int]:
+        prompt, completion = len(self.generation.ids), sum(self.tokens)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "cached_tokens": self.generation.measures.cached_tokens,
+        }
+
+    @property
+    def timings(self) -> dict[str, float]:
+        measures = self.generation.measures
+        # The first token of each choice came with the prompt.
+        written = sum(self.tokens) - self.generation.num_choices
+        speed = written / measures.decode_s if measures.decode_s else 0.0
+        return {
+            "queued_s": round(measures.queued_s, 6),
+            "tokenise_s": round(self.tokenise_s, 6),
+            "vision_s": round(measures.vision_s, 6),
+            "prefill_s": round(measures.prefill_s, 6),
+            "decode_s": round(measures.decode_s, 6),
+            "tokens_per_s": round(speed, 3),
+        }
+
+
+def answer_one(spec: InferSpec, ctx: Context, warm: WarmModel, prompt: Prompt) -> dict[str, Any]:
+    """Answer one prompt, telling its text as it comes. Raises Stopped and JobFailed."""
+    seed = _seed(spec)
+    engine = _engine(spec, warm)
+    with _asking(ctx) as is_cancelled:
+        answer = _prepare(spec, warm, prompt, seed, _grammar(spec, engine), is_cancelled)
+        images = [picture.num_tokens for picture in answer.generation.pictures]
+        about: dict[str, Any] = {"image_tokens": images} if images else {}
+        about |= compute_summary(ctx.device)
+        ctx.emit("begin", prompt_tokens=len(answer.generation.ids), **about)
+        engine.submit(answer.generation)
+        _tell(ctx, answer)
+        _check_whole(answer)
+    return {
+        "choices": answer.choices,
+        "usage": answer.usage,
+        "timings": answer.timings,
+        "seed": seed,
+        "model": spec.model,
+        "precision": engine.precision,
+    }
+
+
+@contextmanager
+def _asking(ctx: Context) -> Iterator[Callable[[], bool]]:
+    """Yield whether generations are canceled: by `ctx.stop`, and with the end of this block.
+
+    However it ends, nothing is computed on for nobody.
+    """
+    is_left = threading.Event()
+    try:
+        yield lambda: is_left.is_set() or ctx.stop.is_set()
+    finally:
+        is_left.set()
+
+
+def _engine(spec: InferSpec, warm: WarmModel) -> Engine:
+    return engine_of(warm, spec.precision or warm.precision)
+
+
+def _seed(spec: InferSpec) -> int:
+    return secrets.randbits(63) if spec.seed is None else spec.seed
+
+
+def _grammar(spec: InferSpec, engine: Engine) -> Grammar | None:
+    return engine.grammar(spec.json_schema) if spec.json_schema else None
+
+
+@without_helpers()
+def _prepare(
+    spec: InferSpec,
+    warm: WarmModel,
+    prompt: Prompt,
+    seed: int,
+    grammar: Grammar | None,
+    is_cancelled: Callable[[], bool],
+) -> Answer:
+    begun = time.perf_counter()
+    ids, seen = encode(spec, warm, prompt)
+    generation = Generation(
+        ids=ids,
+        pictures=seen,
+        sampling=Sampling(
+            temperature=spec.temperature,
+            top_p=spec.top_p,
+            top_k=spec.top_k,
+            frequency_penalty=spec.frequency_penalty,
+            presence_penalty=spec.presence_penalty,
+            seed=seed,
+        ),
+        num_choices=spec.n,
+        max_tokens=room(spec, warm, len(ids)),
+        stop=spec.stop,
+        grammar=grammar,
+        is_cancelled=is_cancelled,
+    )
+    return Answer(generation, time.perf_counter() - begun, spec)
+
+
+def _tell(ctx: Context, answer: Answer) -> None:
+    """Emit the text as it comes, in at most 20 events a second. Raises what ended the engine."""
+    unsaid: dict[int, tuple[str, int]] = {}
+    due = time.perf_counter()
+    pieces = answer.generation.pieces
+    while True:
+        wait_s = None if not unsaid else max(0.0, due - time.perf_counter())
+        try:
+            piece = pieces.get(timeout=wait_s)
+        except queue.Empty:
+            piece = None
+        if isinstance(piece, Piece):
+            answer.add(piece)
+            text, tokens = unsaid.get(piece.index, ("", 0))
+            unsaid[piece.index] = (text + piece.text, tokens + piece.tokens)
+        is_end = isinstance(piece, End)
+        if unsaid and (is_end or time.perf_counter() >= due):
+            for index, (text, tokens) in sorted(unsaid.items()):
+                if text or tokens:
+                    ctx.emit("text", index=index, text=text, tokens=tokens)
+            unsaid.clear()
+            due = time.perf_counter() + _EVENT_S
+        if isinstance(piece, End):
+            if piece.error is not None:
+                raise piece.error
+            return
+
+
+# Files of prompts.
+
+
+def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any]:
+    """Answer every row of the input that has no answer yet. Raises Stopped and JobFailed.
+
+    A row that cannot be answered has an error in its line, and the others are answered.
+    """
+    seed = spec.seed if spec.seed is not None else _kept_seed(ctx)
+    source = Path(spec.input)
+    total = sum(1 for _ in batch_file.read(source))
+    engine = _engine(spec, warm)
+    usage: dict[str, int] = {}
+    begun = time.perf_counter()
+    with batch_file.Answers(Path(spec.output), ctx.job_id) as answers, _asking(ctx) as is_cancelled:
+        ctx.emit("begin", rows=total, done=answers.done, **compute_summary(ctx.device))
+        ctx.emit("progress", done=answers.done, total=total)
+        told = time.perf_counter()
+        found = _in_order(spec, warm, engine, source, answers.done, seed, is_cancelled)
+        for answer in found:
+            if isinstance(answer, JobFailed):
+                answers.append_error(str(answer))
+            else:
+                answers.append({"choices": answer.choices, "usage": answer.usage})
+                for name, value in answer.usage.items():
+                    usage[name] = usage.get(name, 0) + value
+            if answers.done == total or time.perf_counter() - told >= 1:
+                told = time.perf_counter()
+                ctx.emit("progress", done=answers.done, total=total)
+    seconds = time.perf_counter() - begun
+    tokens = usage.get("completion_tokens", 0)
+    return {
+        "rows": total,
+        "failed": answers.failed,  # of all rows, those that have an error in the place of an answer
+        "output": spec.output,
+        "usage": usage,  # of the rows that this execution answered
+        "timings": {"total_s": round(seconds, 6), "tokens_per_s": round(tokens / seconds, 3)},
+        "seed": seed,
+        "model": spec.model,
+    }
+
+
+def _kept_seed(ctx: Context) -> int:
+    """A random seed, the same for every execution of the job."""
+    path = ctx.run_dir / "seed"
+    if not path.exists():
+        path.write_text(str(secrets.randbits(63)))
+    return int(path.read_text())
+
+
+def _in_order(
+    spec: InferSpec,
+    warm: WarmModel,
+    engine: Engine,
+    source: Path,
+    done: int,
+    seed: int,
+    is_cancelled: Callable[[], bool],
+) -> Iterator[Answer | JobFailed]:
+    """Yield the answers to the rows after the first `done`, many on their way at once.
+
+    In the place of an answer stands what is wrong with the row.
+    """
+    on_their_way: deque[Answer | JobFailed] = deque()
+    grammar = _grammar(spec, engine)
+    for number, prompt in enumerate(batch_file.read(source)):
+        if number < done:
+            continue
+        row_seed = (seed + number) % 2**63
+        try:
+            answer = _prepare(spec, warm, prompt, row_seed, grammar, is_cancelled)
+            engine.submit(answer.generation)
+            on_their_way.append(answer)
+        except JobFailed as error:
+            on_their_way.append(error)
+        if len(on_their_way) >= _ROWS_AT_ONCE:
+            yield _complete(on_their_way.popleft())
+    while on_their_way:
+        yield _complete(on_their_way.popleft())
+
+
+def _complete(answer: Answer | JobFailed) -> Answer | JobFailed:
+    """Wait for an answer. Raises Stopped, and what went wrong in the engine for all."""
+    if isinstance(answer, JobFailed):
+        return answer
+    while not isinstance(piece := answer.generation.pieces.get(), End):
+        answer.add(piece)
+    if isinstance(piece.error, JobFailed):
+        return piece.error
+    if piece.error is not None:
+        raise piece.error
+    _check_whole(answer)
+    return answer
+
+
+def _check_whole(answer: Answer) -> None:
+    """Raise Stopped where a choice was ended before its time: `ctx.stop` was set."""
+    if any(reason in (None, "cancelled") for reason in answer.reasons):
+        raise Stopped(0)

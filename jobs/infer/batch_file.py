@@ -1,0 +1,118 @@
+"""A file of prompts and the file of their answers, which a killed job goes on with.
+
+Answers are appended in the order of the rows and flushed to the disk; a line that a crash tore is
+taken off before the next one is written, so that the file always holds the first rows, whole.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import orjson
+
+from . import chat_messages
+from ..errors import JobFailed, SpecError
+
+MAX_LINE_BYTES = 64 * 2**20
+
+
+def read(path: Path) -> Iterator[str | list[dict[str, Any]]]:
+    """Yield the prompt of every row: text, or the messages of a chat. Raises SpecError."""
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(_lines(file), start=1):
+                yield _prompt(line, number)
+    except OSError as error:
+        raise SpecError("input", f"must be a file, got {path}: {error.strerror}") from error
+
+
+def check(source: Path, target: Path) -> None:
+    """Check that every row can be read and the answers have a place. Raises SpecError."""
+    if sum(1 for _ in read(source)) == 0:
+        raise SpecError("input", f"must have rows, got {source} without any")
+    if not target.parent.is_dir():
+        raise SpecError("output", f"must be in a folder that exists, got {target}")
+    if target.exists():
+        raise SpecError("output", f"must be a new file, got {target}, which exists")
+
+
+def _lines(file: Any) -> Iterator[bytes]:
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise SpecError("input", f"must have rows of at most {MAX_LINE_BYTES} bytes")
+        yield line
+
+
+def _prompt(line: bytes, number: int) -> str | list[dict[str, Any]]:
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise SpecError("input", f"row {number} must be JSON: {error}") from error
+    if isinstance(row, dict) and "messages" in row:
+        return chat_messages.check(row["messages"], f"input: row {number}: messages")
+    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"]:
+        raise SpecError("input", f"row {number} must have a prompt or messages")
+    return str(row["prompt"])
+
+
+class Answers:
+    """The file of answers, open at its end. `done` rows were in it already, `failed` of them with
+    an error.
+
+    A line is {"row": N, "job": ID, "choices": […], "usage": {…}}, or {"row": N, "job": ID,
+    "error": {"message": TEXT}} for a row that cannot be answered.
+
+    Raises JobFailed where it holds the answers of another job.
+    """
+
+    def __init__(self, path: Path, job_id: str) -> None:
+        self._job_id = job_id
+        self._path = path
+        self._file = open(path, "ab")  # noqa: SIM115
+        self.failed = 0
+        self.done = self._mend()
+
+    def _mend(self) -> int:
+        """Take off a torn last line; return the number of whole ones."""
+        whole = done = 0
+        with open(self._path, "rb") as written:
+            for line in written:
+                try:
+                    row = orjson.loads(line) if line.endswith(b"\n") else None
+                except orjson.JSONDecodeError:
+                    row = None
+                if row is None:
+                    break
+                done += 1
+                if not isinstance(row, dict) or (row.get("job"), row.get("row")) != (
+                    self._job_id,
+                    done,
+                ):
+                    self._file.close()
+                    raise JobFailed(f"output: line {done} of {self._path} is not of this job")
+                whole += len(line)
+                self.failed += "error" in row
+        self._file.truncate(whole)
+        return done
+
+    def append(self, answer: dict[str, Any]) -> None:
+        """Write the answer to the next row; on return it is on the disk."""
+        line = orjson.dumps({"row": self.done + 1, "job": self._job_id, **answer}) + b"\n"
+        self._file.write(line)
+        self._file.flush()
+        os.fdatasync(self._file.fileno())
+        self.done += 1
+
+    def append_error(self, message: str) -> None:
+        """Write that the next row cannot be answered, and why."""
+        self.append({"error": {"message": message}})
+        self.failed += 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()

@@ -1,0 +1,41 @@
+"""The infer kind: a model answers a prompt, a chat, or a file of thousands of them.
+
+`infer_options.py` has its options; `engine/` holds the batching engine, which needs torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from ..engine import images
+from ..context import Context
+from .options import InferSpec
+
+
+def run(spec: InferSpec, ctx: Context) -> dict[str, Any]:
+    """Answer; leave the running batch at the next token when `ctx.stop` is set.
+
+    Returns choices, usage, timings, seed, model and the precision that it was served in; for a file
+    of rows their number, usage, timings, seed and model. Raises Stopped and JobFailed.
+    """
+    from . import answering
+
+    warm = ctx.models.take(spec.model)
+    if spec.input:
+        return answering.answer_file(spec, ctx, warm)
+    return answering.answer_one(spec, ctx, warm, _prompt(spec))
+
+
+def _prompt(spec: InferSpec) -> str | list[dict[str, Any]]:
+    """The plain prompt, or the chat to answer."""
+    if spec.messages:
+        messages: list[dict[str, Any]] = orjson.loads(spec.messages)
+        return messages
+    if not spec.image:
+        return spec.prompt
+    parts: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": images.FILE + path}} for path in spec.image
+    ]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": spec.prompt}]}]

@@ -1,0 +1,84 @@
+"""From a prompt or a chat to the tokens and images that a model reads, within its context."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from . import chat_messages
+from ..engine import images
+from ..models import chat_templates
+from ..context import WarmModel
+from ..engine.request import Picture
+from ..engine.image_tokens import place_pictures
+from ..errors import JobFailed
+from .options import MAX_TOKENS, InferSpec
+
+Prompt = str | list[dict[str, Any]]
+
+_longest: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+
+def encode(spec: InferSpec, warm: WarmModel, prompt: Prompt) -> tuple[list[int], list[Picture]]:
+    """Return the tokens of a prompt and its pictures. Raises JobFailed."""
+    urls: list[str] = []
+    if isinstance(prompt, str) and not spec.chat_template:
+        ids = _tokens(warm, prompt)
+    else:
+        if not warm.tokenizer.chat_template:
+            raise JobFailed(f"chat_template: the tokenizer of {warm.name} has none")
+        chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        chat, urls = chat_messages.split(chat_messages.with_system(chat, spec.system))
+        # The template writes the special tokens itself.
+        ids = _tokens(warm, chat_templates.render(warm.tokenizer, chat), add_special_tokens=False)
+    if not ids:
+        raise JobFailed("prompt: it has no tokens")
+    budget = images.Budget(thumbnail=spec.thumbnail, max_pixels=spec.max_pixels)
+    return place_pictures(warm, ids, urls, budget)
+
+
+def room(spec: InferSpec, warm: WarmModel, num_prompt: int) -> int:
+    """Return how many tokens a completion may have. Raises JobFailed where too few fit."""
+    limit = _positions(warm)
+    wanted = spec.max_tokens or MAX_TOKENS
+    if limit is None:
+        return wanted
+    left = limit - num_prompt
+    if left < (spec.max_tokens or 1):
+        raise JobFailed(
+            f"max_tokens: the prompt has {num_prompt} tokens and {warm.name} takes {limit} "
+            f"together with the completion: at most {max(0, left)} are left, got {wanted}"
+        )
+    return min(wanted, left)
+
+
+def _tokens(warm: WarmModel, text: str, **how: Any) -> list[int]:
+    """Tokenize a text, unless it is too long in any case: that costs seconds and gigabytes."""
+    limit = _positions(warm)
+    if limit is not None:
+        longest = _longest_token(warm.tokenizer)
+        if len(text) > limit * longest:
+            raise JobFailed(
+                f"prompt: must have at most {limit * longest} characters ({limit} positions of "
+                f"{warm.name}, tokens of at most {longest} characters), got {len(text)}"
+            )
+    ids: list[int] = warm.tokenizer(text, **how)["input_ids"]
+    return ids
+
+
+def _longest_token(tokenizer: Any) -> int:
+    """The characters of the longest token; no text of so many tokens is longer than they are.
+
+    A token of bytes is written with a character for each byte, which are as many or more.
+    """
+    found = _longest.get(tokenizer)
+    if found is None:
+        found = _longest[tokenizer] = max(map(len, tokenizer.get_vocab()))
+    return found
+
+
+def _positions(warm: WarmModel) -> int | None:
+    limit: int | None = getattr(
+        warm.model.config.get_text_config(), "max_position_embeddings", None
+    )
+    return limit

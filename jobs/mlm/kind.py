@@ -1,0 +1,213 @@
+"""The MLM kind: a model learns to fill masks, in text or in the code graph of Python sources.
+
+`mlm_options.py` has its options; `corpus.py` makes the examples, `mlm_model.py` the model, and
+`mlm_trainer.py` holds the trainer.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..context import Context
+from ..errors import JobFailed, Stopped
+from .options import GRAPH, MlmSpec
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+    from .corpus import Corpus
+    from .objectives import Objective
+    from .trainer import MaskedTrainer
+
+
+def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
+    """Train until done or `ctx.stop`; go on from the latest checkpoint when there is one.
+
+    Returns steps, the last evaluation (None without any), the folder of the model and the last
+    step's metrics. Raises Stopped and JobFailed.
+    """
+    from ..compute.aten_overrides import ONEDNN, fast_kernels, recorded_choice
+    from .model import given_tokenizer, model_to_train, read_tokenizer
+
+    checkpoint = ctx.checkpoints.latest()
+    begun = time.perf_counter()
+    warm = None if spec.model is None else ctx.models.take(spec.model)
+    given = given_tokenizer(spec, warm)
+    corpus = _corpus(spec, ctx, given, checkpoint)
+    tokenizer = given or read_tokenizer(corpus.folder / "tokenizer")
+    data_done = time.perf_counter()
+    model = model_to_train(spec, warm, tokenizer, is_trained=given is None)
+    trainer = _trainer(spec, ctx, model, tokenizer, corpus)
+    seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
+    gemm = recorded_choice(ctx.run_dir / "gemm", ctx.device)
+    _announce(spec, ctx, trainer, checkpoint, gemm, seconds)
+
+    with fast_kernels(onednn=gemm == ONEDNN):
+        if checkpoint is None and spec.eval_first and len(trainer.held_out):
+            trainer.check_weights()
+            trainer.evaluate_before()
+        trainer.train_to_end(checkpoint)
+    trainer.save_final_model(ctx.run_dir / "model")
+    return {
+        "steps": trainer.state.global_step,
+        "eval": trainer.last_eval,
+        "model": "model",
+        "metrics": trainer.last_metrics,
+    }
+
+
+# Data.
+
+
+def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path | None) -> Corpus:
+    from . import corpus as made
+    from ..training.checkpointing import step_of
+
+    def heed() -> None:
+        if ctx.stop.is_set():
+            raise Stopped(0 if checkpoint is None else step_of(checkpoint))
+
+    is_graph = spec.objective == GRAPH
+    recipe = made.Recipe(
+        data=spec.data_path,
+        tokenizer=tokenizer,
+        vocab_size=spec.vocab_size,
+        seq_len=spec.seq_len,
+        share=spec.validation,
+        heed=heed,
+    )
+    begun = time.perf_counter()
+    build = made.graph_corpus if is_graph else made.text_corpus
+    corpus = build(ctx.cache_dir / "corpora", recipe)
+    ctx.emit(
+        "data",
+        built=corpus.is_new,
+        corpus=corpus.name,
+        **corpus.facts,
+        examples=len(corpus.train),
+        examples_held_out=len(corpus.validation),
+        tokens=int(corpus.offsets[-1]),
+        seconds=time.perf_counter() - begun,
+    )
+    per_step = spec.batch_size * spec.gradient_accumulation
+    if len(corpus.train) < per_step:
+        raise JobFailed(
+            f"data: must have at least {per_step} examples to train on, for a step (batch_size x "
+            f"gradient_accumulation), got {len(corpus.train)}"
+        )
+    return corpus
+
+
+# The trainer.
+
+
+def _trainer(
+    spec: MlmSpec, ctx: Context, model: Any, tokenizer: Any, corpus: Corpus
+) -> MaskedTrainer:
+    from .masking import Masker
+    from .objectives import GraphObjective, TextObjective
+    from .trainer import MaskedTrainer, Weights
+
+    masker = Masker(
+        seed=spec.seed,
+        mask_id=tokenizer.mask_token_id,
+        mlm_rate=spec.mlm_rate,
+        mnm_rate=spec.mnm_rate,
+        is_static=spec.masks == "static",
+        random_ids=range(len(tokenizer)) if spec.mask_80_10_10 else None,
+    )
+    objective: Objective = (
+        GraphObjective(masker, has_constraint=spec.constraint_weight > 0)
+        if spec.objective == GRAPH
+        else TextObjective(model, tokenizer, masker)
+    )
+    return MaskedTrainer(
+        job=ctx,
+        spec=spec,
+        args=_arguments(spec, ctx),
+        model=model,
+        tokenizer=tokenizer,
+        corpus=corpus,
+        held_out=measured(corpus, spec.validation_examples),
+        objective=objective,
+        weights=Weights(
+            mlm=spec.mlm_weight,
+            mnm=spec.mnm_weight,
+            mnm_ramp_steps=spec.mnm_ramp_steps,
+            constraint=spec.constraint_weight,
+        ),
+        eval_every=spec.eval_every,
+    )
+
+
+def measured(corpus: Corpus, most: int) -> Any:
+    """Return the examples to measure on: all that are held out, or so many, evenly spread."""
+    held_out = corpus.validation
+    if most == 0 or most >= len(held_out):
+        return held_out
+    return held_out[[i * len(held_out) // most for i in range(most)]]
+
+
+def _arguments(spec: MlmSpec, ctx: Context) -> TrainingArguments:
+    import torch
+    from transformers import TrainingArguments
+
+    from ..compute.device import has_bfloat16
+
+    return TrainingArguments(
+        output_dir=str(ctx.run_dir),
+        run_name=ctx.job_id,
+        max_steps=spec.steps,
+        per_device_train_batch_size=spec.batch_size,
+        gradient_accumulation_steps=spec.gradient_accumulation,
+        learning_rate=spec.learning_rate,
+        lr_scheduler_type=spec.lr_scheduler,
+        warmup_steps=spec.warmup,
+        weight_decay=spec.weight_decay,
+        max_grad_norm=spec.max_grad_norm,
+        optim="adamw_torch_fused",
+        seed=spec.seed,
+        save_strategy="no",  # JobTrainer saves, by spec.save_every
+        report_to=[tracker for tracker in spec.report_to if tracker != "none"],
+        use_cpu=ctx.device == "cpu",
+        bf16=has_bfloat16(torch.device(ctx.device)),
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        disable_tqdm=True,
+    )
+
+
+def _announce(
+    spec: MlmSpec,
+    ctx: Context,
+    trainer: MaskedTrainer,
+    checkpoint: Path | None,
+    gemm: str,
+    seconds: dict[str, Any],
+) -> None:
+    import torch
+
+    from ..training.checkpointing import step_of
+    from ..compute.levels import compute_summary
+
+    ctx.emit(
+        "begin",
+        steps_total=spec.steps,
+        micro_steps_total=spec.steps * spec.gradient_accumulation,
+        resumed_from=None if checkpoint is None else step_of(checkpoint),
+        model=spec.model or spec.architecture,
+        objective=spec.objective,
+        parameters=trainer.model.num_parameters(),
+        device=str(trainer.args.device),
+        threads=torch.get_num_threads(),
+        gemm=gemm,
+        batch_size=spec.batch_size,
+        gradient_accumulation=spec.gradient_accumulation,
+        seq_len=spec.seq_len,
+        learning_rate=spec.learning_rate,
+        warmup_steps=spec.warmup,
+        **compute_summary(ctx.device),
+        **seconds,
+    )

@@ -1,0 +1,261 @@
+"""The options of the MLM kind, and what is checked of them at submit. Imports no torch."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import orjson
+
+from ..models.architectures import check_fills_masks
+from ..errors import SpecError
+from ..spec import option, path_of
+from ..training.options import (
+    MOST_AT_ONCE, MOST_ROWS, MOST_STEPS, MOST_TOKENS, TrainingSpec,
+)
+
+CODE_GRAPH = "code-graph"
+STDLIB = "stdlib"
+TEXT, GRAPH = "mlm", "mlm+mnm"
+CODE_GRAPH_SIZES = {  # of the encoder's configuration, which needs torch
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 4096,
+}
+MIN_GRAPH = 64  # tokens in which code and graph have room
+WARMUP_STEPS = 500  # at most, unless the options say otherwise
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlmSpec(TrainingSpec):
+    """Every option of an MLM job."""
+
+    kind: ClassVar[str] = "mlm"
+    judged_by: ClassVar[tuple[str, ...]] = (
+        *("loss", "mlm_loss", "mnm_loss", "eval_mlm_loss", "eval_mnm_loss"),
+        *("mlm_acc", "mnm_acc", "mlm_mrr", "mnm_mrr", "mlm_hits10", "mnm_hits10", "link_mrr"),
+    )
+    changeable: ClassVar[tuple[str, ...]] = (*TrainingSpec.changeable, "eval_every")
+
+    model: str | None = option(
+        None, "name of the warm model to train; none: a new one, by architecture"
+    )
+    architecture: str = option(
+        CODE_GRAPH, f"what a new model is made by: {CODE_GRAPH}, or a model folder or config.json"
+    )
+    hidden_size: int | None = option(
+        None, "of a new model; by default its own", minimum=1, maximum=2**16
+    )
+    layers: int | None = option(None, "of a new model; by default its own", minimum=1, maximum=1024)
+    heads: int | None = option(None, "of a new model; by default its own", minimum=1, maximum=1024)
+    ffn_size: int | None = option(
+        None, "of a new model; by default its own", minimum=1, maximum=2**18
+    )
+    dropout: float | None = option(
+        None, "everywhere in the model; by default its own", minimum=0, maximum=0.9
+    )
+
+    objective: str = option(
+        GRAPH,
+        f"{TEXT}: masked tokens of text; {GRAPH}: of code and of its graph, by {CODE_GRAPH}",
+        choices=(TEXT, GRAPH),
+    )
+    data: str = option(
+        STDLIB,
+        "text file (paragraphs), JSONL file of text rows or folder; for mlm+mnm a folder of Python "
+        f"sources; {STDLIB}: that of this machine's Python",
+    )
+    tokenizer: str | None = option(
+        None,
+        "own, train (byte-level BPE, on the data) or a folder; by default the model's own, and "
+        "train where it has none",
+    )
+    vocab_size: int = option(8000, "tokens of a trained tokenizer", minimum=300, maximum=10**6)
+    seq_len: int = option(128, "most tokens of an example", minimum=8, maximum=MOST_TOKENS)
+    validation: float = option(0.05, "share of the documents held out", minimum=0, maximum=0.9)
+    validation_examples: int = option(
+        200, "examples to measure on, of those held out; 0: all", minimum=0, maximum=MOST_ROWS
+    )
+
+    steps: int = option(1000, "optimizer steps in all", minimum=1, maximum=MOST_STEPS)
+    batch_size: int = option(8, "examples per micro-step", minimum=1, maximum=MOST_AT_ONCE)
+    gradient_accumulation: int = option(1, "micro-steps per step", minimum=1, maximum=MOST_AT_ONCE)
+
+    mlm_rate: float = option(0.15, "share of the tokens to mask", above=0, maximum=1)
+    mnm_rate: float = option(0.20, "share of the graph's tokens to mask", above=0, maximum=1)
+    masks: str = option(
+        "dynamic",
+        "dynamic: new in every pass; static: always the same",
+        choices=("dynamic", "static"),
+    )
+    mask_80_10_10: bool = option(
+        False, "of the masks 10 % another token and 10 % none; otherwise all are [MASK]"
+    )
+    mlm_weight: float = option(1.0, "of the loss on tokens", minimum=0, maximum=1000)
+    mnm_weight: float = option(1.0, "of the loss on the graph's tokens", minimum=0, maximum=1000)
+    mnm_ramp_steps: int = option(
+        0, "steps in which mnm_weight rises from 0", minimum=0, maximum=MOST_STEPS
+    )
+    constraint_weight: float = option(
+        1.0, "of the constraint on relations", minimum=0, maximum=1000
+    )
+
+    learning_rate: float = option(2.5e-4, "of AdamW", above=0, maximum=1)
+    warmup_steps: int | None = option(
+        None,
+        "steps in which the learning rate rises; by default a tenth of all, at most "
+        f"{WARMUP_STEPS}",
+        minimum=0,
+        maximum=MOST_STEPS,
+    )
+    weight_decay: float = option(0.01, "of AdamW", minimum=0, maximum=10)
+
+    eval_every: int = option(
+        100, "steps between evaluations; 0: none at all", minimum=0, maximum=MOST_STEPS
+    )
+    eval_first: bool = option(False, "evaluate before the first step, too")
+    seed: int = option(42, "of new weights, order, masks and dropout", minimum=0, maximum=2**32 - 1)
+    save_every: str = option("100", "steps (100) or minutes (10m) between checkpoints")
+
+    @property
+    def steps_total(self) -> int:
+        """The optimizer steps of the whole job."""
+        return self.steps
+
+    @property
+    def warmup(self) -> int:
+        """The steps in which the learning rate rises."""
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        return 0 if self.lr_scheduler == "constant" else min(self.steps // 10, WARMUP_STEPS)
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The sizes of a new model that are asked for, by the names of transformers."""
+        asked = {
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "intermediate_size": self.ffn_size,
+        }
+        return {name: value for name, value in asked.items() if value is not None}
+
+    @property
+    def data_path(self) -> Path:
+        """The file or folder with the data."""
+        return Path(sysconfig.get_path("stdlib") if self.data == STDLIB else self.data)
+
+    def check(self) -> None:
+        super().check()
+        if (
+            self.keep_best is not None
+            and not self.keep_best.endswith("loss")
+            and not self.eval_every
+        ):
+            raise SpecError("keep_best", f"must go with eval_every, got {self.keep_best} alone")
+        if self.eval_first and not self.eval_every:
+            raise SpecError("eval_first", "must go with eval_every, got it alone")
+        if self.model is None:
+            self._check_new_model()
+        else:
+            self._check_warm_model()
+        if self.objective == TEXT:
+            self._must_be_default(
+                ("mnm_rate", "mnm_weight", "mnm_ramp_steps", "constraint_weight"),
+                f"objective {TEXT}",
+            )
+
+    def _check_new_model(self) -> None:
+        if self.objective == GRAPH and self.seq_len < MIN_GRAPH:
+            raise SpecError(
+                "seq_len", f"must be at least {MIN_GRAPH} for {GRAPH}, got {self.seq_len}"
+            )
+        if self.architecture == CODE_GRAPH and self.objective == TEXT:
+            raise SpecError(
+                "architecture",
+                f"must be a model folder or config.json for {TEXT}, got {CODE_GRAPH}",
+            )
+        if self.tokenizer == "own" and self.architecture == CODE_GRAPH:
+            raise SpecError("tokenizer", f"must be train or a folder for {CODE_GRAPH}, got 'own'")
+
+    def _check_warm_model(self) -> None:
+        self._must_be_default(
+            ("architecture", "hidden_size", "layers", "heads", "ffn_size"), "a model that exists"
+        )
+        if self.tokenizer == "train":
+            raise SpecError(
+                "tokenizer", "must be own or a folder for a model that exists, got 'train'"
+            )
+
+    def _must_be_default(self, names: tuple[str, ...], beside: str) -> None:
+        for name in names:
+            if getattr(self, name) != self.options()[name].default:
+                raise SpecError(
+                    name, f"must not be given for {beside}, got {getattr(self, name)!r}"
+                )
+
+    def located(self, folder: Path) -> Self:
+        """Return the same spec with its paths seen from `folder` made absolute.
+
+        Raises SpecError.
+        """
+        paths = {"data": STDLIB, "architecture": CODE_GRAPH}
+        changes: dict[str, Any] = {
+            name: str(path_of(name, getattr(self, name), folder))
+            for name, word in paths.items()
+            if getattr(self, name) != word
+        }
+        if self.tokenizer not in (None, "own", "train"):
+            changes["tokenizer"] = str(path_of("tokenizer", str(self.tokenizer), folder))
+        return replace(self, **changes)
+
+    def extended(self, steps: int) -> Self:
+        """Return the same spec with another number of steps in all. Raises SpecError."""
+        return replace(self, steps=self.options()["steps"].convert(steps))
+
+    def check_inputs(self, model_config: Mapping[str, Any] | None) -> None:
+        """Check what needs files: data, architecture, tokenizer, lengths. Raises SpecError.
+
+        `model_config` is the content of the model's config.json, None when it is not at hand.
+        """
+        from .corpus import check_sources, check_texts
+
+        super().check_inputs(model_config)
+        if self.objective == TEXT:
+            check_texts(self.data_path)
+        else:
+            check_sources(self.data_path)
+        if self.model is not None:
+            config = dict(model_config or {})
+            check_fills_masks(config)
+        elif self.architecture == CODE_GRAPH:
+            config = CODE_GRAPH_SIZES | self.sizes
+        else:
+            config = read_architecture(self.architecture) | self.sizes
+        limit = config.get("max_position_embeddings")
+        if limit is not None and self.seq_len > limit:
+            raise SpecError(
+                "seq_len",
+                f"must be at most {limit} (the positions of the model), got {self.seq_len}",
+            )
+        hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+        if hidden and heads and hidden % heads:
+            raise SpecError("heads", f"must divide the hidden size of {hidden}, got {heads}")
+
+
+def read_architecture(path: str) -> dict[str, Any]:
+    """Read a config.json, given itself or by its folder. Raises SpecError."""
+    file = Path(path)
+    file = file / "config.json" if file.is_dir() else file
+    try:
+        config = orjson.loads(file.read_bytes())
+    except (OSError, ValueError):
+        config = None
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise SpecError(
+            "architecture", f"must be {CODE_GRAPH}, a model folder or a config.json, got {path!r}"
+        )
+    return config

@@ -1,0 +1,185 @@
+"""Adapters, as PEFT writes them: folders that name a base model and change some weights of it.
+
+What is warm is the base with the changes in its own weights, as PEFT merges them: nothing else has
+to know of adapters then. Kinds that leave the weights alone (prompt tuning, …) are refused by name.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ...configs.entries import HUB_ID
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+
+# The kinds of PEFT that are known to be equal after merging, and to read no file but the folder's.
+MERGED = (
+    "ADALORA", "BOFT", "FOURIERFT", "HRA", "IA3", "LN_TUNING", "LOHA", "LOKR", "LORA", "MISS",
+    "OFT", "TRAINABLE_TOKENS", "VERA",
+)  # fmt: skip
+# LoRA that begins from a part of the base's weights, which the base has lost then: such an adapter
+# fits the base only when it is saved with path_initial_model_for_weight_conversion.
+_SPLITS_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
+# Of LoRA: it changes weights from a token on only; it makes layers; it imports a module by a name
+# from the file.
+_REFUSED = ("alora_invocation_tokens", "layer_replication", "megatron_config")
+_UNSET: tuple[Any, ...] = (None, False, "none", [], {})
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter; not when that cannot be seen."""
+    return os.path.isfile(folder / CONFIG)
+
+
+def base_of(folder: Path) -> str:
+    """Return the adapter's base: the absolute path of a folder, or an id on the hub.
+
+    An id is followed by @ and the revision where the adapter names one. A relative path counts from
+    the adapter's folder. Raises ValueError when neither can be meant.
+    """
+    if (folder / "config.json").is_file():
+        raise ValueError(
+            f"it has a model's config.json and {CONFIG}: only one of them can be meant"
+        )
+    settings = _settings(folder)
+    named = settings.get("base_model_name_or_path")
+    if not isinstance(named, str) or not named:
+        raise ValueError(f"{CONFIG} says base_model_name_or_path {named!r}: no base model")
+    base = folder / os.path.expanduser(named)  # where nobody has that name it stays as it is
+    if (base / "config.json").is_file():
+        return str(base.resolve())
+    if not HUB_ID.fullmatch(named):
+        raise ValueError(f"{CONFIG} says base_model_name_or_path {named!r}: no model folder there")
+    revision = settings.get("revision") or ""
+    if not isinstance(revision, str) or not revision.isprintable():
+        raise ValueError(f"{CONFIG} says revision {revision!r}: no revision has that name")
+    return f"{named}@{revision}" if revision else named
+
+
+def model_folder(folder: Path) -> Path:
+    """Return the folder of the model that is to be built: an adapter's base, or `folder` itself.
+
+    Raises ValueError when the base is not on this disk.
+    """
+    if not is_adapter(folder):
+        return folder
+    base = base_of(folder)
+    if Path(base).is_absolute():
+        return Path(base)
+    try:
+        return cached(base)
+    except LookupError as error:
+        raise ValueError(
+            f"{CONFIG} says base_model_name_or_path {base!r}: no model folder there, and {error}"
+        ) from error
+
+
+def merge(model: Any, folder: Path) -> Any:
+    """Return the base model with the adapter's changes in its weights; `model` itself is used up.
+
+    Raises ValueError for what cannot be merged, or was not made for this model; PEFT raises other
+    errors of spoilt files.
+    """
+    import peft
+
+    settings = _settings(folder)
+    _check(settings)
+    if not (folder / WEIGHTS).is_file():
+        raise ValueError(f"it has no {WEIGHTS}: other formats may hold code, and are not read")
+    _check_ranks(settings, folder)
+    with warnings.catch_warnings():
+        # They are of training, of layers that are no longer tied, and of what is checked below.
+        warnings.simplefilter("ignore")
+        config = peft.PeftConfig.from_pretrained(str(folder))
+        unknown = settings.keys() - config.to_dict().keys()
+        for name in sorted(unknown):
+            if settings[name] not in _UNSET:
+                raise ValueError(f"{CONFIG} says {name}, which peft {peft.__version__} cannot do")
+        # low_cpu_mem_usage: begin from nothing, as all is read next.
+        wrapped = peft.PeftModel(model, config, low_cpu_mem_usage=True)
+        found = _load(wrapped, folder)
+        for names, problem in (
+            (found.unexpected_keys, f"{WEIGHTS} has {{}}: the model has no place for it"),
+            (found.missing_keys, f"{WEIGHTS} has no {{}}: {CONFIG} says that there is one"),
+        ):
+            if names:
+                raise ValueError(problem.format(names[0].replace(".default", "")))
+        # "safe": in new tensors, as the old ones are mapped from the base's file, and with a check
+        # that all are finite.
+        merged = wrapped.merge_and_unload(safe_merge=True)
+    return merged.requires_grad_(True)  # as any model that was read
+
+
+def _load(wrapped: Any, folder: Path) -> Any:
+    """Read the adapter's tensors; return which had no place, and which places got none."""
+    try:
+        return wrapped.load_adapter(
+            str(folder), "default", torch_device="cpu", low_cpu_mem_usage=True
+        )
+    except RuntimeError as error:  # torch lists the tensors of other shapes below a title
+        first = str(error).strip().splitlines()[:2][-1].strip().replace(".default", "")
+        raise ValueError(f"{WEIGHTS} does not fit the model: {first}") from error
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    settings = orjson.loads((folder / CONFIG).read_bytes())
+    if not isinstance(settings, dict):
+        raise ValueError(f"{CONFIG} is no JSON object")
+    return settings
+
+
+def _check(settings: dict[str, Any]) -> None:
+    kind = settings.get("peft_type")
+    if kind not in MERGED:
+        raise ValueError(
+            f"{CONFIG} says peft_type {kind}: only what can be merged into its base can be served, "
+            f"{', '.join(MERGED)}"
+        )
+    for name in _REFUSED:
+        if settings.get(name) not in _UNSET:
+            raise ValueError(f"{CONFIG} says {name}: such an adapter cannot be served")
+    begun = settings.get("init_lora_weights")
+    if isinstance(begun, str) and begun.lower().startswith(_SPLITS_BASE):
+        raise ValueError(
+            f"{CONFIG} says init_lora_weights {begun}: save the adapter with "
+            "path_initial_model_for_weight_conversion, and it can be served"
+        )
+
+
+def _check_ranks(settings: dict[str, Any], folder: Path) -> None:
+    """Raise ValueError for ranks far beyond the tensors: PEFT would make room for them first."""
+    from safetensors import safe_open
+
+    with safe_open(folder / WEIGHTS, "pt") as file:
+        largest = max(
+            (extent for name in file.keys() for extent in file.get_slice(name).get_shape()),  # noqa: SIM118
+            default=0,
+        )
+    pattern = settings.get("rank_pattern") or {}
+    for rank in (settings.get("r"), settings.get("init_r"), *pattern.values()):
+        if isinstance(rank, int) and rank > largest:
+            raise ValueError(
+                f"{CONFIG} says rank {rank}, but the largest extent of a tensor in {WEIGHTS} is "
+                f"{largest}"
+            )
+
+
+def cached(named: str) -> Path:
+    """The folder in the hub's cache of an id, or id@revision, that was fetched.
+
+    Raises LookupError where it is not, or not all of it.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    model_id, _, revision = named.partition("@")
+    try:
+        return Path(snapshot_download(model_id, revision=revision or None, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError) as error:
+        raise LookupError("the hub's cache has none of that id") from error

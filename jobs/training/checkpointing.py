@@ -1,0 +1,266 @@
+"""A Trainer whose checkpoints are committed whole, beside the training, and resumed from exactly.
+
+Imports torch and transformers: only `run` of a kind imports it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import Trainer
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.utils.logging import disable_progress_bar
+
+from ..context import Context, Save
+from ..files.atomic import whole_folder
+from ..errors import JobFailed
+from .live_tensors import Live
+from .snapshot import Snapshot, TokenizerFiles, link_model, read_job_state, require_files
+from ..spec import shown
+from .provenance import differences, surroundings
+from .options import TrainingSpec
+
+PATIENCE_S = 1.0  # how long a step waits for a save that is in flight when the next is due
+
+
+class CheckpointingTrainer(Trainer):
+    """The part of a JobTrainer that saves and resumes.
+
+    Its `args` say `save_strategy="no"`: checkpoints are made as `spec` says.
+    """
+
+    def __init__(self, *args: Any, job: Context, spec: TrainingSpec, **kwargs: Any) -> None:
+        self.job = job
+        self.spec = spec
+        self.was_stopped = False
+        self._in_flight: Save | None = None
+        self._save_was_due = False  # while another was in flight
+        self._saved = time.monotonic()  # when the latest save began
+        self._checkpoint: Path | None = None  # the latest
+        self._live: Live | None = None  # of the save in flight
+        self._was_unjudged = False  # whether a checkpoint lacked the metric of keep_best
+        self._blocked_s = 0.0  # how long the training has stood still for the save in flight
+        cast(Any, disable_progress_bar)()  # of writing weights: it would fill the job's log
+        super().__init__(*args, **kwargs)
+        self._tokenizer_files = TokenizerFiles(self.processing_class)
+
+    # For a kind to extend.
+
+    def metrics(self) -> dict[str, Any]:
+        """Return what is known of the model at this step, by the names of the events' fields."""
+        return {}
+
+    def job_state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold beyond the Trainer's own; tensors and plain values."""
+        return {}
+
+    def load_job_state(self, state: dict[str, Any]) -> None:
+        """Take up what `job_state` returned when the checkpoint was made."""
+
+    def about(self) -> dict[str, Any]:
+        """Return what a checkpoint's manifest says beyond metrics, options and surroundings."""
+        return {}
+
+    # Saving.
+
+    def checkpoint_is_due(self) -> bool:
+        """Whether the step that ends now is one to save."""
+        interval = self.spec.save_interval
+        return (
+            self.was_stopped
+            or self._save_was_due
+            or self.state.global_step >= self.state.max_steps
+            or (interval.steps is not None and self.state.global_step % interval.steps == 0)
+            or (interval.seconds is not None and time.monotonic() - self._saved >= interval.seconds)
+        )
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        self.save_here()
+
+    def save_here(self) -> None:
+        """Save at this step, beside the training; durably before returning at its end."""
+        must_be_now = self.was_stopped or self.state.global_step >= self.state.max_steps
+        self.settle_save(patience_s=None if must_be_now else PATIENCE_S)
+        if self._in_flight is not None:
+            # The disk is slower than the interval. A second save beside the first would only
+            # take from it; this one is made at the end of the first step that finds it done.
+            self._save_was_due = self._in_flight.step != self.state.global_step
+        elif not self._is_saved():
+            self._begin_save()
+        if self.was_stopped:
+            self.settle_save(patience_s=None)
+
+    def _is_saved(self) -> bool:
+        """Whether the latest checkpoint is of this very step."""
+        return self._checkpoint is not None and step_of(self._checkpoint) == self.state.global_step
+
+    def _begin_save(self) -> None:
+        began = time.perf_counter()
+        snapshot = Snapshot.take(
+            model=self.model,
+            tokenizer=self._tokenizer_files,
+            optimizer=self.optimizer,
+            scheduler=self.lr_scheduler,
+            job=self.job_state(),
+            trainer=self.state,
+        )
+        metrics = _numbers(self.metrics())
+        self._say_if_unjudged(metrics)
+        about = {
+            "metrics": metrics,
+            "options": self.spec.to_json(),
+            **self.about(),
+            **surroundings(self.args.device),
+        }
+        self._live = snapshot.live
+        step = self.state.global_step
+        self._in_flight = self.job.checkpoints.save(step, snapshot.prepare, about=about)
+        self._save_was_due = False
+        self._saved = time.monotonic()
+        self._blocked_s = time.perf_counter() - began
+
+    def _say_if_unjudged(self, metrics: dict[str, float]) -> None:
+        """Say once that a checkpoint lacks what the best is told by: it can never be the best."""
+        name = self.spec.keep_best
+        if name is None or name in metrics or self._was_unjudged:
+            return
+        self._was_unjudged = True
+        step = self.state.global_step
+        self.job.emit(
+            "warning",
+            step=step,
+            message=f"keep_best: step {step} has no {name} to judge its checkpoint by, but "
+            f"{', '.join(sorted(metrics))}",
+        )
+
+    def release_weights(self) -> None:
+        """Return when the optimizer may change what the save in flight still has to write."""
+        if self._live is not None:
+            began = time.perf_counter()
+            # Of a save that is over nothing is to be put aside: one may have failed on a full disk
+            # before it read anything.
+            if self._in_flight is not None and self._in_flight.outcome() is None:
+                self._live.release()
+            self._live = None
+            self._blocked_s += time.perf_counter() - began
+
+    def settle_save(self, *, patience_s: float | None = 0) -> None:
+        """Say how the save in flight ended, if it does so soon; with None, wait for it.
+
+        Raises JobFailed when it was in vain and that is to end the job.
+        """
+        failed = self.tell_of_save(patience_s=patience_s)
+        if failed is not None and self.spec.on_save_error == "stop":
+            raise JobFailed(failed)
+
+    def tell_of_save(self, *, patience_s: float | None) -> str | None:
+        """As `settle_save`, but return in words that it was in vain; None otherwise."""
+        if self._in_flight is None:
+            return None
+        began = time.perf_counter()
+        saved = self._in_flight.outcome(patience_s=patience_s)
+        if saved is None:
+            return None
+        step, self._in_flight = self._in_flight.step, None
+        self._blocked_s += time.perf_counter() - began
+        if saved.error is not None:
+            self.job.emit("save_failed", step=step, error=saved.error, seconds=saved.seconds)
+            return f"step {step}: no checkpoint could be written: {saved.error}"
+        self._checkpoint = saved.path
+        self.job.emit(
+            "checkpoint",
+            step=step,
+            path=saved.path.name,
+            bytes=saved.size_bytes,
+            seconds=saved.seconds,
+            blocked_s=self._blocked_s,
+        )
+        return None
+
+    def save_final_model(self, folder: Path) -> None:
+        """Write the trained model to `folder`, whole or not at all, with the last checkpoint."""
+        self.settle_save(patience_s=None)
+        with whole_folder(folder) as staging:
+            if not (self._is_saved() and link_model(cast(Path, self._checkpoint), staging)):
+                cast(Any, self.model).save_pretrained(staging)
+                self._tokenizer_files.write(staging)
+
+    # Resuming.
+
+    def take_up(self, checkpoint: Path) -> None:
+        """Look at a checkpoint before it is resumed from. Raises JobFailed and SpecError."""
+        require_files(checkpoint)
+        self._compare_options(checkpoint)
+        self._checkpoint = checkpoint
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        self._set_learning_rate()
+        self._say_if_extended(Path(checkpoint))
+        self.load_job_state(read_job_state(Path(checkpoint)))
+        self._say_what_differs(Path(checkpoint))
+
+    def _compare_options(self, checkpoint: Path) -> None:
+        """Say which options changed since a checkpoint. Raises SpecError for what must not."""
+        changes = self.spec.changes(self.job.checkpoints.about(checkpoint).get("options", {}))
+        if changes:
+            said = [f"{n} {shown(now)} (was {shown(then)})" for n, (then, now) in changes.items()]
+            self.job.emit("revised", changes=changes, message=", ".join(said))
+
+    def _say_if_extended(self, checkpoint: Path) -> None:
+        before = orjson.loads((checkpoint / TRAINER_STATE_NAME).read_bytes())["max_steps"]
+        if before < self.args.max_steps:
+            self.job.emit(
+                "extended",
+                steps_before=before,
+                steps_total=self.args.max_steps,
+                learning_rate_before=self.job.checkpoints.about(checkpoint)["metrics"].get(
+                    "learning_rate"
+                ),
+                learning_rate=self._get_learning_rate(),  # of the next step
+            )
+
+    def _say_what_differs(self, checkpoint: Path) -> None:
+        about = self.job.checkpoints.about(checkpoint)
+        changed = differences(about, surroundings(self.args.device))
+        if changed:
+            self.job.emit(
+                "warning",
+                message=f"the resume from {checkpoint.name} is exact in state, but not bitwise "
+                f"({'; '.join(changed)}): sums round differently from here on",
+            )
+
+    def _set_learning_rate(self) -> None:
+        # The rate is saved with the optimizer. Where the number of steps has changed since, it
+        # would be one of the old schedule (0.0 at a linear one's end) for the next step; and
+        # another base would not count at all.
+        schedule = cast(LambdaLR, self.lr_scheduler)
+        schedule.base_lrs = [self.args.learning_rate for _ in schedule.base_lrs]
+        rates = [
+            base * factor(schedule.last_epoch)
+            for base, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+        ]
+        schedule._last_lr = rates
+        for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
+            group["lr"], group["initial_lr"] = rate, self.args.learning_rate
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step in the name of a checkpoint's folder."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }

@@ -1,0 +1,164 @@
+"""Whether a training is well: a loss that runs away, and a step that does not end.
+
+`JobTrainer` feeds both. Neither imports torch, and neither costs a step anything that shows.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from ..context import Activity
+
+DIVERGES_BY = 3.0  # times the median
+LOSSES = 100  # steps whose median a loss is compared with
+FEWEST_LOSSES = 10  # before any is judged
+
+STALLS_BY = 10.0  # times the median
+DURATIONS = 32  # whose median a duration is compared with
+FEWEST_DURATIONS = 5  # before any is judged by them
+SHORTEST_STALL_S = 5.0
+UNKNOWN_STALL_S = 600.0  # where fewer durations are known
+
+
+class Divergence:
+    """Says when a metric of the steps exceeds three times the moving median of its own past.
+
+    `scales` names the metrics that are watched, each with the least median that it is compared
+    with. A median alone says nothing where a metric is around 0 or below: the loss of GRPO is, by
+    construction, at every step that begins new completions, and the loss of an MLM that has learnt
+    its data is soon. So a metric exceeds 3 x max(median, scale), and its scale is the size from
+    which on it means anything. What is None or not finite is passed over.
+    """
+
+    def __init__(self, scales: Mapping[str, float]) -> None:
+        self.scales = dict(scales)
+        self._past: dict[str, deque[float]] = {name: deque(maxlen=LOSSES) for name in scales}
+        self._is_on = False  # whether it was said, and has not ended since
+
+    def update(self, metrics: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Take in a step's metrics; return the fields of a `divergence` event when one begins.
+
+        It is said once, and again only after a step that was well. The fields are `metric`, its
+        `value` and the `median` of its past.
+        """
+        alarms = []
+        for name, scale in self.scales.items():
+            value = metrics.get(name)
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                continue
+            past = self._past[name]
+            median = statistics.median(past) if len(past) >= FEWEST_LOSSES else math.inf
+            if value > DIVERGES_BY * max(median, scale):
+                alarms.append({"metric": name, "value": float(value), "median": median})
+            else:
+                past.append(float(value))  # what is not well must not become what is usual
+        began = bool(alarms) and not self._is_on
+        self._is_on = bool(alarms)
+        return alarms[0] if began else None
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold, so that a resumed run says the same; plain values."""
+        return {
+            "past": {name: list(past) for name, past in self._past.items()},
+            "is_on": self._is_on,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state` returned. A metric that it does not have begins without a past."""
+        self._past = {
+            name: deque(state["past"].get(name, ()), maxlen=LOSSES) for name in self.scales
+        }
+        self._is_on = state["is_on"]
+
+
+class Progress:
+    """Says what a training does now, and how long that may take.
+
+        progress = Progress(report)
+        progress.begin("step")               # ends what was under way before
+        with progress.during("evaluation"):  # the step's clock stands still meanwhile
+        progress.end()                       # nothing is expected now, as while paused
+
+    `report` is called whenever something begins, continues or ends. Who judges it must not depend
+    on this process: one that hangs cannot say so (daemon/work/watchdog.py). Each activity is compared
+    with the latest of its own kind. The clock is the monotonic one, which is the same for all
+    processes and does not run while a machine is suspended (Linux, macOS). Not for several threads
+    at once.
+    """
+
+    def __init__(
+        self,
+        report: Callable[[Activity | None], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._report = report
+        self._clock = clock
+        self._past: dict[str, _Durations] = {}
+        self._current: Activity | None = None
+
+    def begin(self, name: str) -> None:
+        """Something begins, and what was under way has ended."""
+        self.end()
+        past = self._past.setdefault(name, _Durations())
+        self._continue(
+            Activity(
+                name=name,
+                began=self._clock(),
+                limit_s=past.limit_s,
+                median_s=past.median_s,
+            )
+        )
+
+    def end(self) -> None:
+        """What was under way has ended, and nothing is expected to."""
+        ended = self._current
+        self._continue(None)
+        if ended is not None:
+            self._past[ended.name].add(self._clock() - ended.began)
+
+    @contextmanager
+    def during(self, name: str | None) -> Iterator[None]:
+        """Time something apart from what is under way; with None nothing, as while paused."""
+        outer, left = self._current, self._clock()
+        self._current = None
+        if name is None:
+            self._continue(None)
+        else:
+            self.begin(name)
+        try:
+            yield
+        finally:
+            self.end()
+            if outer is not None:
+                self._continue(replace(outer, began=outer.began + self._clock() - left))
+
+    def _continue(self, activity: Activity | None) -> None:
+        self._current = activity
+        self._report(activity)
+
+
+class _Durations:
+    """The latest durations of one kind of activity, in seconds."""
+
+    def __init__(self) -> None:
+        self._latest: deque[tuple[float, bool]] = deque(maxlen=DURATIONS)  # and whether it stalled
+        self.median_s: float | None = None
+        self.limit_s = UNKNOWN_STALL_S
+
+    def add(self, seconds: float) -> None:
+        is_stall = self.median_s is not None and seconds > self.limit_s
+        self._latest.append((seconds, is_stall))
+        if len(self._latest) >= FEWEST_DURATIONS:
+            self.median_s = statistics.median(seconds for seconds, _ in self._latest)
+            # Twice the longest: of the steps of GRPO with num_iterations, one in several
+            # generates, and can take more than ten times as long as the others.
+            longest = max((s for s, is_stall in self._latest if not is_stall), default=0.0)
+            self.limit_s = max(STALLS_BY * self.median_s, 2 * longest, SHORTEST_STALL_S)

@@ -1,0 +1,154 @@
+"""What the options of all training kinds share: how long, when to save, what to do about trouble.
+
+Imports no torch; `trainer.py` does what the options here ask for.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, ClassVar, Self
+
+from ..errors import SpecError
+from ..spec import Spec, option
+
+MOST_STEPS = 10**9  # of a job
+MOST_ROWS = 10**9  # of its data
+MOST_AT_ONCE = 10**5  # samples of one step
+MOST_TOKENS = 2**20  # of one sample
+SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
+_MINUTES = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*(?:m|min|minutes?)")
+
+
+@dataclass(frozen=True)
+class SaveInterval:
+    """How far apart checkpoints are: so many steps, or so many seconds of training."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> SaveInterval:
+        """Read `25` (steps) or `10m` (minutes). Raises SpecError."""
+        if text.isascii() and text.isdigit() and 1 <= int(text) <= 10**9:
+            return cls(steps=int(text))
+        minutes = _MINUTES.fullmatch(text)
+        if minutes is None or float(minutes[1]) == 0:
+            raise SpecError(
+                "save_every",
+                f"must be steps such as 25, or minutes such as 10m, got {text[:80]!r}",
+            )
+        return cls(seconds=60 * float(minutes[1]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSpec(Spec, ABC):
+    """The options that every training kind has."""
+
+    # Data, model, batches, masks, rewards and seed are not among them: what a checkpoint holds came
+    # from those. Weight decay is not: a checkpoint's optimizer brings its own.
+    changeable: ClassVar[tuple[str, ...]] = (
+        "steps",
+        "learning_rate",
+        "lr_scheduler",
+        "warmup_steps",
+        "max_grad_norm",
+        "save_every",
+        "keep",
+        "keep_best",
+        "on_save_error",
+        "on_stall",
+        "on_divergence",
+        "report_to",
+    )
+    otherwise: ClassVar[str] = "start a new job from its weights with --init-from JOB"
+
+    # What `keep_best` may be, of a kind's step and eval events, and those where less is better.
+    judged_by: ClassVar[tuple[str, ...]] = ("loss",)
+    lower_is_better: ClassVar[tuple[str, ...]] = (
+        *("loss", "mlm_loss", "mnm_loss", "kl"),
+        *("eval_mlm_loss", "eval_mnm_loss"),
+    )
+
+    # The metrics that `on_divergence` is about, each with its scale: see health.Divergence. Below
+    # 0.1 nats a loss has all but vanished, and its ups are noise.
+    watched: ClassVar[Mapping[str, float]] = {"loss": 0.1}
+
+    lr_scheduler: str = option("linear", "course of the learning rate", choices=SCHEDULES)
+    warmup_steps: int | None = option(
+        None, "steps in which the learning rate rises", minimum=0, maximum=MOST_STEPS
+    )
+    max_grad_norm: float = option(
+        1.0, "gradients are clipped to it; 0: never", minimum=0, maximum=1e6
+    )
+    save_every: str = option("25", "steps (25) or minutes (10m) between checkpoints")
+    keep: int = option(3, "newest checkpoints that are kept", minimum=1, maximum=10_000)
+    keep_best: str | None = option(
+        None, "metric of the events (loss; reward; mlm_acc, …) whose best checkpoint is kept, too"
+    )
+    on_save_error: str = option(
+        "continue",
+        "when a checkpoint cannot be written, as on a full disk",
+        choices=("continue", "stop"),
+    )
+    on_stall: str = option(
+        "report",
+        "when a step takes more than ten times the median; stop: the job saves and fails, by force "
+        "where the step does not end",
+        choices=("report", "stop"),
+    )
+    on_divergence: str = option(
+        "report",
+        "when the loss (of GRPO also KL or entropy) exceeds three times its median",
+        choices=("report", "stop"),
+    )
+    report_to: tuple[str, ...] = option(
+        (), "experiment trackers", choices=("none", "tensorboard", "wandb", "trackio")
+    )
+
+    @property
+    @abstractmethod
+    def steps_total(self) -> int:
+        """The optimizer steps of the whole job."""
+
+    @property
+    def save_interval(self) -> SaveInterval:
+        """How far apart checkpoints are. Raises SpecError."""
+        return SaveInterval.parse(self.save_every)
+
+    @property
+    def best(self) -> tuple[str, bool] | None:
+        """The metric that tells the best checkpoint, and whether less of it is better."""
+        if self.keep_best is None:
+            return None
+        return self.keep_best, self.keep_best in self.lower_is_better
+
+    def check(self) -> None:
+        super().check()
+        SaveInterval.parse(self.save_every)
+        if self.keep_best not in (None, *self.judged_by):
+            names = ", ".join(self.judged_by)
+            raise SpecError("keep_best", f"must be one of {names}, got {self.keep_best!r}")
+        if self.warmup_steps and self.lr_scheduler == "constant":
+            raise SpecError(
+                "lr_scheduler",
+                f"must be constant_with_warmup or another for {self.warmup_steps} warmup_steps, "
+                "got constant",
+            )
+
+    def revised(self, values: Mapping[str, Any]) -> Self:
+        spec = super().revised(values)
+        spec._check_trackers()
+        return spec
+
+    def check_inputs(self, model_settings: Mapping[str, Any] | None) -> None:
+        super().check_inputs(model_settings)
+        self._check_trackers()
+
+    def _check_trackers(self) -> None:
+        for tracker in self.report_to:
+            if tracker != "none" and find_spec(tracker) is None:
+                raise SpecError("report_to", f"must be installed, got {tracker}, which is not")

@@ -1,0 +1,223 @@
+"""What every training kind shares: a Trainer that a job can be stopped in, resumed from and read.
+
+On top of the Trainer of transformers: checkpoints committed whole, a stop at a step's end, no
+training on NaN, one event per step, and a resume after which nothing differs from an uninterrupted
+run. Imports torch and transformers: only `run` of a kind imports it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import PrinterCallback, TrainerCallback
+
+from .checkpointing import CheckpointingTrainer, step_of
+from ..context import Activity
+from ..errors import JobFailed, Stopped
+from ..user_code.forks import end_if_forked
+from .health import Divergence, Progress
+from .snapshot import read_job_state
+from .options import TrainingSpec
+
+
+class JobTrainer(CheckpointingTrainer):
+    """A Trainer inside a job. Mixed in before another Trainer: `class X(JobTrainer, GRPOTrainer)`.
+
+    Its `args` say `logging_steps=1`, `max_steps`, `logging_nan_inf_filter=False` and
+    `save_strategy="no"`: checkpoints are made as `spec` says.
+    """
+
+    def __init__(self, *args: Any, spec: TrainingSpec, **kwargs: Any) -> None:
+        self.last_metrics: dict[str, Any] = {}  # the fields of the latest step event
+        self._step_started = 0.0
+        self._divergence = Divergence(spec.watched)
+        self._owner = os.getpid()
+        self.progress = Progress(self._report_activity)
+        super().__init__(*args, spec=spec, **kwargs)
+        self.progress.begin("start")
+        self.remove_callback(PrinterCallback)  # it prints what the events already say
+        self.add_callback(_StepEnd(self))
+
+    # For a kind to extend.
+
+    def step_fields(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of a step's event, from the Trainer's logs of that step."""
+        return {key: logs[key] for key in ("loss", "grad_norm", "learning_rate")}
+
+    def metrics(self) -> dict[str, Any]:
+        """Return what is known of the model at this step, by the names of the events' fields."""
+        return self.last_metrics
+
+    def job_state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold beyond the Trainer's own; tensors and plain values."""
+        return {
+            **super().job_state(),
+            "metrics": self.last_metrics,
+            "divergence": self._divergence.state(),
+        }
+
+    def load_job_state(self, state: dict[str, Any]) -> None:
+        """Take up what `job_state` returned when the checkpoint was made."""
+        super().load_job_state(state)
+        self.last_metrics = state["metrics"]
+        self._divergence.load_state(state["divergence"])
+
+    # The run.
+
+    def train_to_end(self, checkpoint: Path | None) -> None:
+        """Train from a checkpoint, or from the start, to the last step.
+
+        Raises Stopped after the checkpoint that a stop asks for, JobFailed on NaN. A checkpoint
+        of the last step, or beyond it, is taken up without training: the Trainer of transformers
+        would train one step more.
+        """
+        if checkpoint is not None:
+            self.take_up(checkpoint)
+            if self.job.stop_at is not None and step_of(checkpoint) >= self.job.stop_at:
+                raise Stopped(step_of(checkpoint))  # killed between that save and its end
+        if checkpoint is not None and step_of(checkpoint) >= self.args.max_steps:
+            self._load_from_checkpoint(str(checkpoint))
+            self.load_job_state(read_job_state(checkpoint))
+            self.state.global_step = step_of(checkpoint)
+            return
+        try:
+            self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            self.progress.end()
+        except Exception:
+            # Any error at all, for it is raised again: whatever ends a training, a save may be in
+            # flight, and then the events are to say how that ended. On a disk so full that they
+            # cannot, the job has still failed of what it failed of.
+            with suppress(OSError):
+                self.tell_of_save(patience_s=None)
+            raise
+        if self.was_stopped:
+            raise Stopped(self.state.global_step)
+
+    # NaN: looked for where it can still be kept out of the weights.
+
+    def check_weights(self) -> None:
+        """Raise JobFailed when a weight is NaN or infinite, or so large that its square is.
+
+        Done at every step's end. Those that a training begins with are looked at only when what
+        they lead to is not finite: reading them all would keep the first step waiting.
+        """
+        # By their norm: it is the fastest look at all of them, 0.2 s for a billion bytes.
+        weights = [weight.detach() for weight in cast(nn.Module, self.model).parameters()]
+        norm = float(torch.nn.utils.get_total_norm(weights))
+        if not math.isfinite(norm):
+            raise JobFailed(f"step {self.state.global_step}: the norm of the weights is {norm}")
+
+    def must_be_finite(self, what: str, value: float, *, step: int) -> None:
+        """Raise JobFailed when a number is NaN or infinite, naming the step or what led to it."""
+        if not math.isfinite(value):
+            self.check_weights()
+            raise JobFailed(f"step {step}: {what} is {value}")
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        self.must_be_finite("the loss", float(loss), step=self.state.global_step + 1)
+        return loss
+
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        norm = cast(Any, super())._get_grad_norm(*args, **kwargs)
+        self.must_be_finite(
+            "the norm of the gradient", float(norm), step=self.state.global_step + 1
+        )
+        return norm
+
+    # Events.
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        super().log(logs, start_time)
+        # The events are the history. The Trainer's own would grow inside every checkpoint.
+        self.state.log_history.clear()
+        if "loss" not in logs:  # the summary at the end of train()
+            return
+        self.last_metrics = self.step_fields(logs)
+        self.job.emit(
+            "step",
+            step=self.state.global_step,
+            steps_total=self.state.max_steps,
+            **self.last_metrics,
+        )
+        self._look_for_divergence()
+
+    def _look_for_divergence(self) -> None:
+        found = self._divergence.update(self.last_metrics)
+        if found is None:
+            return
+        step = self.state.global_step
+        self.job.emit("divergence", step=step, **found)
+        if self.spec.on_divergence == "stop":
+            raise JobFailed(
+                f"step {step}: {found['metric']} is {found['value']:.4g}, more than three times "
+                f"its median of {max(found['median'], 0):.4g}; the checkpoints are from before"
+            )
+
+    def _report_activity(self, activity: Activity | None) -> None:
+        if activity is not None and activity.median_s is not None:
+            activity = replace(activity, ends_job=self.spec.on_stall == "stop")
+        self.job.working(activity)
+
+    def begin_step(self) -> None:
+        """Start the clocks of a step. A process that was forked meanwhile ends here."""
+        end_if_forked(self._owner, "to train a step")
+        self._step_started = time.perf_counter()
+        self.progress.begin("step")
+
+    def step_seconds(self) -> float:
+        """Return how long the step that ends now has taken."""
+        return time.perf_counter() - self._step_started
+
+    # The end of a step.
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        self.settle_save()
+        with self.progress.during("evaluation" if self.control.should_evaluate else "report"):
+            cast(Any, super())._maybe_log_save_evaluate(*args, **kwargs)
+        if self.job.pause.is_set() and self.state.global_step < self.state.max_steps:
+            with self.progress.during(None):
+                self._hold()
+
+    def _hold(self) -> None:
+        """Wait at a step's end, all in memory, until the job is to go on or to stop."""
+        step = self.state.global_step
+        self.save_here()  # who knows for how long
+        self.job.emit("paused", step=step)
+        while self.job.pause.is_set() and not self.job.stop.is_set():
+            time.sleep(0.1)
+            self.settle_save()
+            if self._save_was_due and self._in_flight is None:
+                self.save_here()  # that of an earlier step was in flight
+        self.job.emit("unpaused", step=step)
+        if self.job.stop.is_set():
+            self.was_stopped = self.control.should_training_stop = True
+            self.save_here()
+
+
+class _StepEnd(TrainerCallback):
+    """Looks at the weights and at the stop request between a step and its checkpoint."""
+
+    def __init__(self, trainer: JobTrainer) -> None:
+        self.trainer = trainer
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.begin_step()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.release_weights()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.check_weights()
+        if self.trainer.job.stop.is_set() or state.global_step == self.trainer.job.stop_at:
+            self.trainer.was_stopped = True
+            control.should_training_stop = True
+        control.should_save = self.trainer.checkpoint_is_due()
