@@ -67,7 +67,7 @@ class CommandGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module = import_module(f".{COMMANDS[name][0]}", __package__)
+        module = import_module(f".commands.{COMMANDS[name][0]}", __package__)
         command: click.Command = getattr(module, name.replace("-", "_"))
         return command
 

@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .values import (
-    ConfigError, choice, folder, integer, name, plain_text, unknown_key, wrong,
+    ConfigError,
+    choice,
+    folder,
+    integer,
+    name,
+    plain_text,
+    unknown_key,
+    wrong,
 )
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")

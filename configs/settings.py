@@ -13,7 +13,15 @@ from pathlib import Path
 from .entries import read_models, read_workers
 from .memory import memory_bytes
 from .values import (
-    ConfigError, duration_s, folder, host, integer, plain_text, redis_url, size_bytes, wrong,
+    ConfigError,
+    duration_s,
+    folder,
+    host,
+    integer,
+    plain_text,
+    redis_url,
+    size_bytes,
+    wrong,
 )
 
 # Takes the field's name, the raw value and the folder that relative paths start from.

@@ -20,10 +20,10 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "grpo": Kind("grpo_options", "GrpoSpec", "grpo", "grpo_trainer"),
-    "mlm": Kind("mlm_options", "MlmSpec", "mlm", "mlm_trainer"),
-    "encode": Kind("encode_options", "EncodeSpec", "encode", "embedder"),
-    "infer": Kind("infer_options", "InferSpec", "infer", "answering"),
+    "grpo": Kind("grpo.options", "GrpoSpec", "grpo.kind", "grpo.trainer"),
+    "mlm": Kind("mlm.options", "MlmSpec", "mlm.kind", "mlm.trainer"),
+    "encode": Kind("encode.options", "EncodeSpec", "encode.kind", "encode.embedder"),
+    "infer": Kind("infer.options", "InferSpec", "infer.kind", "infer.answering"),
 }
 
 

@@ -13,10 +13,10 @@ from shell import CLEAN_ENVIRON, Done, warmd
 
 from warmd.configs.config import load
 from warmd.daemon.client.client import Client
-from warmd.daemon.runs.events import EventLog
 from warmd.daemon.host.home import Home
-from warmd.daemon.supervise.redis_server import EmbeddedServer, find_binary
 from warmd.daemon.queue.stream import Outbox, Publisher
+from warmd.daemon.runs.events import EventLog
+from warmd.daemon.supervise.redis_server import EmbeddedServer, find_binary
 
 
 class Desk:

@@ -15,12 +15,12 @@ from openai import DefaultHttpxClient, OpenAI
 from waiting import wait_until
 
 from warmd.configs.config import DaemonConfig, ModelConfig
-from warmd.daemon.queue import keys
 from warmd.daemon.client.client import Client
-from warmd.daemon.runs.events import EventLog
 from warmd.daemon.host.home import Home
-from warmd.daemon.supervise.redis_server import EmbeddedServer, find_binary
+from warmd.daemon.queue import keys
 from warmd.daemon.queue.stream import Outbox, Publisher
+from warmd.daemon.runs.events import EventLog
+from warmd.daemon.supervise.redis_server import EmbeddedServer, find_binary
 
 WORKER = "infer-0:test:1"
 TLS = ssl.create_default_context()  # once: each client would take 30 ms to read the certificates

@@ -10,8 +10,8 @@ import pytest
 import tiny
 from hypothesis import given, strategies as st
 
-from warmd.jobs.infer.gui_actions import ACTIONS, DIRECTIONS, parse_screen, read
 from warmd.jobs.errors import SpecError
+from warmd.jobs.infer.gui_actions import ACTIONS, DIRECTIONS, parse_screen, read
 from warmd.jobs.infer.kind import run
 from warmd.jobs.infer.options import InferSpec
 

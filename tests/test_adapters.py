@@ -22,10 +22,10 @@ from shell import warmd
 from transformers import AutoModelForCausalLM
 
 from warmd.configs.config import ModelConfig, WorkerConfig
-from warmd.daemon.host import fetch
 from warmd.daemon.fork.models import WarmModels
-from warmd.jobs.models.adapters import MERGED, WEIGHTS, model_folder
+from warmd.daemon.host import fetch
 from warmd.jobs.errors import JobFailed, NotFound
+from warmd.jobs.models.adapters import MERGED, WEIGHTS, model_folder
 
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
 GREEDY = ("--temperature", "0", "--max-tokens", "12")

@@ -6,11 +6,23 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from warmd.jobs.codegraph.python_graph import RELATIONS, Block, Qualifiers, Triple
 from warmd.jobs.codegraph.sequences import (
-    CLS_ID, ENT_ID, MAX_DEPTH, NUM_RELATION_IDS, REL_ID, SEP_ID, SPECIAL_TOKENS, Example, Role, build_examples, leaf_tail, relation_id, train_tokenizer,
+    CLS_ID,
+    ENT_ID,
+    MAX_DEPTH,
+    NUM_RELATION_IDS,
+    REL_ID,
+    SEP_ID,
+    SPECIAL_TOKENS,
+    Example,
+    Role,
+    build_examples,
+    leaf_tail,
+    relation_id,
+    train_tokenizer,
 )
 from warmd.jobs.errors import SpecError
-from warmd.jobs.codegraph.python_graph import RELATIONS, Block, Qualifiers, Triple
 
 TEXTS = ["def main(path):\n    return load(path).run()\n" * 3, *RELATIONS * 3, "naïve 数 \t"]
 WHERE = Qualifiers("python", "m.py", "m")

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from warmd.daemon.supervise import children
-from warmd.daemon.host.heartbeat import Beat
 from warmd.daemon.host.channel import Channel, check_size
-from warmd.daemon.supervise.children import HUNG_S, Child
+from warmd.daemon.host.heartbeat import Beat
 from warmd.daemon.host.home import Home
-from warmd.jobs.user_code import tracebacks
+from warmd.daemon.supervise import children
+from warmd.daemon.supervise.children import HUNG_S, Child
 from warmd.jobs.errors import WarmdError
+from warmd.jobs.user_code import tracebacks
 
 # A child of the supervisor, as `python -m child`.
 WRITER = """

@@ -12,7 +12,15 @@ from hypothesis import given, settings, strategies as st
 
 from warmd.configs import config as config_module
 from warmd.configs.config import (
-    SETTINGS, ConfigError, DaemonConfig, ModelConfig, WorkerConfig, load, parse_model, read_mapping, redacted_url,
+    SETTINGS,
+    ConfigError,
+    DaemonConfig,
+    ModelConfig,
+    WorkerConfig,
+    load,
+    parse_model,
+    read_mapping,
+    redacted_url,
 )
 from warmd.configs.memory import available_bytes, memory_bytes
 from warmd.configs.values import duration_s, size_bytes

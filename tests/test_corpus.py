@@ -11,11 +11,11 @@ import orjson
 import pytest
 from hypothesis import given, strategies as st
 
-from warmd.jobs.mlm import corpus
 from warmd.jobs.codegraph.sequences import train_tokenizer
-from warmd.jobs.mlm.corpus import Recipe, graph_corpus, held_out, text_corpus
-from warmd.jobs.files.documents import documents
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
+from warmd.jobs.files.documents import documents
+from warmd.jobs.mlm import corpus
+from warmd.jobs.mlm.corpus import Recipe, graph_corpus, held_out, text_corpus
 
 SOURCE = '''
 def double(number: int) -> int:

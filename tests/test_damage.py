@@ -11,11 +11,11 @@ import pytest
 import tiny
 
 from warmd.daemon.runs.checkpoints import Checkpoints, verify
-from warmd.jobs.training.compare import compare_checkpoints
 from warmd.jobs.context import MANIFEST
 from warmd.jobs.errors import CheckpointDamaged, JobFailed
 from warmd.jobs.grpo.kind import run
 from warmd.jobs.grpo.options import GrpoSpec
+from warmd.jobs.training.compare import compare_checkpoints
 from warmd.jobs.training.snapshot import STATE_FILES
 
 FILES = (

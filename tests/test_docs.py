@@ -15,8 +15,8 @@ from typing import Any
 import click
 import pytest
 
-from warmd.cli.shared.app import App
 from warmd.cli.main import COMMANDS, warmd
+from warmd.cli.shared.app import App
 from warmd.configs.config import SETTINGS
 from warmd.jobs import KINDS, spec_class
 from warmd.jobs.grpo.rewards import parse, resolve

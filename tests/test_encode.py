@@ -29,17 +29,17 @@ from transformers import (
 
 from warmd.configs.config import ModelConfig, WorkerConfig
 from warmd.daemon.fork.models import WarmModels
-from warmd.jobs.encode import embedder, kind
 from warmd.jobs import spec_class
+from warmd.jobs.codegraph.encoder import CodeGraphConfig, CodeGraphEncoder
 from warmd.jobs.codegraph.sequences import Role, train_tokenizer
 from warmd.jobs.context import WarmModel
-from warmd.jobs.mlm.corpus import as_pretrained
+from warmd.jobs.encode import embedder, kind
 from warmd.jobs.encode.embedder import batches
 from warmd.jobs.encode.kind import run
 from warmd.jobs.encode.options import FORMATS, EncodeSpec
-from warmd.jobs.codegraph.encoder import CodeGraphConfig, CodeGraphEncoder
-from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.encode.passages import from_sources
+from warmd.jobs.errors import JobFailed, SpecError, Stopped
+from warmd.jobs.mlm.corpus import as_pretrained
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300,

@@ -11,10 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from warmd.jobs.codegraph.sequences import IGNORED, Role
 from warmd.jobs.codegraph.encoder import (
-    CodeGraphConfig, CodeGraphEncoder, RelationBias, constraint, new_encoder,
+    CodeGraphConfig,
+    CodeGraphEncoder,
+    RelationBias,
+    constraint,
+    new_encoder,
 )
+from warmd.jobs.codegraph.sequences import IGNORED, Role
 
 # [CLS] code code [SEP] [ENT] root [REL] calls [ENT] tail [SEP] [REL] raises E E [SEP]
 S, C, E, R = Role

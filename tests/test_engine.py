@@ -20,13 +20,13 @@ from warmd.jobs.compute.levels import levels
 from warmd.jobs.compute.linears import UnpackedLinear, innermost, packed_float32
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine import scheduler as engines
+from warmd.jobs.engine.compute_thread import TURNS
+from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.fallback import AsIs
 from warmd.jobs.engine.kv_cache import CHUNK, MOST_PREFIXES, Prefixes
-from warmd.jobs.engine.decoder import Decoder
-from warmd.jobs.engine.scheduler import Engine, engine_of
-from warmd.jobs.engine.request import End, Generation, Piece, Sampling
 from warmd.jobs.engine.parts import Part
-from warmd.jobs.engine.compute_thread import TURNS
+from warmd.jobs.engine.request import End, Generation, Piece, Sampling
+from warmd.jobs.engine.scheduler import Engine, engine_of
 from warmd.jobs.errors import JobFailed
 
 SIZES = {

@@ -11,9 +11,9 @@ from hypothesis import given, strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from warmd.jobs.engine.detokenizer import TextStream
 from warmd.jobs.engine.request import Sampling
 from warmd.jobs.engine.sampling import Sampler
-from warmd.jobs.engine.detokenizer import TextStream
 
 TOKENIZER = tiny.tokenizer()
 

@@ -19,20 +19,19 @@ import torch
 from eyes import IMAGE, png, url
 from PIL import Image
 
-from warmd.jobs.infer import chat_messages
-from warmd.jobs.engine import images as pictures
 from warmd.jobs.context import WarmModel
-from warmd.jobs.engine import scheduler as engines
-from warmd.jobs.engine.decoder import Decoder
-from warmd.jobs.engine.scheduler import Engine
-from warmd.jobs.engine.request import End, Generation, Sampling
-from warmd.jobs.engine.image_tokens import place_pictures
+from warmd.jobs.engine import images as pictures, scheduler as engines
 from warmd.jobs.engine.compute_thread import TURNS
+from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.image_encoding import Eyes, Sight, places_of
+from warmd.jobs.engine.image_tokens import place_pictures
+from warmd.jobs.engine.images import Budget
+from warmd.jobs.engine.request import End, Generation, Sampling
+from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import JobFailed, SpecError
+from warmd.jobs.infer import chat_messages
 from warmd.jobs.infer.kind import run
 from warmd.jobs.infer.options import InferSpec
-from warmd.jobs.engine.images import Budget
 
 GREEDY = Sampling(temperature=0)
 

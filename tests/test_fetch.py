@@ -20,8 +20,8 @@ from workplaces import NAME, Workplace, seconds_until, workplace
 
 from warmd.configs.config import ModelConfig
 from warmd.daemon.host import fetch
-from warmd.daemon.queue import keys
 from warmd.daemon.host.downloads import folder_of
+from warmd.daemon.queue import keys
 from warmd.jobs.errors import NotFound, Unavailable
 
 MODEL = ModelConfig(name="m", path="org/m")

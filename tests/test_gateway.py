@@ -23,8 +23,8 @@ import pytest
 from gateways import Gateway
 from waiting import wait_until
 
-from warmd.daemon.gateway.http.connection import HEAD_S
 from warmd.daemon.gateway.http.auth import SILENCE_S
+from warmd.daemon.gateway.http.connection import HEAD_S
 
 TOKEN = "a-token-of-tests"
 

@@ -20,20 +20,20 @@ from test_engine import make, prompt
 from test_grpo_speed import train, trainer
 
 from warmd.daemon.fork.placement import Placement, own_device
+from warmd.jobs.codegraph.encoder import CodeGraphConfig, new_encoder
 from warmd.jobs.compute.quantized import CastLinear
 from warmd.jobs.context import WarmModel
-from warmd.jobs.codegraph.encoder import CodeGraphConfig, new_encoder
-from warmd.jobs.engine.kv_cache import CHUNK
-from warmd.jobs.engine.decoder import Decoder
-from warmd.jobs.engine.cuda_steps import SHORTEST, FixedSteps, Rows
 from warmd.jobs.engine.cuda_graphs import Graphs
+from warmd.jobs.engine.cuda_steps import SHORTEST, FixedSteps, Rows
+from warmd.jobs.engine.decoder import Decoder
+from warmd.jobs.engine.kv_cache import CHUNK
 from warmd.jobs.engine.parts import Part
 from warmd.jobs.errors import JobFailed
 from warmd.jobs.grpo.kind import run
 from warmd.jobs.grpo.options import GrpoSpec
-from warmd.jobs.grpo.scoring import score_pack
 from warmd.jobs.grpo.packed_trainer import PackedTrainer
 from warmd.jobs.grpo.packing import Pack, Row, packed_attention
+from warmd.jobs.grpo.scoring import score_pack
 
 CAPACITY = SHORTEST + 100
 

@@ -9,10 +9,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from warmd.jobs.errors import SpecError
 from warmd.jobs.codegraph.python_graph import (
-    RELATIONS, Qualifiers, Triple, build_triples, find_sources, read_modules, read_triples, write_triples,
+    RELATIONS,
+    Qualifiers,
+    Triple,
+    build_triples,
+    find_sources,
+    read_modules,
+    read_triples,
+    write_triples,
 )
+from warmd.jobs.errors import SpecError
 
 SHOP = '''
 import os.path

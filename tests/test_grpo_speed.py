@@ -17,18 +17,18 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from warmd.jobs.grpo import packed_trainer
 from warmd.jobs.compute.aten_overrides import fast_kernels
 from warmd.jobs.compute.levels import levels
 from warmd.jobs.compute.linears import InPlaceLinear, int8_linear, packed_float32
 from warmd.jobs.compute.quantized import WeightOnlyInt8Linear
 from warmd.jobs.engine.decoder import Decoder
+from warmd.jobs.engine.token_sampling import NotFiniteError, Sampler
+from warmd.jobs.grpo import packed_trainer
 from warmd.jobs.grpo.logprobs import score
-from warmd.jobs.grpo.scoring import split, tokens_that_fit
 from warmd.jobs.grpo.packed_trainer import PackedTrainer, twin
 from warmd.jobs.grpo.packing import Row, can_pack
 from warmd.jobs.grpo.rollout import generate
-from warmd.jobs.engine.token_sampling import NotFiniteError, Sampler
+from warmd.jobs.grpo.scoring import split, tokens_that_fit
 
 CLOCK = ("step_time", "runtime", "per_second")
 

@@ -13,14 +13,14 @@ import pytest
 import tiny
 from waiting import wait_until
 
-from warmd.jobs.infer import batch_file
 from warmd.jobs import spec_class
-from warmd.jobs.models import chat_templates
-from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.engine.request import End, Generation
+from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
+from warmd.jobs.infer import batch_file
 from warmd.jobs.infer.kind import run
 from warmd.jobs.infer.options import InferSpec
+from warmd.jobs.models import chat_templates
 
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 
@@ -50,7 +50,7 @@ def said(job: tiny.Surroundings, index: int = 0) -> str:
 
 
 def write_rows(path: Path, rows: list[Any]) -> str:
-    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in batch_file))
+    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
     return str(path)
 
 
@@ -315,14 +315,14 @@ def test_file_of_prompts_is_answered_in_its_order(job, tmp_path):
     prompts[7] = {"messages": [{"role": "user", "content": "hi"}]}
     source = write_rows(tmp_path / "in.jsonl", prompts)
     result = answer(job, input=source, output=str(tmp_path / "out.jsonl"), max_tokens=8)
-    batch_file = read_rows(tmp_path / "out.jsonl")
-    assert [row["row"] for row in batch_file] == list(range(1, 51))
+    rows = read_rows(tmp_path / "out.jsonl")
+    assert [row["row"] for row in rows] == list(range(1, 51))
     for row in (0, 7, 23, 49):
         options = dict(prompts[row])
         if "messages" in options:
             options["messages"] = json.dumps(options["messages"])
         alone = answer(job, max_tokens=8, **options)
-        assert batch_file[row]["choices"] == alone["choices"]
+        assert rows[row]["choices"] == alone["choices"]
     assert result["rows"] == 50
     last = job.of_type("progress")[-1]
     assert (last["done"], last["total"]) == (50, 50)

@@ -11,12 +11,12 @@ import pytest
 from desks import Desk
 from gateways import Gateway
 
-from warmd.daemon.queue import index_builder, job_index, listing, keys
 from warmd.daemon.client.client import Client
-from warmd.daemon.gateway.core.models_index import Catalogue
 from warmd.daemon.gateway.core.metrics import Metrics
-from warmd.daemon.supervise.retention import Retention
+from warmd.daemon.gateway.core.models_index import Catalogue
+from warmd.daemon.queue import index_builder, job_index, keys, listing
 from warmd.daemon.runs.rundir import RunDir
+from warmd.daemon.supervise.retention import Retention
 from warmd.jobs import spec_class
 
 FEW, MANY = 3, 120
@@ -124,7 +124,9 @@ def test_the_index_of_a_home_of_an_earlier_version_is_built_from_what_is_there(d
     index_builder.ensure(desk.client.connection, desk.home.runs)
     after = index(desk)
     assert after == before
-    index_builder.build(desk.client.connection, desk.home.runs)  # as every daemon does when it starts
+    index_builder.build(
+        desk.client.connection, desk.home.runs
+    )  # as every daemon does when it starts
     assert index(desk) == after
 
 

@@ -28,10 +28,10 @@ from transformers import (
 from warmd import configs
 from warmd.configs.yamlfile import read_mapping
 from warmd.jobs import spec_class
-from warmd.jobs.codegraph.sequences import IGNORED, train_tokenizer
-from warmd.jobs.mlm.corpus import as_pretrained
 from warmd.jobs.codegraph.encoder import CodeGraphConfig, CodeGraphEncoder
+from warmd.jobs.codegraph.sequences import IGNORED, train_tokenizer
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
+from warmd.jobs.mlm.corpus import as_pretrained
 from warmd.jobs.mlm.kind import run
 from warmd.jobs.mlm.model import set_dropout
 from warmd.jobs.mlm.options import CODE_GRAPH_SIZES, MlmSpec

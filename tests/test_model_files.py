@@ -17,8 +17,8 @@ from needs import needs
 from waiting import wait_until
 
 from warmd.configs.config import ModelConfig
-from warmd.daemon.host import model_files
 from warmd.daemon.fork.models import WarmModels
+from warmd.daemon.host import model_files
 from warmd.jobs import spec_class
 from warmd.jobs.errors import JobFailed
 

@@ -15,8 +15,8 @@ from terminal import seen_on_a_terminal
 
 from warmd.cli.view.chart import MARKERS, chart
 from warmd.cli.view.curves import chosen, curves_of
-from warmd.daemon.runs.events import EventLog
 from warmd.daemon.host.home import Home
+from warmd.daemon.runs.events import EventLog
 from warmd.daemon.runs.rundir import RunDir
 from warmd.jobs.errors import Conflict, SpecError
 

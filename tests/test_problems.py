@@ -11,7 +11,12 @@ from hypothesis import given, settings, strategies as st
 
 from warmd.jobs.errors import SpecError
 from warmd.jobs.grpo.problems import (
-    Problem, columns_fingerprint, columns_of, fingerprint, iter_arithmetic, load,
+    Problem,
+    columns_fingerprint,
+    columns_of,
+    fingerprint,
+    iter_arithmetic,
+    load,
 )
 
 

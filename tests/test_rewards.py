@@ -12,7 +12,19 @@ from hypothesis import given, settings, strategies as st
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.grpo.problems import Problem
 from warmd.jobs.grpo.rewards import (
-    NAMES, CustomOptions, Reward, RewardSpec, check_answers, correctness, custom, final_number, parse, resolve, score_general, score_math, score_reasoning,
+    NAMES,
+    CustomOptions,
+    Reward,
+    RewardSpec,
+    check_answers,
+    correctness,
+    custom,
+    final_number,
+    parse,
+    resolve,
+    score_general,
+    score_math,
+    score_reasoning,
 )
 from warmd.jobs.grpo.user_rewards import KeywordReward
 

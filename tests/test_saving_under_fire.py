@@ -24,9 +24,9 @@ from warmd.configs.config import WorkerConfig
 from warmd.daemon.runs import events
 from warmd.daemon.runs.checkpoints import Checkpoints
 from warmd.daemon.runs.saving import Save
-from warmd.jobs.training import live_tensors
 from warmd.jobs.grpo.kind import run
 from warmd.jobs.grpo.options import GrpoSpec
+from warmd.jobs.training import live_tensors
 from warmd.jobs.training.snapshot import TokenizerFiles, link_model
 
 SPEC = GrpoSpec.parse(

@@ -20,8 +20,8 @@ from waiting import wait_until
 from warmd.configs.config import ModelConfig
 from warmd.daemon.client import control
 from warmd.jobs.context import WarmModel
-from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.engine.request import End, Generation, Sampling
+from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.infer.options import InferSpec
 

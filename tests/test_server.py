@@ -15,8 +15,8 @@ from desks import Desk
 from needs import needs
 from waiting import wait_until
 
-from warmd.daemon.queue import keys
 from warmd.daemon.host.home import Home
+from warmd.daemon.queue import keys
 from warmd.daemon.supervise.redis_server import EmbeddedServer, find_binary
 from warmd.jobs.errors import Conflict, SpecError, Unavailable, WarmdError
 

@@ -29,13 +29,13 @@ from waiting import wait_until
 
 from warmd.configs.config import ModelConfig
 from warmd.daemon.client import control
-from warmd.daemon.runs import events
-from warmd.daemon.queue import keys
-from warmd.daemon.supervise.children import HUNG_S
 from warmd.daemon.host.home import Home
+from warmd.daemon.queue import keys
 from warmd.daemon.queue.jobs import JobStore
 from warmd.daemon.queue.lease import LEASE_S
 from warmd.daemon.queue.workers import Roster
+from warmd.daemon.runs import events
+from warmd.daemon.supervise.children import HUNG_S
 from warmd.daemon.supervise.redis_server import find_binary
 from warmd.jobs.errors import SpecError, WarmdError
 

@@ -11,11 +11,11 @@ import pytest
 import redis
 from waiting import wait_until
 
-from warmd.daemon.queue import keys, stream
-from warmd.daemon.runs.events import EventLog
 from warmd.daemon.host.home import Home
-from warmd.daemon.supervise.redis_server import EmbeddedServer, find_binary
+from warmd.daemon.queue import keys, stream
 from warmd.daemon.queue.stream import Outbox, Publisher
+from warmd.daemon.runs.events import EventLog
+from warmd.daemon.supervise.redis_server import EmbeddedServer, find_binary
 
 
 @pytest.fixture

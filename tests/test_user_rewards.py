@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from warmd.jobs.user_code import tracebacks
 from warmd.jobs.errors import JobFailed, SpecError
-from warmd.jobs.user_code.modules import changed, digests, load, own_modules
 from warmd.jobs.grpo.user_rewards import KeywordReward, PositionalReward, imported
+from warmd.jobs.user_code import tracebacks
+from warmd.jobs.user_code.modules import changed, digests, load, own_modules
 
 Write = Callable[..., str]
 

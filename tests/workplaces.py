@@ -19,10 +19,10 @@ import psutil
 from waiting import wait_until
 
 from warmd.configs.config import DaemonConfig
-from warmd.daemon.queue import keys
-from warmd.daemon.host.channel import Channel, listen
 from warmd.daemon.client.client import Client
+from warmd.daemon.host.channel import Channel, listen
 from warmd.daemon.host.home import Home
+from warmd.daemon.queue import keys
 from warmd.daemon.queue.workers import Roster
 from warmd.daemon.supervise.redis_server import EmbeddedServer, find_binary
 from warmd.jobs import spec_class

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ...jobs.errors import WarmdError
-from ..view import render
 from ..shared.app import EXIT_INTERRUPTED, note
+from ..view import render
 from .watch import EXIT_CODES
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from ...jobs import spec_class
 from ...jobs.bench import works
 from ...jobs.errors import Conflict, JobFailed, SpecError
 from ...jobs.mlm.options import MlmSpec
-from ..view import render
 from ..shared.app import App, common_options, note
-from ..shared.completion import complete_job
+from ..shared.job_argument import complete_job
+from ..view import render
 from ..view.projection import Pace, headers, pace_of, projection
 from .submit import file_options, gathered, spec_option
 from .watch import wait

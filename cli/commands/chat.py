@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...jobs import spec_class
-from .answer import show
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
+from .answer import show
 
 if TYPE_CHECKING:
     from ...daemon.client.client import Client

@@ -17,10 +17,10 @@ import click
 from ...jobs import spec_class
 from ...jobs.errors import CheckpointDamaged, NotFound
 from ...jobs.spec import path_of
-from ..view import render
 from ..shared.app import App, common_options, note
-from ..shared.completion import complete_job, job_argument
+from ..shared.job_argument import complete_job, job_argument
 from ..shared.target import ambiguous
+from ..view import render
 
 if TYPE_CHECKING:
     from ...daemon.runs.checkpoints import Checkpoints

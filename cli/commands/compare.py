@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...jobs import spec_class
-from ...jobs.models.adapters import base_of, is_adapter
 from ...jobs.errors import Conflict, SpecError, WarmdError
+from ...jobs.models.adapters import base_of, is_adapter
 from ...jobs.spec import path_of
-from ..view import render
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
-from ..shared.completion import complete_job
+from ..shared.job_argument import complete_job
+from ..view import render
 from .submit import spec_option
 from .watch import EXIT_CODES
 

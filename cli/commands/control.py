@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from ..view import render
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
+from ..view import render
 from .models import print_models
 
 

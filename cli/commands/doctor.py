@@ -16,8 +16,8 @@ import click
 from ...configs.memory import available_bytes, memory_bytes
 from ...configs.values import ConfigError, num_cores
 from ...jobs.errors import NotFound, WarmdError
-from ..view import render
 from ..shared.app import App, common_options
+from ..view import render
 
 if TYPE_CHECKING:
     from ...configs.config import DaemonConfig

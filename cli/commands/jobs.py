@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from ...jobs.errors import Conflict, JobFailed
-from ..view import render
 from ..shared.app import App, common_options
-from ..shared.completion import job_argument
+from ..shared.job_argument import job_argument
+from ..view import render
 
 STATUSES = (
     "queued",

@@ -14,9 +14,9 @@ from pathlib import Path
 import click
 
 from ...jobs.errors import NotFound
-from ..view import render
 from ..shared.app import App, common_options
-from ..shared.completion import job_argument
+from ..shared.job_argument import job_argument
+from ..view import render
 
 _TURN_S = 0.2  # between two looks at a followed file
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from ..view import render
 from ..shared.app import App, common_options
+from ..view import render
 
 
 @click.command()

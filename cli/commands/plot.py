@@ -14,10 +14,10 @@ from typing import Any
 import click
 
 from ...jobs.errors import SpecError
-from ..view import render
 from ..shared.app import App, common_options, note
+from ..shared.job_argument import complete_job
+from ..view import render
 from ..view.chart import chart, key
-from ..shared.completion import complete_job
 from ..view.curves import Curve, chosen, curves_of
 
 _WIDTH = 80  # where there is no terminal

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...jobs.errors import Conflict, SpecError
-from ..view import render
 from ..shared.app import App, common_options, note
-from ..shared.completion import complete_job
+from ..shared.job_argument import complete_job
+from ..view import render
 from ..view.times import parse_duration
 
 if TYPE_CHECKING:

@@ -10,11 +10,16 @@ import click
 
 from ...jobs import spec_class
 from ...jobs.errors import SpecError
+from ..shared.app import App, common_options
 from ..view import render
 from .answer import show
-from ..shared.app import App, common_options
 from .submit import (
-    ARGUMENT, argument_of, file_options, gathered, spec_option, take_argument,
+    ARGUMENT,
+    argument_of,
+    file_options,
+    gathered,
+    spec_option,
+    take_argument,
 )
 
 _LEFT_OUT = ("input", "output", "n")  # what `submit infer` is for

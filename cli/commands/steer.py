@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from ...jobs import spec_class
-from ..view import render
 from ..shared.app import App, common_options, note
-from ..shared.completion import job_argument
-from .submit import from_settings
+from ..shared.job_argument import job_argument
 from ..shared.target import is_paused, runs, runs_unpaused, target, waits, waits_unpaused
+from ..view import render
+from .submit import from_settings
 
 
 @click.command()

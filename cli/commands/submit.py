@@ -18,9 +18,9 @@ import click
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import SpecError
 from ...jobs.training.options import TrainingSpec
-from ..view import render
 from ..shared.app import App, common_options, note
-from ..shared.completion import complete_job
+from ..shared.job_argument import complete_job
+from ..view import render
 from ..view.times import parse_duration, parse_time
 
 if TYPE_CHECKING:

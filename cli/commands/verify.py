@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from ..view import render
 from ..shared.app import App, common_options, note
-from ..shared.completion import job_argument
+from ..shared.job_argument import job_argument
+from ..view import render
 
 
 @click.command("verify-resume")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from ..view import render
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
-from ..shared.completion import job_argument
+from ..shared.job_argument import job_argument
+from ..view import render
 from ..view.describe import describe
 from ..view.live import LiveLine, has_live_lines
 from ..view.progress import Progress

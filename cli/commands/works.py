@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ...jobs.bench.works import usual
-from ..view import render
 from ..shared.app import App, note
+from ..view import render
 from ..view.live import LiveLine, has_live_lines
 
 if TYPE_CHECKING:

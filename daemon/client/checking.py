@@ -9,13 +9,13 @@ from typing import Any
 import orjson
 
 from ...configs.config import DaemonConfig, ModelConfig
-from ...jobs.models.adapters import model_folder
 from ...jobs.errors import SpecError
+from ...jobs.models.adapters import model_folder
 from ...jobs.spec import Spec, path_of
 from ..host import fetch
 from ..host.home import Home
-from ..runs.rundir import is_job_id
 from ..host.warm_set import known_models, on_demand_models
+from ..runs.rundir import is_job_id
 from ..runs.weights import Weights
 
 _TEMPLATES = ("chat_template.jinja", "additional_chat_templates")  # beside tokenizer_config.json

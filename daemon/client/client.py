@@ -10,25 +10,23 @@ from functools import cached_property, wraps
 from typing import Any, TypeVar, cast
 
 import redis
-from rq.job import Job, JobStatus
 
 from ...configs.config import DaemonConfig, ModelConfig, redacted_url
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import CheckpointDamaged, Conflict, NotFound, SpecError, Unavailable
 from ...jobs.spec import Spec
 from ...jobs.user_code.modules import SOURCES, changed
-from ..queue import adoption, job_index, listing, keys, removal, stream, runs_owner
-from . import checking
+from ..host.home import Home
+from ..host.warm_set import known_models
+from ..queue import adoption, job_index, keys, listing, removal, runs_owner, stream
+from ..queue.jobs import ENDED, Job, JobStatus, JobStore
 from ..runs import weights
 from ..runs.checkpoints import Checkpoints
-from ..host.home import Home
-from ..queue.jobs import ENDED, JobStore
-from .lookup import PENDING, Lookup, Pending
 from ..runs.rundir import RunDir, job_ids
-from ..supervise.redis_server import url_of
-from .views import spec_of
-from ..host.warm_set import known_models
 from ..runs.weights import Weights, step_of
+from . import checking
+from .lookup import PENDING, Lookup, Pending
+from .views import spec_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -68,7 +66,7 @@ class Client:
         if self.config.redis_url is not None:
             return self.config.redis_url
         state = self.home.read_state()
-        return state["url"] if state is not None else url_of(self.home)
+        return state["url"] if state is not None else self.home.server_url
 
     @cached_property
     def connection(self) -> redis.Redis:
@@ -88,12 +86,12 @@ class Client:
             self.connection.close()
 
     def unavailable(self, error: Exception) -> Unavailable:
-        if self.url == url_of(self.home) and self.home.is_full():
+        if self.url == self.home.server_url and self.home.is_full():
             return Unavailable(
                 f"the disk of {self.home.path} is full, and Redis has ended: make room there, for "
                 "example with `warmd checkpoints prune`, and run `warmd start`"
             )
-        if self.url == url_of(self.home):
+        if self.url == self.home.server_url:
             return Unavailable(f"no daemon runs in {self.home.path}: start it with `warmd start`")
         return Unavailable(f"no server at {redacted_url(self.url)}: {error}")
 

@@ -13,7 +13,7 @@ from typing import Any
 import redis
 
 from ...jobs.errors import Conflict, NotFound, SpecError
-from ..queue import index_builder, job_index, listing, keys
+from ..queue import index_builder, job_index, keys, listing
 from ..queue.jobs import JobStore
 from ..runs.rundir import RunDir, by_time, is_id_prefix, is_job_id, job_ids
 from .views import UNREGISTERED, view_of_folder, views_of

@@ -21,11 +21,11 @@ from typing import Any
 
 import orjson
 
-from ...jobs.training.compare import compare_events
 from ...jobs.errors import Conflict, JobFailed, SpecError
+from ...jobs.training.compare import compare_events
 from ..runs import events
-from .client import Client
 from ..runs.rundir import RunDir
+from .client import Client
 
 _MOST_TRIES = 6  # at hitting a job before it is through
 _KINDS = (

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from rq.job import Job
 
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, WarmdError
 from ...jobs.spec import Spec
-from ..runs import events
-from ..queue import listing, keys, stream
+from ..queue import keys, listing, stream
 from ..queue.adoption import past_of
+from ..queue.jobs import Job
+from ..runs import events
 from ..runs.estimate import Estimate
 from ..runs.rundir import RunDir
 

@@ -4,7 +4,7 @@ It writes the run directory and talks to its worker over one connection: events 
 go out, a request to stop comes in. When the worker dies the connection closes and the horse ends
 at once: its job will be begun again from the latest checkpoint, by somebody else.
 
-The processes that a job's own code starts end with the job (descendants.py).
+The processes that a job's own code starts end with the job (host/descendants.py).
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from typing import Any, NoReturn
 
 from ...configs.values import num_cores
 from ...jobs import run_function, spec_class
-from ...jobs.user_code import tracebacks
 from ...jobs.compute.allocator import keep_freed_memory
 from ...jobs.context import Context
-from ...jobs.files.atomic import release
 from ...jobs.errors import Stopped, WarmdError
+from ...jobs.files.atomic import release
+from ...jobs.user_code import tracebacks
 from ...jobs.user_code.modules import own_modules
 from ..host.channel import Channel, check_size
-from ..runs.checkpoints import Checkpoints
 from ..host.descendants import adopt_orphans, end_descendants
+from ..host.stacks import write_stacks_when_asked
+from ..runs.checkpoints import Checkpoints
 from ..runs.events import EventLog, read
+from ..runs.rundir import RunDir
+from .activity import Pulse
 from .models import HorseModels, WarmModels
 from .placement import Placement, own_device
-from .activity import Pulse
-from ..runs.rundir import RunDir
-from ..work.watchdog import write_stacks_when_asked
 
 log = logging.getLogger(__name__)
 

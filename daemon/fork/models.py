@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from ...configs.config import ModelConfig
-from ...jobs.models.adapters import merge, model_folder
 from ...jobs.context import WarmModel
 from ...jobs.errors import Conflict, JobFailed, NotFound
+from ...jobs.models.adapters import merge, model_folder
 from ..host import model_files
+from ..host.memory import shown
 from .headers import check_sizes, tensors
 from .held_files import HeldFiles
-from ..host.memory import shown
 from .placement import Placement
 
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}

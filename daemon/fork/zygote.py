@@ -27,12 +27,12 @@ import orjson
 from ...configs.config import ModelConfig
 from ...jobs import KINDS, import_all
 from ...jobs.errors import Conflict, JobFailed, WarmdError
-from . import horse, zygote_memory
 from ..host import memory
 from ..host.channel import Channel, listen
 from ..host.descendants import adopt_orphans, kill_children
 from ..host.home import Home
 from ..host.parent_death import end_with_parent
+from . import horse, zygote_memory
 from .models import Loaded, WarmModels
 
 log = logging.getLogger(__name__)

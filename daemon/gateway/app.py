@@ -16,10 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ... import __version__
 from ...configs.config import DaemonConfig
 from .api import chat, completions, embeddings, files, fine_tuning, health, models
-from .http import errors
-from .core.state import Gate
-from .http.auth import Guard
 from .core.metrics import Metrics
+from .core.state import Gate
+from .http import errors
+from .http.auth import Guard
 
 log = logging.getLogger(__name__)
 

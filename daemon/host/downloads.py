@@ -3,8 +3,8 @@
 A worker has it among what it selects on, and hears of its progress; whoever has time waits for it.
 The child ends, with all that it started, when it is no longer wanted or its owner is gone.
 
-Run as `python -m warmd.daemon.host.downloads MODEL` it is that child: it downloads one model, and says
-on stdout twice a second how far it is.
+Run as `python -m warmd.daemon.host.downloads MODEL` it is that child: it downloads one model, and
+reports its progress on stdout twice a second.
 """
 
 from __future__ import annotations

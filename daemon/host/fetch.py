@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ... import configs
 from ...configs.config import ModelConfig
-from ...jobs.models.adapters import base_of, cached, is_adapter, model_folder
 from ...jobs.errors import NotFound
+from ...jobs.models.adapters import base_of, cached, is_adapter, model_folder
 
 BUILTIN = "builtin:"
 

@@ -25,11 +25,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 
-from ...jobs.files.atomic import write_atomic
 from ...jobs.errors import Conflict, SpecError
+from ...jobs.files.atomic import write_atomic
 
 # sun_path holds 108 bytes on Linux and 104 on macOS, the longest name here takes 14.
 _LONGEST_SOCKET_FOLDER = 85
@@ -103,6 +104,11 @@ class Home:
     @property
     def server_socket(self) -> Path:
         return self.sockets / "redis.sock"
+
+    @property
+    def server_url(self) -> str:
+        """The URL of the embedded Redis."""
+        return f"unix://{quote(str(self.server_socket))}"
 
     def create(self) -> None:
         """Make the folders, readable by their owner only. Raises SpecError."""

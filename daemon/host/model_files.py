@@ -9,8 +9,8 @@ from pathlib import Path
 import orjson
 import xxhash
 
-from ...jobs.models.adapters import model_folder
 from ...jobs.files.atomic import write_atomic
+from ...jobs.models.adapters import model_folder
 
 _SUFFIXES = {".bin", ".jinja", ".json", ".model", ".safetensors", ".tiktoken", ".txt"}
 # What a training leaves in the same folder, which no model is read from.

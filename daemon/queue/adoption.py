@@ -17,8 +17,8 @@ from rq.job import JobStatus
 
 from ...jobs.errors import Conflict
 from ..runs import events
-from . import keys
 from ..runs.rundir import RunDir
+from . import keys
 
 _OWNER = "redis"  # in spec.json
 

@@ -17,8 +17,8 @@ from rq.job import Job
 
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import WarmdError
-from . import job_index, listing, keys
 from ..runs.rundir import RunDir, is_job_id, job_ids
+from . import job_index, keys, listing
 
 _VERSION = b"1"
 _AT_ONCE = 500  # jobs of one transaction

@@ -27,7 +27,7 @@ from redis.client import Pipeline
 from rq import Queue
 from rq.exceptions import DeserializationError
 from rq.executions import Execution
-from rq.job import Job, JobStatus
+from rq.job import Job as Job, JobStatus as JobStatus
 from rq.registry import (
     BaseRegistry,
     CanceledJobRegistry,

@@ -14,8 +14,9 @@ from redis.retry import Retry
 
 QUEUES = ("train", "infer")
 
-# The only function that a worker runs; a job that names another one is refused.
-JOB_FUNCTION = "warmd.daemon.fork.horse.run_job"
+# What RQ takes for the function of warmd's jobs; a job that names another one is refused. Workers
+# import nothing by it: the name is what homes of every version have in Redis.
+JOB_FUNCTION = "warmd.daemon.horse.run_job"
 
 # Hash of every worker that may hold a job: its name -> the queue it listens on.
 WORKERS = "warmd:workers"

@@ -21,9 +21,9 @@ from rq.registry import (
     StartedJobRegistry,
 )
 
+from ..runs.rundir import by_time
 from . import keys
 from .jobs import NEVER, JobStore
-from ..runs.rundir import by_time
 
 _AT_ONCE = 100  # jobs that are read in one round trip
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from rq.job import Job
 
-from ...jobs.models.adapters import base_of, is_adapter
-from ...jobs.files.atomic import locked
 from ...jobs.errors import Conflict, WarmdError
+from ...jobs.files.atomic import locked
+from ...jobs.models.adapters import base_of, is_adapter
+from ..runs.rundir import REMOVED, RunDir, is_job_id
 from . import job_index
 from .jobs import ENDED, JobStore
-from ..runs.rundir import REMOVED, RunDir, is_job_id
 
 
 def remove(store: JobStore, runs: Path, job_id: str) -> int:

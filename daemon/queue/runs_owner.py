@@ -14,10 +14,10 @@ from typing import Any
 import orjson
 import redis
 
-from ...jobs.files.atomic import locked, write_atomic
 from ...jobs.errors import Conflict
-from . import keys
+from ...jobs.files.atomic import locked, write_atomic
 from ..host.home import Home
+from . import keys
 
 
 def claim(connection: redis.Redis, home: Home) -> None:

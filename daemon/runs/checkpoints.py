@@ -19,8 +19,8 @@ import orjson
 import xxhash
 
 from ...jobs.context import MANIFEST
-from ...jobs.files.atomic import recover, whole_folder
 from ...jobs.errors import CheckpointDamaged
+from ...jobs.files.atomic import recover, whole_folder
 from .directio import DirectFile
 from .saving import Save
 

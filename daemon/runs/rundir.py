@@ -30,8 +30,8 @@ from typing import Any
 
 import orjson
 
-from ...jobs.files.atomic import fsync, write_atomic
 from ...jobs.errors import Conflict, NotFound, SpecError
+from ...jobs.files.atomic import fsync, write_atomic
 
 SCHEMA = 1
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...jobs.context import MANIFEST
-from ...jobs.files.atomic import fsync
 from ...jobs.errors import CheckpointDamaged, Conflict, NotFound, SpecError
+from ...jobs.files.atomic import fsync
 from .checkpoints import Checkpoints, verify
 from .rundir import RunDir
 

@@ -14,8 +14,8 @@ from ... import __version__
 from ...configs.config import ModelConfig, redacted_url
 from ...jobs.errors import Unavailable, WarmdError
 from ..host import downloads, memory
-from ..queue import listing, keys
 from ..host.channel import Channel
+from ..queue import keys, listing
 from .supervisor import Supervisor
 
 _PATIENCE_S = 1.0  # with a zygote that is asked for no more than how it is

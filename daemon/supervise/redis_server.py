@@ -15,15 +15,14 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from urllib.parse import quote
 
 import redis
 
-from ...jobs.files.atomic import write_atomic
 from ...jobs.errors import SpecError, Unavailable
-from ..queue import keys
+from ...jobs.files.atomic import write_atomic
 from ..host.home import Home, private
 from ..host.parent_death import leashed
+from ..queue import keys
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        return url_of(self.home)
+        return self.home.server_url
 
     def start(self, *, timeout_s: float = 60.0) -> None:
         """Start the server and wait until it answers. Raises Unavailable with its last words."""
@@ -156,11 +155,6 @@ class EmbeddedServer:
                 time.sleep(0.05)
             else:
                 return lock
-
-
-def url_of(home: Home) -> str:
-    """The URL of a home's embedded server."""
-    return f"unix://{quote(str(home.server_socket))}"
 
 
 def _rotate(path: Path) -> None:

@@ -14,13 +14,12 @@ from contextlib import suppress
 from typing import Any
 
 import redis
-from rq.job import Job
 
 from ...jobs.errors import Conflict
-from ..queue import index_builder, keys, removal
 from ..host.home import Home
 from ..host.image_store import ImageStore
-from ..queue.jobs import JobStore
+from ..queue import index_builder, keys, removal
+from ..queue.jobs import Job, JobStore
 from ..runs.rundir import RunDir, is_job_id
 
 log = logging.getLogger(__name__)

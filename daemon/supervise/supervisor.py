@@ -24,19 +24,19 @@ from ...configs.config import DaemonConfig, ModelConfig, redacted_url
 from ...configs.memory import memory_bytes
 from ...jobs.errors import Unavailable, WarmdError
 from ..host import downloads
-from ..queue import keys, runs_owner
-from .children import MOST_QUICK_KILLS, Child, GatewayChild, WorkerChild
-from .control_server import ControlServer
-from ..queue.due import Due
 from ..host.home import Home
+from ..host.warm_set import WarmSet
+from ..queue import keys, runs_owner
+from ..queue.due import Due
 from ..queue.jobs import JobStore
 from ..queue.lease import LEASE_S
-from .shared_flags import Life
-from .retention import Retention
 from ..queue.workers import Roster
 from ..runs.rundir import sweep
-from .redis_server import EmbeddedServer, find_binary, url_of
-from ..host.warm_set import WarmSet
+from .children import MOST_QUICK_KILLS, Child, GatewayChild, WorkerChild
+from .control_server import ControlServer
+from .redis_server import EmbeddedServer, find_binary
+from .retention import Retention
+from .shared_flags import Life
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Supervisor:
         self.failure: str | None = None
         self.server: EmbeddedServer | None = None
         self._failed_revivals = 0  # of the server, in a row
-        self.url = config.redis_url or url_of(self.home)
+        self.url = config.redis_url or self.home.server_url
         self.connection = keys.connect_once(self.url, timeout_s=_REPLY_S)
         self.is_server_away = False  # it did not reply the last time that it was asked
         self.store = JobStore(self.connection)

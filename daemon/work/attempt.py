@@ -12,15 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rq.job import Job
-
 from ...jobs.user_code import tracebacks
+from ..queue.jobs import Begun, Job, JobStore, Orders
+from ..queue.stream import Outbox, Publisher
 from ..runs.checkpoints import Checkpoints
 from ..runs.events import EventLog, read
-from ..queue.jobs import Begun, JobStore, Orders
 from ..runs.rundir import RunDir
 from .horse_pool import Horse
-from ..queue.stream import Outbox, Publisher
 from .watchdog import Watchdog
 
 log = logging.getLogger(__name__)

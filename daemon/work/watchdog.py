@@ -1,32 +1,26 @@
 """Notices in the worker that a job has stopped making progress, and where it hangs.
 
-The horse says what it does and how long that may take (pulse.py); from then on its worker judges by
-its own clock. A horse that is suspended, or whose code keeps Python's lock to itself, could not do
-so. Nor could it say where it hangs: a signal has faulthandler write the stacks of all threads to
-the job's log.
+The horse reports what it does and how long that may take (fork/activity.py); from then on its
+worker judges by its own clock. A horse that is suspended, or whose code holds the GIL, could not do
+so. Nor could it report where it hangs: a signal makes faulthandler write the stacks of all threads
+to the job's log.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import re
-import signal
 import time
 from pathlib import Path
 from typing import Any
 
-_SIGNAL = signal.SIGUSR2
+from ..host import stacks
+
 _STACK_S = 1.0  # for the stacks to be written; a process that is suspended writes none
 _MOST_FRAMES = 6
 _MOST_BYTES = 1 << 16  # of the log that are searched for the stacks
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-
-
-def write_stacks_when_asked() -> None:
-    """Have this process write all its stacks to its stderr when a watchdog asks for them."""
-    faulthandler.register(_SIGNAL, file=2, all_threads=True)
 
 
 class Watchdog:
@@ -79,7 +73,7 @@ class Watchdog:
         with contextlib.suppress(FileNotFoundError):
             self._log_bytes = self._log.stat().st_size
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, _SIGNAL)
+            os.kill(pid, stacks.SIGNAL)
 
     def _stack(self) -> str | None:
         """Return the innermost frames of the main thread, as faulthandler has written them."""

@@ -19,24 +19,23 @@ from typing import Any
 
 import orjson
 import redis
-from rq.job import Job
 
 from ...configs.config import ModelConfig, WorkerConfig
 from ...jobs.errors import Conflict, NotFound, WarmdError
-from ..queue import adoption, keys
 from ..host import fetch
-from .attempt import Attempt
-from ..host.heartbeat import Beat
 from ..host.downloads import Downloads
+from ..host.heartbeat import Beat
 from ..host.home import Home
-from ..queue.jobs import Begun, JobStore
-from ..queue.lease import RENEWALS, Lease, clock
 from ..host.parent_death import end_with_parent
+from ..queue import adoption, keys
+from ..queue.jobs import Begun, Job, JobStore
+from ..queue.lease import RENEWALS, Lease, clock
 from ..queue.mailbox import Mailbox
+from ..queue.stream import Outbox
 from ..queue.workers import Roster
 from ..runs.rundir import RunDir
+from .attempt import Attempt
 from .horse_pool import Horse, Stable
-from ..queue.stream import Outbox
 
 log = logging.getLogger(__name__)
 
@@ -332,7 +331,7 @@ class Worker:
 
 
 def main() -> None:
-    """Run as `python -m warmd.daemon.work.worker HOME PARENT`, with its settings on stdin as JSON."""
+    """Run as `python -m warmd.daemon.work.worker HOME PARENT`; settings: JSON on stdin."""
     end_with_parent(int(sys.argv[2]))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     request = orjson.loads(sys.stdin.buffer.read())

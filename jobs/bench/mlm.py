@@ -20,11 +20,11 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 
+from ..codegraph.encoder import CodeGraphConfig, new_encoder
 from ..codegraph.sequences import MASK_ID, MIN_VOCAB_SIZE, Role, train_tokenizer
 from ..compute.allocator import keep_freed_memory
 from ..compute.aten_overrides import fast_kernels
 from ..mlm.corpus import as_pretrained
-from ..codegraph.encoder import CodeGraphConfig, new_encoder
 from ..mlm.masking import Masker
 from ..mlm.objectives import Batch, GraphObjective, Objective, Row, TextObjective, targets
 from . import machine

@@ -8,7 +8,7 @@ scores of tokens i and j:
     leaf[r]    where both have relation r > 0 (i = j included)
     cross[r]   where one has relation r > 0 and the other is code
 
-`chains.py` says what the tokens and their relations, chains, depths and roles are. The two
+`sequences.py` says what the tokens and their relations, chains, depths and roles are. The two
 vocabulary heads, for masked code (MLM) and for masked nodes of the graph (MNM), are not tied to
 the embedding and are computed at labelled positions only.
 

@@ -284,7 +284,7 @@ class Linears:
         """Return the quantum of each form, measured once for layers of one shape."""
         if weights[0].device.type != "cpu":
             # A GPU's libraries choose among kernels by the number of rows. Steps of fixed shapes
-            # (fixed.py) give them more rows than there are, and sum over more than there is.
+            # (engine/cuda_steps.py) give them more rows than there are, and sum over more than there is.
             self.is_exact = False
             return [1] * len(makes)
         kind = (*makes, *(weight.shape for weight in weights))

@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..codegraph.encoder import CodeGraphEncoder
 from ..codegraph.sequences import CHARACTERS_PER_TOKEN, CLS_ID, SEP_ID, Example, Role
 from ..compute.aten_overrides import fast_kernels
 from ..compute.linears import int8_linear
 from ..compute.quantized import SwappedLinears
 from ..context import WarmModel
-from ..codegraph.encoder import CodeGraphEncoder
 from ..errors import JobFailed
-from .passages import Passage
 from ..models.context_length import positions
 from .journal import Floats
+from .passages import Passage
 
 USUAL_LENGTH = 512  # tokens, where nothing else is asked for
 MOST_PADDING = 0.05  # of a batch's tokens

@@ -1,7 +1,7 @@
 """The encode kind: vectors of texts, or of the modules, classes and functions of Python code.
 
-`encode_options.py` has its options, `passages.py` reads what is encoded, `embedder.py` holds the
-part that needs torch, and `vectors.py` what is written. A job that is killed goes on behind the
+`options.py` has its options, `passages.py` reads what is encoded, `embedder.py` holds the
+part that needs torch, and `journal.py` what is written. A job that is killed goes on behind the
 last row that is done.
 """
 
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ..context import Context, WarmModel
-from .options import CODE_GRAPH, EncodeSpec
 from ..errors import Stopped
+from .options import CODE_GRAPH, EncodeSpec
 
 if TYPE_CHECKING:
     from .embedder import Embedder, Row
-    from .passages import Passage
     from .journal import Journal
+    from .passages import Passage
 
 MOST_NUMBERS = 32_768  # of the vectors in a result: 42 of 768
 EVENT_S = 1.0  # between two events of progress
@@ -36,8 +36,8 @@ def run(spec: EncodeSpec, ctx: Context) -> dict[str, Any]:
     JobFailed.
     """
     from .embedder import Embedder
-    from .passages import identity
     from .journal import Journal
+    from .passages import identity
 
     begun = time.perf_counter()
     warm = ctx.models.take(spec.model)

@@ -14,10 +14,10 @@ from typing import Any
 
 import orjson
 
-from ..codegraph.sequences import Example, build_examples
-from ..files.documents import ROWS, documents, text_files
-from ..errors import SpecError
 from ..codegraph.python_graph import Block, Module, find_sources, read_modules
+from ..codegraph.sequences import Example, build_examples
+from ..errors import SpecError
+from ..files.documents import ROWS, documents, text_files
 
 PYTHON = ".py"
 

@@ -4,7 +4,7 @@ A GPU computes a token of a small model in less time than Python takes to launch
 kernels for it. So the sequences that write have a row each in one buffer of keys and values, and
 everything that differs from token to token is a tensor: tokens, positions, and by them a mask over
 the buffer. The number of rows and the length that is looked at are rounded up to powers of two,
-and each such pair is captured once (`graphs.py`).
+and each such pair is captured once (`cuda_graphs.py`).
 
 The step itself is plain torch, and on a CPU it is tested against the decoder's own pass.
 """
@@ -21,8 +21,8 @@ from torch.nn import functional
 
 from ..compute.device import free_bytes
 from ..compute.shape import Shape
-from .kv_cache import KeyValues
 from .cuda_graphs import Graphs
+from .kv_cache import KeyValues
 from .parts import Attend, Part
 from .rope import Rope
 

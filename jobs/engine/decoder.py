@@ -4,7 +4,7 @@ Rows are positions: of many sequences side by side, one of each that writes and 
 prompt is read. All rows share every linear layer; attention is computed for each sequence by
 itself. Weights come from the transformers model; a test compares the logits with its own.
 
-On a GPU, sequences that write are computed in steps of fixed shapes (`fixed.py`): rows are the same
+On a GPU, sequences that write are computed in steps of fixed shapes (`cuda_steps.py`): rows are the same
 to rounding there, not to the bit.
 """
 
@@ -20,15 +20,20 @@ from torch.nn import functional
 
 from ..compute import hugepages, native
 from ..compute.linears import (
-    LazilyPackedLinear, Linear, Linears, Uniform, packed_areas, served_precision,
+    LazilyPackedLinear,
+    Linear,
+    Linears,
+    Uniform,
+    packed_areas,
+    served_precision,
 )
 from ..compute.quantized import LinearFactory
 from ..compute.shape import Shape
-from .kv_cache import CHUNK, KeyValues
 from .cuda_steps import FixedSteps
+from .kv_cache import CHUNK, KeyValues
+from .layer_ops import Norms, Rowwise, Single, Torch
 from .parts import Attend, Part
 from .rope import Rope
-from .layer_ops import Norms, Rowwise, Single, Torch
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from .parts import Part
 from .image_encoding import Eyes
+from .parts import Part
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Looking at the pictures of a prompt, block by block, so that others go on writing meanwhile.
 
-For models of the Qwen-VL family (`encoders.py`). What was seen of a picture is kept, for the next
+For models of the Qwen-VL family (`vision_encoder.py`). What was seen of a picture is kept, for the next
 turn of an episode that shows it again.
 """
 
@@ -19,8 +19,8 @@ from ..compute.levels import levels
 from ..compute.linears import bfloat16_linear
 from ..compute.quantized import SwappedLinears
 from .images import MODEL_TYPES
-from .vision_encoder import ENCODERS
 from .request import Generation, Picture
+from .vision_encoder import ENCODERS
 
 
 class Eyes:

@@ -7,12 +7,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..models.adapters import model_folder
 from ..context import WarmModel
 from ..errors import JobFailed
+from ..models.adapters import model_folder
+from .image_encoding import Eyes
 from .images import MODEL_TYPES, Budget, read
 from .request import Picture
-from .image_encoding import Eyes
 
 
 def place_pictures(

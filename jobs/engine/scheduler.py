@@ -16,22 +16,22 @@ from typing import Any
 
 import torch
 
-from ..models.architectures import check_can_generate
 from ..compute.device import free_bytes
 from ..compute.linears import served_precision
 from ..compute.threads import compute_with
 from ..context import WarmModel
 from ..errors import JobFailed
-from .fallback import AsIs
-from .kv_cache import Prefixes
-from .sequence import Choice, keys_of, now
-from .decoder import Decoder
-from .request import End, Generation
-from .grammar import Grammar, Grammars
-from .parts import Part
-from .image_tokens import check_takes_images
+from ..models.architectures import check_can_generate
 from .compute_thread import TURNS
+from .decoder import Decoder
+from .fallback import AsIs
+from .grammar import Grammar, Grammars
 from .image_encoding import Eyes, Sight
+from .image_tokens import check_takes_images
+from .kv_cache import Prefixes
+from .parts import Part
+from .request import End, Generation
+from .sequence import Choice, keys_of, now
 
 log = logging.getLogger(__name__)
 

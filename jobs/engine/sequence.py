@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from .request import Generation, Piece
-from .sampling import Sampler
 from .detokenizer import TextStream
 from .image_encoding import Sight
+from .request import Generation, Piece
+from .sampling import Sampler
 
 
 class Choice:

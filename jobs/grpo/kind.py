@@ -1,6 +1,6 @@
 """The GRPO kind: a model writes a group of completions per prompt and learns from their rewards.
 
-`grpo_options.py` has its options; `grpo_trainer.py` holds the trainer, which needs torch.
+`options.py` has its options; `trainer.py` holds the trainer, which needs torch.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import problems, rewards
-from ..models.architectures import check_can_generate
 from ..context import Context, WarmModel
 from ..errors import JobFailed
+from ..models.architectures import check_can_generate
+from . import problems, rewards
 from .options import COMPLETION_LENGTH, GrpoSpec
 from .prompts import Prompt, completion_room, encode
 from .user_rewards import KeywordReward
@@ -152,8 +152,8 @@ def _trainer(
 ) -> GroupTrainer:
     import torch
 
-    from .trainer import GroupTrainer
     from .packed_trainer import twin
+    from .trainer import GroupTrainer
 
     model, reference = warm.model, None
     weights = (*model.parameters(), *model.buffers())
@@ -197,8 +197,8 @@ def _announce(
 ) -> None:
     import torch
 
-    from ..training.checkpointing import step_of
     from ..compute.levels import compute_summary
+    from ..training.checkpointing import step_of
 
     batch_size, accumulation = spec.geometry
     ctx.emit(

@@ -8,16 +8,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from . import problems, rewards
-from ..models.architectures import check_generates
 from ..errors import SpecError
-from .prompts import NO_TEMPLATE, too_long
-from ..spec import option, path_of
+from ..models.architectures import check_generates
 from ..models.tokenizer_folder import TokenizerFolder
+from ..spec import option, path_of
 from ..training.options import (
-    MOST_AT_ONCE, MOST_ROWS, MOST_STEPS, MOST_TOKENS, TrainingSpec,
+    MOST_AT_ONCE,
+    MOST_ROWS,
+    MOST_STEPS,
+    MOST_TOKENS,
+    TrainingSpec,
 )
 from ..user_code.modules import own_modules
+from . import problems, rewards
+from .prompts import NO_TEMPLATE, too_long
 from .user_rewards import KeywordReward
 
 LOSSES = ("dapo", "bnpo", "grpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")

@@ -31,10 +31,10 @@ from ..compute.levels import levels
 from ..compute.linears import InPlaceLinear, has_onednn, int8_linear, packed_float32
 from ..compute.quantized import CastLinear, LinearFactory, WeightOnlyInt8Linear
 from ..engine.decoder import Decoder
-from .scoring import Embedded, rows_of, score_pack, split, tokens_that_fit
+from ..engine.token_sampling import Sampler
 from .packing import Pack, Row, can_pack, packed_attention
 from .rollout import Completion, generate, ways
-from ..engine.token_sampling import Sampler
+from .scoring import Embedded, rows_of, score_pack, split, tokens_that_fit
 
 Batch = dict[str, Any]
 

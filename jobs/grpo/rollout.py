@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers.generation import logits_process
 
 from ..engine.decoder import Decoder
-from .packing import Pack, Row
 from ..engine.token_sampling import Sampler, entropy, logp
+from .packing import Pack, Row
 
 # (ids (B, T) padded on the left, logits (B, V)) to logits, as those of transformers.
 Processor = Callable[[Tensor, Tensor], Tensor]

@@ -19,16 +19,16 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.utils import RepeatSampler
 
 from ..context import Context
-from ..files.atomic import write_atomic
+from ..engine.token_sampling import NotFiniteError
 from ..errors import JobFailed, Stopped
+from ..files.atomic import write_atomic
+from ..training.options import TrainingSpec
+from ..training.trainer import JobTrainer
+from ..user_code.modules import SOURCES, changed, digests
 from .packed_trainer import DRIFT, PackedTrainer
 from .problems import columns_of
 from .prompts import Prompt
 from .rewards import Reward
-from ..engine.token_sampling import NotFiniteError
-from ..training.trainer import JobTrainer
-from ..training.options import TrainingSpec
-from ..user_code.modules import SOURCES, changed, digests
 from .user_rewards import KeywordReward, PositionalReward
 
 SHOWN_CHARACTERS = 200  # of a prompt or completion in an event

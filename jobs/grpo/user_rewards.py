@@ -19,8 +19,8 @@ from inspect import Parameter
 from math import isfinite
 from typing import Any, SupportsFloat
 
-from ..user_code import tracebacks
 from ..errors import JobFailed, SpecError
+from ..user_code import tracebacks
 from ..user_code.forks import end_if_forked
 from ..user_code.modules import is_own, load
 

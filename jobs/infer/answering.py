@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import gui_actions, batch_file
 from ..compute.levels import compute_summary
 from ..compute.threads import without_helpers
 from ..context import Context, WarmModel
-from ..engine.scheduler import Engine, engine_of
-from ..engine.request import End, Generation, Piece, Sampling
 from ..engine.grammar import Grammar
+from ..engine.request import End, Generation, Piece, Sampling
+from ..engine.scheduler import Engine, engine_of
 from ..errors import JobFailed, Stopped
+from . import batch_file, gui_actions
 from .options import InferSpec
 from .tokenization import Prompt, encode, room
 

@@ -13,8 +13,8 @@ from typing import Any, Self
 
 import orjson
 
-from . import chat_messages
 from ..errors import JobFailed, SpecError
+from . import chat_messages
 
 MAX_LINE_BYTES = 64 * 2**20
 

@@ -1,6 +1,6 @@
 """The infer kind: a model answers a prompt, a chat, or a file of thousands of them.
 
-`infer_options.py` has its options; `engine/` holds the batching engine, which needs torch.
+`options.py` has its options; `engine/` holds the batching engine, which needs torch.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from ..engine import images
 from ..context import Context
+from ..engine import images
 from .options import InferSpec
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from ...configs.entries import PRECISIONS
-from . import gui_actions, chat_messages, batch_file
 from ..engine import images, json_schemas
-from ..models.architectures import check_generates
 from ..errors import SpecError
+from ..models.architectures import check_generates
 from ..spec import Spec, option, path_of
+from . import batch_file, chat_messages, gui_actions
 
 MAX_TOKENS = 256  # of a completion, unless the options say otherwise or less fits
 MOST_TOKENS = 2**31  # more than any model has positions, or tokens in its vocabulary
@@ -87,7 +87,7 @@ class InferSpec(Spec):
         choices=PRECISIONS,
     )
     n: int = option(1, "completions per prompt", minimum=1, maximum=128)
-    gui_actions: str = option(
+    actions: str = option(
         "none",
         "ui-tars: read each completion as a list of a GUI agent's actions",
         choices=gui_actions.FORMATS,
@@ -174,5 +174,7 @@ class InferSpec(Spec):
     def _check_images(self, config: Mapping[str, Any]) -> None:
         if self.image:
             images.check_model(config, "image")
-        elif self.messages and chat_messages.has_images(chat_messages.parse(self.messages, "messages")):
+        elif self.messages and chat_messages.has_images(
+            chat_messages.parse(self.messages, "messages")
+        ):
             images.check_model(config, "messages")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from . import chat_messages
-from ..engine import images
-from ..models import chat_templates
 from ..context import WarmModel
-from ..engine.request import Picture
+from ..engine import images
 from ..engine.image_tokens import place_pictures
+from ..engine.request import Picture
 from ..errors import JobFailed
+from ..models import chat_templates
+from . import chat_messages
 from .options import MAX_TOKENS, InferSpec
 
 Prompt = str | list[dict[str, Any]]

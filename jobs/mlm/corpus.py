@@ -19,11 +19,11 @@ import orjson
 from numpy.typing import NDArray
 from tokenizers.processors import TemplateProcessing
 
-from ..codegraph.sequences import CLS_ID, SEP_ID, build_examples, train_tokenizer
-from ..files.documents import documents, text_files
-from ..files.atomic import whole_folder
-from ..errors import JobFailed, SpecError
 from ..codegraph.python_graph import Module, find_sources, read_modules
+from ..codegraph.sequences import CLS_ID, SEP_ID, build_examples, train_tokenizer
+from ..errors import JobFailed, SpecError
+from ..files.atomic import whole_folder
+from ..files.documents import documents, text_files
 
 SCHEMA = 1  # of the files below; part of every name
 TOKENIZER = "tokenizer"  # in a corpus: the folder of the one that was trained for it

@@ -1,7 +1,7 @@
 """The MLM kind: a model learns to fill masks, in text or in the code graph of Python sources.
 
-`mlm_options.py` has its options; `corpus.py` makes the examples, `mlm_model.py` the model, and
-`mlm_trainer.py` holds the trainer.
+`options.py` has its options; `corpus.py` makes the examples, `model.py` the model, and
+`trainer.py` holds the trainer.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
 
 
 def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path | None) -> Corpus:
-    from . import corpus as made
     from ..training.checkpointing import step_of
+    from . import corpus as made
 
     def heed() -> None:
         if ctx.stop.is_set():
@@ -189,8 +189,8 @@ def _announce(
 ) -> None:
     import torch
 
-    from ..training.checkpointing import step_of
     from ..compute.levels import compute_summary
+    from ..training.checkpointing import step_of
 
     ctx.emit(
         "begin",

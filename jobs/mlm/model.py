@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
-from ..context import WarmModel
 from ..codegraph.encoder import CodeGraphConfig, CodeGraphEncoder, new_encoder
+from ..context import WarmModel
 from ..errors import JobFailed
-from .options import CODE_GRAPH, GRAPH, MlmSpec, read_architecture
 from ..models.context_length import positions
+from .options import CODE_GRAPH, GRAPH, MlmSpec, read_architecture
 
 
 def given_tokenizer(spec: MlmSpec, warm: WarmModel | None) -> Any | None:

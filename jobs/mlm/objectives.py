@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..models.architectures import must_fill_masks
 from ..codegraph.sequences import IGNORED, PAD_ID, Example, leaf_tail
 from ..errors import JobFailed
+from ..models.architectures import must_fill_masks
 from .masking import Masker
 
 Array = NDArray[Any]

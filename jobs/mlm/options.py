@@ -10,11 +10,15 @@ from typing import Any, ClassVar, Self
 
 import orjson
 
-from ..models.architectures import check_fills_masks
 from ..errors import SpecError
+from ..models.architectures import check_fills_masks
 from ..spec import option, path_of
 from ..training.options import (
-    MOST_AT_ONCE, MOST_ROWS, MOST_STEPS, MOST_TOKENS, TrainingSpec,
+    MOST_AT_ONCE,
+    MOST_ROWS,
+    MOST_STEPS,
+    MOST_TOKENS,
+    TrainingSpec,
 )
 
 CODE_GRAPH = "code-graph"

@@ -24,12 +24,12 @@ from transformers import TrainerCallback, TrainingArguments
 
 from ..codegraph.sequences import IGNORED
 from ..context import Context
-from .corpus import Corpus
 from ..errors import JobFailed, Stopped
-from .objectives import Batch, GraphObjective, Objective, Row, sum_of_losses, targets
+from ..training.options import TrainingSpec
 from ..training.snapshot import read_job_state
 from ..training.trainer import JobTrainer
-from ..training.options import TrainingSpec
+from .corpus import Corpus
+from .objectives import Batch, GraphObjective, Objective, Row, sum_of_losses, targets
 
 Array = NDArray[Any]
 

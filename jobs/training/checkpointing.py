@@ -18,13 +18,13 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils.logging import disable_progress_bar
 
 from ..context import Context, Save
-from ..files.atomic import whole_folder
 from ..errors import JobFailed
-from .live_tensors import Live
-from .snapshot import Snapshot, TokenizerFiles, link_model, read_job_state, require_files
+from ..files.atomic import whole_folder
 from ..spec import shown
-from .provenance import differences, surroundings
+from .live_tensors import Live
 from .options import TrainingSpec
+from .provenance import differences, surroundings
+from .snapshot import Snapshot, TokenizerFiles, link_model, read_job_state, require_files
 
 PATIENCE_S = 1.0  # how long a step waits for a save that is in flight when the next is due
 

@@ -1,7 +1,8 @@
 """Two checkpoints, or the events of two runs, compared to the bit.
 
-`python -m warmd.jobs.training.compare A B` compares checkpoints in a process of its own: only there torch
-is imported, and only for files whose bytes differ (a pickle may spell the same values in two ways).
+`python -m warmd.jobs.training.compare A B` compares checkpoints in a process of its own: only there
+torch is imported, and only for files whose bytes differ (a pickle may spell the same values in two
+ways).
 """
 
 from __future__ import annotations

@@ -87,9 +87,9 @@ class Progress:
         progress.end()                       # nothing is expected now, as while paused
 
     `report` is called whenever something begins, continues or ends. Who judges it must not depend
-    on this process: one that hangs cannot say so (daemon/work/watchdog.py). Each activity is compared
-    with the latest of its own kind. The clock is the monotonic one, which is the same for all
-    processes and does not run while a machine is suspended (Linux, macOS). Not for several threads
+    on this process: one that hangs cannot say so (daemon/work/watchdog.py). Each activity is
+    compared with the latest of its own kind. The clock is the monotonic one, which is the same for
+    all processes and does not run while a machine is suspended (Linux, macOS). Not for several threads
     at once.
     """
 

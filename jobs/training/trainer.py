@@ -19,13 +19,13 @@ import torch
 from torch import nn
 from transformers import PrinterCallback, TrainerCallback
 
-from .checkpointing import CheckpointingTrainer, step_of
 from ..context import Activity
 from ..errors import JobFailed, Stopped
 from ..user_code.forks import end_if_forked
+from .checkpointing import CheckpointingTrainer, step_of
 from .health import Divergence, Progress
-from .snapshot import read_job_state
 from .options import TrainingSpec
+from .snapshot import read_job_state
 
 
 class JobTrainer(CheckpointingTrainer):

@@ -127,7 +127,7 @@ def _digest(file: str) -> str | None:
 @cache
 def _library_folders() -> frozenset[Path]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
-    warmd = Path(__file__).parent.parent
+    warmd = Path(__file__).parents[2]
     folders = {Path(sysconfig.get_path(name)) for name in names}
     # The sources where they are imported from, and where the links of a checkout lead.
     parts = {(warmd / part).resolve() for part in ("cli", "configs", "daemon", "jobs")}

@@ -23,11 +23,11 @@ def main() -> None:
     import torch
     from transformers import Trainer, TrainingArguments
 
+    from warmd.jobs.codegraph.encoder import CodeGraphConfig, CodeGraphEncoder
     from warmd.jobs.codegraph.sequences import MASK_ID
     from warmd.jobs.mlm.corpus import Recipe, graph_corpus
-    from warmd.jobs.codegraph.encoder import CodeGraphConfig, CodeGraphEncoder
-    from warmd.jobs.mlm.masking import Masker
     from warmd.jobs.mlm.kind import measured
+    from warmd.jobs.mlm.masking import Masker
     from warmd.jobs.mlm.objectives import GraphObjective
     from warmd.jobs.mlm.options import MlmSpec
     from warmd.jobs.mlm.trainer import StepOrder

@@ -35,13 +35,13 @@ from own_daemon import own_daemon, submit_until
 from warmd.configs.config import WorkerConfig
 from warmd.configs.values import num_cores
 from warmd.daemon.client.client import Client
+from warmd.jobs.codegraph.encoder import CodeGraphConfig, CodeGraphEncoder
 from warmd.jobs.codegraph.sequences import train_tokenizer
 from warmd.jobs.compute.aten_overrides import fast_kernels
 from warmd.jobs.context import WarmModel
-from warmd.jobs.mlm.corpus import as_pretrained
 from warmd.jobs.encode.embedder import Embedder
-from warmd.jobs.codegraph.encoder import CodeGraphConfig, CodeGraphEncoder
 from warmd.jobs.encode.passages import from_texts
+from warmd.jobs.mlm.corpus import as_pretrained
 
 LENGTH = 512
 VOCABULARY = 8000

@@ -23,16 +23,16 @@ from typing import Any
 import torch
 import transformers
 
-from warmd.jobs.infer import chat_messages
 from warmd.jobs.bench import machine
 from warmd.jobs.bench.apart import apart
 from warmd.jobs.compute.allocator import keep_freed_memory
 from warmd.jobs.compute.threads import without_helpers
 from warmd.jobs.context import WarmModel
-from warmd.jobs.engine.scheduler import Engine
-from warmd.jobs.engine.request import End, Generation, Picture, Sampling
 from warmd.jobs.engine.image_tokens import place_pictures
 from warmd.jobs.engine.images import Budget
+from warmd.jobs.engine.request import End, Generation, Picture, Sampling
+from warmd.jobs.engine.scheduler import Engine
+from warmd.jobs.infer import chat_messages
 
 GREEDY = Sampling(temperature=0)
 WAYS = ("stock", "int8", "bf16", "own")

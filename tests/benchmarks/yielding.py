@@ -24,8 +24,8 @@ from own_daemon import own_daemon, submit_until
 
 from warmd.configs.config import WorkerConfig
 from warmd.configs.values import num_cores
-from warmd.daemon.runs import events
 from warmd.daemon.client.client import Client
+from warmd.daemon.runs import events
 
 REQUEST = {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0}
 

@@ -12,9 +12,9 @@ from needs import needs
 from torch import library as operators
 from torch.nn import functional as F
 
+from warmd.jobs.codegraph.encoder import CodeGraphConfig, CodeGraphEncoder
 from warmd.jobs.compute import aten_overrides
 from warmd.jobs.compute.aten_overrides import fast_kernels
-from warmd.jobs.codegraph.encoder import CodeGraphConfig, CodeGraphEncoder
 
 
 def onednn_kernels() -> AbstractContextManager[None]:

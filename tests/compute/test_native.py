@@ -21,11 +21,11 @@ from test_engine import NATIVE_SIZES, make, prompt
 from warmd.jobs import compute
 from warmd.jobs.compute import linears, native
 from warmd.jobs.compute.levels import MANY_ROWS, levels
-from warmd.jobs.engine.kv_cache import CHUNK
 from warmd.jobs.engine.decoder import Decoder
+from warmd.jobs.engine.kv_cache import CHUNK
+from warmd.jobs.engine.layer_ops import Single, Torch
 from warmd.jobs.engine.native_layer_ops import Native
 from warmd.jobs.engine.parts import Part
-from warmd.jobs.engine.layer_ops import Single, Torch
 
 MOST_PRODUCT_ROWS = 512  # that were measured
 MOST_ROWS = 14  # three groups: four, five and five

@@ -12,18 +12,23 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....jobs.errors import SpecError
 from ..core import answers, sse
-from . import images
+from ..core.sampling import (
+    FinishReason,
+    Forgotten,
+    SamplingRequest,
+    Unserved,
+    Usage,
+    usage_of,
+)
+from ..core.state import Gate, GateDep, as_param
+from ..core.submitter import Order
 from ..core.waiters import CallerDep
+from ..http.auth import SHARE
 from ..http.bodies import Share
 from ..http.errors import RESPONSES
-from .formats import ResponseFormat, schema_of
-from ..core.state import Gate, GateDep, as_param
-from ..http.auth import SHARE
-from ..core.submitter import Order
-from ..core.sampling import (
-    FinishReason, Forgotten, SamplingRequest, Unserved, Usage, usage_of,
-)
 from ..http.strict import StrictRoute
+from . import images
+from .formats import ResponseFormat, schema_of
 
 router = APIRouter(route_class=StrictRoute, tags=["inference"], responses=RESPONSES)
 

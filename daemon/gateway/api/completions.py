@@ -10,13 +10,13 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
 from ..core import answers, sse
-from ..core.waiters import CallerDep
-from .chat import STREAMED
-from ..http.errors import RESPONSES
+from ..core.sampling import FinishReason, SamplingRequest, Unserved, Usage, usage_of
 from ..core.state import GateDep
 from ..core.submitter import Order
-from ..core.sampling import FinishReason, SamplingRequest, Unserved, Usage, usage_of
+from ..core.waiters import CallerDep
+from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
+from .chat import STREAMED
 
 router = APIRouter(route_class=StrictRoute, tags=["inference"], responses=RESPONSES)
 

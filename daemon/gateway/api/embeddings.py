@@ -13,11 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....jobs.errors import SpecError
 from ..core import answers
-from ..core.waiters import CallerDep
-from ..http.errors import RESPONSES
+from ..core.sampling import Forgotten, Unserved
 from ..core.state import GateDep, as_param
 from ..core.submitter import Order
-from ..core.sampling import Forgotten, Unserved
+from ..core.waiters import CallerDep
+from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
 
 router = APIRouter(route_class=StrictRoute, tags=["inference"], responses=RESPONSES)

@@ -12,9 +12,9 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from ....jobs.errors import SpecError
-from ..http.errors import RESPONSES, unavailable
 from ..core.file_store import PURPOSE, FileObject
 from ..core.state import Gate, GateDep
+from ..http.errors import RESPONSES, unavailable
 
 _MOST_FIELDS = 8  # of a form; each stays in memory
 _AT_ONCE = 4  # uploads; each is on the disk twice for a moment

@@ -9,13 +9,13 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from ....jobs.errors import NotFound, SpecError
-from . import methods
-from ..core.waiters import CallerDep
-from ..http.errors import RESPONSES
+from ..core.sampling import Unserved
 from ..core.state import Gate, GateDep
 from ..core.submitter import Order
-from ..core.sampling import Unserved
+from ..core.waiters import CallerDep
+from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
+from . import methods
 from .tuning_views import ABOUT, checkpoints_of, events_of, view
 
 router = APIRouter(

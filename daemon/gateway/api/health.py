@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from ....configs.config import DaemonConfig
 from ....jobs.errors import Unavailable
 from ...client import control
-from ..http.errors import RESPONSES, ErrorBody, unavailable
 from ..core.state import GateDep
+from ..http.errors import RESPONSES, ErrorBody, unavailable
 
 router = APIRouter(tags=["operation"])
 

@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from ....jobs.errors import SpecError
 from ....jobs.engine.images import FILE
+from ....jobs.errors import SpecError
 from ...host.image_store import ImageStore
 
 MOST_IMAGES = 64  # in one request

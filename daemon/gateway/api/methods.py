@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ....jobs.grpo import problems, rewards
 from ....jobs import spec_class
 from ....jobs.errors import SpecError
+from ....jobs.grpo import problems, rewards
 from ....jobs.mlm.options import CODE_GRAPH, STDLIB
 from ..core.file_store import FileStore
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from ..http.errors import RESPONSES
 from ..core.state import GateDep
+from ..http.errors import RESPONSES
 
 router = APIRouter(prefix="/v1/models", tags=["models"], responses=RESPONSES)
 

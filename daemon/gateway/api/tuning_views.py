@@ -11,11 +11,11 @@ from datetime import datetime
 from typing import Any
 
 from ....jobs.errors import NotFound
+from ...client.client import Client
+from ...client.views import UNREGISTERED
 from ...runs import events
 from ...runs.checkpoints import Checkpoints
-from ...client.client import Client
 from ...runs.rundir import is_job_id
-from ...client.views import UNREGISTERED
 from .methods import DATA, METHODS
 
 ABOUT = "http"  # in spec.json: what the request said that is no option

@@ -14,11 +14,11 @@ from typing import Any
 from fastapi import Request
 
 from ....jobs import spec_class
-from .waiters import Caller, gone
 from ..http.errors import CLIENT_GONE, ApiError, unavailable
-from .state import Gate
 from .event_reader import Standing
+from .state import Gate
 from .submitter import Order
+from .waiters import Caller, gone
 
 _NO_RETRY = {"x-should-retry": "false"}
 

@@ -6,8 +6,8 @@ import statistics
 from collections import deque
 
 from ....configs.config import DaemonConfig
-from ...queue import listing
 from ...client.client import Client
+from ...queue import listing
 
 _REMEMBERED = 50
 _TRAINING_S = 60.0  # until the next training begins, where none that runs says how long it takes

@@ -18,12 +18,11 @@ import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from rq.job import Job
 
-from ...runs import events
-from ...queue import keys, stream
 from ...client.client import Client
-from ...queue.jobs import ENDED
+from ...queue import keys, stream
+from ...queue.jobs import ENDED, Job
+from ...runs import events
 from ..http.errors import unavailable
 
 log = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ from typing import BinaryIO, Literal
 
 from pydantic import BaseModel
 
-from ....jobs.files.atomic import whole_folder
 from ....jobs.errors import SpecError
+from ....jobs.files.atomic import whole_folder
 from ...host.home import Home, private
 from ..http.errors import ApiError
 

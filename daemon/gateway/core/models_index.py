@@ -6,8 +6,8 @@ from typing import Any
 
 from ...client.client import Client
 from ...host.home import Home
-from ...runs.rundir import RunDir, is_job_id
 from ...host.warm_set import known_models, on_demand_models
+from ...runs.rundir import RunDir, is_job_id
 from ..http.errors import ApiError
 
 

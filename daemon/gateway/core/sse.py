@@ -9,13 +9,13 @@ from typing import Any
 import orjson
 from fastapi.responses import StreamingResponse
 
+from ..http.errors import from_any
 from . import answers
 from .answers import Text
-from .waiters import Caller
-from ..http.errors import from_any
-from .state import Gate
 from .event_reader import Standing
 from .sampling import usage_of
+from .state import Gate
+from .waiters import Caller
 
 DONE = b"data: [DONE]\n\n"
 _BEAT_S = 5.0  # of silence, after which a comment keeps the connection alive

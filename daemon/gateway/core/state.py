@@ -18,14 +18,14 @@ from ....jobs.errors import SpecError, WarmdError
 from ....jobs.spec import Spec
 from ...client.client import Client
 from ...host.image_store import ImageStore
-from .waiters import Audience
-from .models_index import Catalogue
 from ..http.errors import ApiError
-from .file_store import FileStore
-from .event_reader import Hub
-from .submitter import Intake
-from .metrics import Metrics
 from .eta import Pace, next_training_s
+from .event_reader import Hub
+from .file_store import FileStore
+from .metrics import Metrics
+from .models_index import Catalogue
+from .submitter import Intake
+from .waiters import Audience
 
 log = logging.getLogger(__name__)
 

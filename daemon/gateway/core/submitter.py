@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from rq.job import JobStatus
 
 from ....jobs.errors import NotFound, SpecError
 from ....jobs.spec import Spec
-from ...queue import keys
 from ...client.client import Client
 from ...host.image_store import ImageStore
+from ...queue import keys
+from ...queue.jobs import JobStatus
 from ...runs.rundir import RunDir
 from ..http.errors import ApiError
 

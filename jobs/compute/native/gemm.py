@@ -20,7 +20,16 @@ from numba import types
 from numba.core import cgutils
 
 from .intrinsics import (
-    HAS_AVX512, LINE, REGISTERS, VECTOR_BYTES, Typed, intrinsic, over, pointer, splat, typed,
+    HAS_AVX512,
+    LINE,
+    REGISTERS,
+    VECTOR_BYTES,
+    Typed,
+    intrinsic,
+    over,
+    pointer,
+    splat,
+    typed,
 )
 
 GROUP = 6  # rows of a pass at most

@@ -14,10 +14,32 @@ import numpy as np
 from . import layout as p
 from .compiling import compiled, entry
 from .gemm import (
-    DOT_BFLOAT16, DOT_INT8, FLOAT32, GROUP, WIDENED_BFLOAT16, WIDENED_INT8, gemm,
+    DOT_BFLOAT16,
+    DOT_INT8,
+    FLOAT32,
+    GROUP,
+    WIDENED_BFLOAT16,
+    WIDENED_INT8,
+    gemm,
 )
 from .intrinsics import (
-    HAS_AVX2, HAS_AVX512, HAS_AVX_VNNI, HAS_BFLOAT16, HAS_VNNI, WIDTH, address_of, bits_of, call as invoke, float_of, floats, fma, ints, shorts, unsigned, widest, words,
+    HAS_AVX2,
+    HAS_AVX512,
+    HAS_AVX_VNNI,
+    HAS_BFLOAT16,
+    HAS_VNNI,
+    WIDTH,
+    address_of,
+    bits_of,
+    call as invoke,
+    float_of,
+    floats,
+    fma,
+    ints,
+    shorts,
+    unsigned,
+    widest,
+    words,
 )
 from .rowwise import FLOAT
 from .work_stealing import take

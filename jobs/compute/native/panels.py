@@ -11,7 +11,11 @@ from torch import Tensor
 from . import layout as p
 from .intrinsics import HAS_AVX2, HAS_AVX_VNNI, HAS_VNNI, LINE, WIDTH
 from .linear import (
-    FLOATS_PANEL, QUADS_PANEL, WIDENED_PAIRS_PANEL, WIDENED_QUADS_PANEL, product,
+    FLOATS_PANEL,
+    QUADS_PANEL,
+    WIDENED_PAIRS_PANEL,
+    WIDENED_QUADS_PANEL,
+    product,
 )
 from .openmp import OpenMP, address, openmp
 from .packing import pack

@@ -1,0 +1,1 @@
+"""One file for each group of commands, imported when one of them is used (cli/main.py)."""

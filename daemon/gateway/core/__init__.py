@@ -1,0 +1,1 @@
+"""What the routes share: submitting jobs, waiting for their events, answers whole or streamed."""

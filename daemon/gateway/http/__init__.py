@@ -1,0 +1,1 @@
+"""HTTP below the routes: connections, authorization, bounded bodies, errors in OpenAI's shape."""

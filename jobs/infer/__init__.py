@@ -1,0 +1,5 @@
+"""The infer kind: completions of a prompt, a chat, or a file of thousands of them.
+
+`options` (no torch) -> `kind.run` -> `answering`, which tokenizes (`tokenization`), submits to the
+engine and emits the text as it is decoded; `batch_file` reads and writes files of prompts.
+"""

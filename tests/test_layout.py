@@ -1,0 +1,173 @@
+"""The import rules: which package may import which, without circles."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TOP = ("cli", "configs", "daemon", "jobs")
+KINDS = ("jobs.grpo", "jobs.mlm", "jobs.infer", "jobs.encode")
+CONTRACT = ("jobs.spec", "jobs.context", "jobs.errors")
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES = {name_of(path): path for top in TOP for path in sorted((ROOT / top).rglob("*.py"))}
+
+
+def imports_of(module: str) -> Iterator[str]:
+    """The modules that a module imports anywhere, in functions and for types, too.
+
+    warmd's own without the `warmd.`, other libraries by the name of their top package.
+    """
+    path = SOURCES[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield str(node.module).partition(".")[0]
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            base = ".".join(
+                [*parts[: len(parts) - node.level + 1], *(node.module or "").split(".")]
+            )
+            base = base.strip(".")
+            for alias in node.names:
+                found = f"{base}.{alias.name}"
+                yield found if found in SOURCES else base
+
+
+ARROWS = {module: frozenset(imports_of(module)) - {module} for module in SOURCES}
+
+
+def package_of(module: str) -> str:
+    """`daemon.queue` of `daemon.queue.jobs`; modules below a second level count for that level."""
+    if module in CONTRACT or module == "jobs":
+        return "jobs"
+    depth = 3 if module.startswith("daemon.gateway.") else 2
+    parts = module.split(".")
+    is_package = SOURCES[module].name == "__init__.py"
+    return ".".join(parts[:depth] if is_package or len(parts) > depth else parts[:-1])
+
+
+def circles(arrows: dict[str, frozenset[str]]) -> list[list[str]]:
+    """The groups that can all be reached from each other: what is left without ends."""
+    left = dict(arrows)
+    while True:
+        ends = [
+            one
+            for one, others in left.items()
+            if not others & left.keys() - {one}
+            or not any(one in more for other, more in left.items() if other != one)
+        ]
+        if not ends:
+            return [sorted(left)] if left else []
+        for one in ends:
+            del left[one]
+
+
+def importers(target: str) -> set[str]:
+    return {module for module, others in ARROWS.items() if target in others}
+
+
+def within(module: str, *packages: str) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def test_a_circle_is_found():
+    arrows = {"a": frozenset("b"), "b": frozenset("c"), "c": frozenset("b"), "d": frozenset("a")}
+    assert circles(arrows) == [["b", "c"]]
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    assert circles(ARROWS) == []
+
+
+def test_no_package_imports_itself_by_way_of_others():
+    packages: dict[str, set[str]] = {}
+    for module, others in ARROWS.items():
+        found = {package_of(other) for other in others if other in SOURCES}
+        packages.setdefault(package_of(module), set()).update(found)
+    arrows = {one: frozenset(others - {one}) for one, others in packages.items()}
+    assert circles(arrows) == []
+
+
+# What each may import of warmd's own, beside itself.
+ALLOWED = {
+    "configs": (),
+    "jobs": ("configs",),
+    "daemon": ("configs", "jobs"),
+    "cli": ("configs", "daemon", "jobs"),
+    "jobs.files": ("jobs.errors",),
+    "jobs.compute": (*CONTRACT, "configs", "jobs.files"),
+    "jobs.engine": (*CONTRACT, "jobs.compute", "jobs.files", "jobs.models"),
+    "jobs.models": (*CONTRACT, "configs"),
+    "jobs.training": (*CONTRACT, "jobs.compute", "jobs.files", "jobs.models", "jobs.user_code"),
+    "jobs.codegraph": CONTRACT,
+    "daemon.runs": ("jobs",),
+    "daemon.host": ("configs", "jobs"),
+    "daemon.queue": ("jobs", "daemon.host", "daemon.runs"),
+    "daemon.fork": ("configs", "jobs", "daemon.host", "daemon.runs"),
+    "daemon.work": ("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue"),
+    "daemon.supervise": ("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue"),
+    "daemon.client": ("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue"),
+    "daemon.gateway": (
+        *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs", "daemon.queue"),
+    ),
+    "cli.view": ("configs", "jobs", "daemon"),
+    "cli.shared": ("configs", "jobs", "daemon", "cli.view"),
+}
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_a_package_imports_only_those_below_it(package):
+    for module in SOURCES:
+        if within(module, package):
+            own = (package, "warmd", *ALLOWED[package])
+            others = [other for other in ARROWS[module] if within(other, *TOP)]
+            assert [other for other in others if not within(other, *own)] == [], module
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_imports_no_other_kind(kind):
+    others = tuple(other for other in KINDS if other != kind)
+    for module in SOURCES:
+        if within(module, kind):
+            assert not [one for one in ARROWS[module] if within(one, *others)], module
+
+
+@pytest.mark.parametrize(
+    ("library", "packages"),
+    [("rq", ["daemon.queue"]), ("torch", ["daemon.fork"]), ("transformers", ["daemon.fork"])],
+)
+def test_a_library_is_imported_by_one_package_of_the_daemon(library, packages):
+    found = {module for module in importers(library) if within(module, "daemon")}
+    assert found
+    assert [module for module in found if not within(module, *packages)] == []
+
+
+def test_the_command_line_imports_no_heavy_library():
+    for library in ("torch", "transformers", "trl", "rq"):
+        found = [module for module in importers(library) if within(module, "cli", "configs")]
+        assert found == [], library
+
+
+def test_the_contract_of_a_kind_knows_nothing_else():
+    for module in CONTRACT:
+        others = {other for other in ARROWS[module] if within(other, *TOP)}
+        assert others <= {*CONTRACT, "configs", "configs.values"}, module
+
+
+def test_every_package_says_what_it_is_for():
+    for module, path in SOURCES.items():
+        if path.name == "__init__.py":
+            text = ast.get_docstring(ast.parse(path.read_text()))
+            assert text is not None, module
