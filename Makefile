@@ -8,9 +8,11 @@ IN_VENV := $(VENV)/bin/python -m
 LOWEST := .venv-lowest
 # What these tests use together is every dependency, as the queue, the gateway, the engine and the
 # trainers use it. The other fast tests pass there too, but CI has no time for all of them twice.
-LOWEST_TESTS := compute $(addprefix test_,$(addsuffix .py,adapters checkpoints cli_commands config \
-	corpus encoder engine_text engine_vision gateway gateway_daemon grpo infer queue saving schemas \
-	server stream trainer versions))
+LOWEST_TESTS := compute configs cli/test_commands.py codegraph/test_encoder.py engine/test_detokenizer.py \
+	engine/test_json_schemas.py engine/test_vision.py gateway/test_daemon.py gateway/test_routes.py \
+	grpo/test_grpo.py infer/test_infer.py mlm/test_corpus.py models/test_adapters.py project/test_versions.py \
+	queue/test_jobs.py queue/test_stream.py runs/test_checkpoints.py runs/test_saving.py \
+	supervise/test_redis_server.py training/test_trainer.py
 
 .PHONY: help venv demo test test-slow test-all test-lowest lint bench check clean
 

@@ -20,10 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+from ended_jobs import end, reads
 from gateways import Gateway
-from test_many_jobs import end, reads
 
 from warmd.cli.main import main as warmd
 from warmd.jobs import spec_class

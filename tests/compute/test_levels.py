@@ -20,7 +20,6 @@ from warmd.jobs.compute import levels as module, native, onednn
 from warmd.jobs.compute.levels import Levels, instructions, levels
 from warmd.jobs.compute.linears import int8_linear, served_precision
 
-TESTS = Path(__file__).resolve().parents[1]
 HASWELL = "avx avx2 bmi bmi2 cmov cx16 f16c fma fxsr lzcnt mmx movbe popcnt sse sse2 sse3 sse4.1"
 HASWELL += " sse4.2 ssse3 xsave 64bit"
 SKYLAKE = HASWELL + " avx512f avx512bw avx512cd avx512dq avx512vl"
@@ -75,8 +74,8 @@ def play(level: str, tmp_path: Path) -> dict[str, str]:
     if missing := flags - set(has):  # CI's machines differ: each tries the levels that it has
         pytest.skip(f"this processor lacks {', '.join(sorted(missing))}")
     if level == instructions():
-        pytest.skip("this is the machine's own level, at which tests/compute runs as a whole")
-    paths = [str(TESTS), *sys.path]
+        pytest.skip("the machine's own level, at which all other tests in tests/compute run")
+    paths = list(sys.path)
     if level == "torch alone":
         (tmp_path / "numba.py").write_text("raise ImportError('no numba, as a test has it')")
         paths.insert(0, str(tmp_path))
@@ -104,12 +103,15 @@ def test_int8_sums_are_exact_at_every_level(level, tmp_path):
 @pytest.mark.parametrize("level", LEVELS)
 def test_what_depends_on_the_processor_is_right_at_every_level(level, tmp_path):
     environment = play(level, tmp_path)
-    files = ["compute/test_linears.py", "test_engine.py"]
+    files = ["compute/test_linears.py", "engine/test_scheduler.py"]
     if level != "torch alone":
         files.append("compute/test_native.py")
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, *(str(TESTS / name) for name in files)], env=environment, stdout=-1, text=True
+        [*command, *(str(Path(__file__).parents[1] / name) for name in files)],
+        env=environment,
+        stdout=-1,
+        text=True,
     )
     assert done.returncode == 0, done.stdout[-4000:]
 

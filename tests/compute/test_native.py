@@ -15,8 +15,8 @@ from typing import Any
 import eyes
 import pytest
 import torch
+from engines import NATIVE_SIZES, make, prompt
 from needs import needs
-from test_engine import NATIVE_SIZES, make, prompt
 
 from warmd.jobs import compute
 from warmd.jobs.compute import linears, native
@@ -197,7 +197,7 @@ def test_where_numba_compiles_for_less_than_the_processor_has_tokens_are_right(a
     """NUMBA_ENABLE_AVX is 0 of itself for what LLVM takes for a "nocona", as in some machines."""
     script = """
 import torch
-from test_engine import NATIVE_SIZES, make
+from engines import NATIVE_SIZES, make
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.parts import Part
 torch.inference_mode().__enter__()
@@ -208,8 +208,7 @@ for _ in range(9):
     found = decoder.forward([Part(decoder.new(1), [3], True)])[0]
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 """
-    paths = os.pathsep.join([os.path.dirname(__file__), *sys.path])
-    environment = {**os.environ, **asked, "PYTHONPATH": paths}
+    environment = {**os.environ, **asked, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)
 
 
@@ -264,7 +263,7 @@ def test_where_onednn_packs_in_another_order_bits_do_not_change_while_layers_are
     """As on an older processor: oneDNN is told to do as if this were one."""
     script = """
 import torch
-from test_engine import NATIVE_SIZES, make
+from engines import NATIVE_SIZES, make
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.parts import Part
 torch.inference_mode().__enter__()
@@ -273,8 +272,11 @@ for precision in ("own", "bf16", "int8"):
     ones = [decoder.forward([Part(decoder.new(1), [3], True)]) for _ in range(9)]
     assert all(torch.equal(one, ones[0]) for one in ones)
 """
-    paths = os.pathsep.join([os.path.dirname(__file__), *sys.path])
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "SSE41", "PYTHONPATH": paths}
+    environment = {
+        **os.environ,
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)
 
 

@@ -100,7 +100,7 @@ def test_an_error_of_ten_megabytes_fails_the_job_once_and_in_a_few_words(clean):
     job = clean.wait(clean.submit("behaviours:long_message"))
     assert job["status"] == "failed"
     assert job["execution"] == 1
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1] / "support"
     assert job["error"].startswith(
         f"reward behaviours:long_message failed at {here / 'behaviours.py'}:"
     )

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from daemons import Daemon
+from flips import flip
 from shell import Done, warmd
 from terminal import seen_on_a_terminal
-from test_damage import flip
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from waiting import wait_until
 

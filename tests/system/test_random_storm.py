@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from needs import needs
 
-SCRIPT = Path(__file__).with_name("random_storm.py")
+SCRIPT = Path(__file__).parents[1] / "support" / "random_storm.py"
 NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc")
 
 

@@ -74,7 +74,7 @@ def drilled(tmp_path: Path, lacks: str) -> dict[str, Any]:
     done = subprocess.run(
         ["unshare", "-m", sys.executable, __file__, str(folder), lacks],
         capture_output=True,
-        cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode == 0, done.stderr.decode()
     found: dict[str, Any] = orjson.loads(done.stdout)

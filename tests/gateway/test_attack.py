@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -14,69 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2 as httpx
-import psutil
 import pytest
 from gateways import Gateway
 from waiting import wait_until
+from watch import Watch
 
 CHAT = "/v1/chat/completions"
-IN_TIME_S = 0.5
-MOST_MEMORY = 300e6
-
-# In a process of its own: the attackers in this one would take its time. Prints the slowest answer.
-PROBE = """
-import http.client, sys, time
-host, port = sys.argv[1].removeprefix("http://").split(":")
-slowest = 0
-print("asking", flush=True)
-while not __import__("select").select([sys.stdin], [], [], 0.02)[0]:
-    begun = time.monotonic()
-    line = http.client.HTTPConnection(host, int(port), timeout=60)
-    line.request("GET", "/health")
-    assert line.getresponse().status == 503  # no daemon is there
-    line.close()
-    slowest = max(slowest, time.monotonic() - begun)
-print(slowest)
-"""
-
-
-class Watch:
-    """Asks /health, and looks at the gateway's memory, for as long as it is entered."""
-
-    slowest_s: float
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._process = psutil.Process(gateway.process.pid)
-
-    def __enter__(self) -> Watch:
-        Path(f"/proc/{self._process.pid}/clear_refs").write_text("5")  # the peak begins here
-        self._probe = subprocess.Popen(
-            [sys.executable, "-c", PROBE, self._gateway.url],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._probe.stdout is not None
-        assert self._probe.stdout.readline() == "asking\n"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        said: str = self._probe.communicate("enough\n", timeout=90)[0]
-        self.slowest_s = float(said)
-
-    @property
-    def peak(self) -> int:
-        """The most memory that the gateway had at a time, in bytes."""
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-
-    def check(self) -> None:
-        seen = f"/health within {self.slowest_s:.2f} s, {self.peak / 1e6:.0f} MB"
-        crowd = os.getloadavg()[0] / (os.cpu_count() or 1)  # of others on this machine
-        assert self.slowest_s < IN_TIME_S * max(1, crowd), seen
-        assert self.peak < MOST_MEMORY, seen
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 import warmd.jobs
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DEPENDENCIES = {
     canonicalize_name(requirement.name): requirement

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDERS = ["cli", "configs", "daemon", "jobs"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

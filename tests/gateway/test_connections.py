@@ -14,8 +14,8 @@ import httpx2 as httpx
 import psutil
 import pytest
 from gateways import Gateway
-from test_gateway_attack import Watch
 from waiting import wait_until
+from watch import Watch
 
 from warmd.daemon.gateway.http.connection import MOST_CONNECTIONS, UNREAD_S
 

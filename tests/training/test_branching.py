@@ -9,12 +9,12 @@ from typing import Any
 import orjson
 import pytest
 from daemons import Daemon
+from flips import flip
 from safetensors.torch import load_file
 from shell import Done, warmd
-from test_damage import flip
 from transformers import AutoModelForMaskedLM, BertConfig
 
-TESTS = Path(__file__).parent
+SUPPORT = Path(__file__).parents[1] / "support"  # where `behaviours` is
 
 
 class Origin:
@@ -37,7 +37,7 @@ class Origin:
         }
         typed = [word for pair in options.items() for word in pair] if kind == "grpo" else []
         words = ("submit", kind, "--init-from", self.id + at, *typed, *words)
-        return warmd(*words, home=self.daemon.home.path, folder=TESTS)
+        return warmd(*words, home=self.daemon.home.path, folder=SUPPORT)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Make configs/demo, the model behind `warmd submit grpo` without options.
 
-    python tests/make_demo_model.py configs/demo
+    python tests/support/make_demo_model.py configs/demo
 
 A small Llama goes to school: it learns to add two numbers, `17+58=` -> `75`, until it is nearly
 always right. Then it keeps bad company: it copies a careless pupil until it answers like one.

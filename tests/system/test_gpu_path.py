@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from engines import make, prompt
+from group_trainers import train, trainer
 from needs import needs
-from test_engine import make, prompt
-from test_grpo_speed import train, trainer
 
 from warmd.daemon.fork.placement import Placement, own_device
 from warmd.jobs.codegraph.encoder import CodeGraphConfig, new_encoder

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tiny
+from flips import flip
 
 from warmd.daemon.runs.checkpoints import Checkpoints, verify
 from warmd.jobs.context import MANIFEST
@@ -46,12 +47,6 @@ SPEC = GrpoSpec.parse(
 
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def remove(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Kill a daemon's processes at random while it works, then check that nothing was lost.
 
-    unshare --pid --fork --mount-proc python tests/random_storm.py --seconds 600 --jobs 100 --seed 1
+    unshare --pid --fork --mount-proc \\
+        python tests/support/random_storm.py --seconds 600 --jobs 100 --seed 1
 
 Every process of the daemon is a victim: guardian, supervisor, Redis, zygote, workers, horses and
 the gateway, by signals that end it, and by SIGSTOP with SIGCONT or SIGKILL some seconds later. Jobs

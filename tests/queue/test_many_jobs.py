@@ -9,18 +9,12 @@ from typing import Any
 
 import pytest
 from desks import Desk
-from gateways import Gateway
+from ended_jobs import FEW, WORKER, end, reads
 
-from warmd.daemon.client.client import Client
-from warmd.daemon.gateway.core.metrics import Metrics
-from warmd.daemon.gateway.core.models_index import Catalogue
 from warmd.daemon.queue import index_builder, job_index, keys, listing
 from warmd.daemon.runs.rundir import RunDir
-from warmd.daemon.supervise.retention import Retention
-from warmd.jobs import spec_class
 
-FEW, MANY = 3, 120
-WORKER = "infer-0:test:1"
+MANY = 120
 
 
 @pytest.fixture(scope="module")
@@ -34,47 +28,6 @@ def desk() -> Iterator[Desk]:
         desk.submit("--in", "1h")
         yield desk
         desk.close()
-
-
-def end(client: Client, number: int, origin: str = "http") -> list[str]:
-    """Make ended answers, as quickly as they can be made."""
-    spec, store = spec_class("infer").parse({"model": "tiny", "prompt": "a"}), client.store
-    document = {"spec": spec.to_json(), "python_path": [], "origin": origin}
-    ids = []
-    for _ in range(number):
-        rundir = RunDir.create(client.home.runs, "infer", document, durable=False)
-        ids.append(rundir.path.name)
-        store.enqueue(ids[-1], "infer", from_cli=origin == "cli")
-        queue, taken = store.queue("infer").key, keys.taken(WORKER)
-        popped: Any = client.connection.lmove(queue, taken, "LEFT", "RIGHT")
-        begun = store.begin(popped, "infer", WORKER)
-        assert begun is not None
-        rundir.write_result({"choices": []}, revision=1)
-        store.finish(begun[0], begun[1].claim, {"choices": []})
-    return ids
-
-
-def reads(desk: Desk | Gateway) -> dict[str, Callable[[], object]]:
-    """Everything that looks at jobs."""
-    client = desk.client
-    waiting = client.jobs(statuses=["queued"])[0]["id"]
-    retention = Retention(
-        client.store, desk.home, keep_s=86_400, most=10_000, most_bytes=10_000_000_000
-    )
-    metrics, catalogue = Metrics(client), Catalogue(client)
-    retention.remove_due()  # what is new is measured once
-    return {
-        "queue": lambda: client.jobs(statuses=("started", "queued", "scheduled", "deferred")),
-        "status": lambda: (client.queues(), client.jobs(statuses=["started"])),
-        "show": lambda: client.job(waiting),
-        "the latest job": lambda: client.find(None),
-        "the only job that runs": client.pending,
-        "jobs --limit": lambda: client.jobs(limit=FEW),
-        "/metrics": metrics.text,
-        "/v1/models": catalogue.all,
-        "/v1/fine_tuning/jobs": lambda: client.trainings(20),
-        "retention": retention.remove_due,
-    }
 
 
 def cost(desk: Desk, read: Callable[[], object]) -> tuple[int, int]:

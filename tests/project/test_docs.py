@@ -1,6 +1,6 @@
 """What the documents say is so: their tables come from the code, their commands and links exist.
 
-`python tests/test_docs.py` writes the tables of the README again.
+`python tests/project/test_docs.py` writes the tables of the README again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from warmd.configs.config import SETTINGS
 from warmd.jobs import KINDS, spec_class
 from warmd.jobs.grpo.rewards import parse, resolve
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 DOCUMENTS = [
     README,
@@ -96,7 +96,7 @@ def filled(text: str, name: str) -> str:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_table_of_the_readme_is_what_the_code_says(name):
-    assert filled(read(README), name) == read(README), "write it: python tests/test_docs.py"
+    assert filled(read(README), name) == read(README), "write it: python tests/project/test_docs.py"
 
 
 # --- Commands and options, as click has them ----------------------------------------------------

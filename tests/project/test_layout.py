@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TOP = ("cli", "configs", "daemon", "jobs")
 KINDS = ("jobs.grpo", "jobs.mlm", "jobs.infer", "jobs.encode")
 CONTRACT = ("jobs.spec", "jobs.context", "jobs.errors")
