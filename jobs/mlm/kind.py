@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..context import Context
+from ..context import Context, step_of
 from ..errors import JobFailed, Stopped
 from .options import GRAPH, MlmSpec
 
@@ -62,7 +62,6 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
 
 
 def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path | None) -> Corpus:
-    from ..training.checkpointing import step_of
     from . import corpus as made
 
     def heed() -> None:
@@ -190,7 +189,6 @@ def _announce(
     import torch
 
     from ..compute.levels import compute_summary
-    from ..training.checkpointing import step_of
 
     ctx.emit(
         "begin",

@@ -17,7 +17,7 @@ from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils.logging import disable_progress_bar
 
-from ..context import Context, Save
+from ..context import Context, Save, step_of
 from ..errors import JobFailed
 from ..files.atomic import whole_folder
 from ..spec import shown
@@ -251,11 +251,6 @@ class CheckpointingTrainer(Trainer):
         schedule._last_lr = rates
         for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
             group["lr"], group["initial_lr"] = rate, self.args.learning_rate
-
-
-def step_of(checkpoint: Path) -> int:
-    """Return the step in the name of a checkpoint's folder."""
-    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:

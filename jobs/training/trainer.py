@@ -19,10 +19,10 @@ import torch
 from torch import nn
 from transformers import PrinterCallback, TrainerCallback
 
-from ..context import Activity
+from ..context import Activity, step_of
 from ..errors import JobFailed, Stopped
 from ..user_code.forks import end_if_forked
-from .checkpointing import CheckpointingTrainer, step_of
+from .checkpointing import CheckpointingTrainer
 from .health import Divergence, Progress
 from .options import TrainingSpec
 from .snapshot import read_job_state
