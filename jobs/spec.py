@@ -16,29 +16,60 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
+from ..configs.queues import TRAIN
 from .errors import SpecError
+
+# The groups of options in `warmd submit KIND --help` and in the documentation, in this order: what
+# is given for most jobs first.
+GROUPS = {
+    "data": "Data",
+    "model": "Model",
+    "sampling": "Sampling",
+    "reward": "Reward",
+    "optimization": "Optimization",
+    "evaluation": "Evaluation and logging",
+    "checkpoints": "Checkpoints",
+    "stopping": "Stopping",
+}
 
 
 def option(
     default: Any,
     help: str,
     *,
+    group: str,
+    default_text: str | None = None,
     minimum: float | None = None,
     above: float | None = None,
     maximum: float | None = None,
     choices: tuple[str, ...] | None = None,
 ) -> Any:
-    """Declare a field of a spec. `minimum` and `maximum` are inclusive, `above` is not."""
+    """Declare a field of a spec. `minimum` and `maximum` are inclusive, `above` is not.
+
+    `default_text` says what the default None stands for. `group` is one of GROUPS; within a group, the options most used are declared first.
+    """
     return field(
         default=default,
         metadata={
             "help": help,
+            "group": group,
+            "default_text": default_text,
             "minimum": minimum,
             "above": above,
             "maximum": maximum,
             "choices": choices,
         },
     )
+
+
+def override(base: type[Spec], name: str, **changes: Any) -> Any:
+    """Declare an inherited option again with another `default`, `help` or bound.
+
+    What is not named stays as `base` declares it.
+    """
+    (inherited,) = (f for f in fields(base) if f.name == name)
+    default = changes.pop("default", inherited.default)
+    return field(default=default, metadata={**inherited.metadata, **changes})
 
 
 @dataclass(frozen=True)
@@ -51,6 +82,8 @@ class OptionInfo:
     optional: bool  # whether None is a value
     default: Any
     help: str
+    group: str  # one of GROUPS
+    default_text: str | None  # what the default stands for, where it is None
     minimum: float | None
     above: float | None
     maximum: float | None
@@ -173,7 +206,7 @@ class Spec:
     """Base of every kind's spec. Fields are int, float, bool, str, `X | None`, `tuple[X, ...]`."""
 
     kind: ClassVar[str]
-    queue: ClassVar[str] = "train"
+    queue: ClassVar[str] = TRAIN
     argument: ClassVar[str | None] = None  # the option whose name may be left out in a shell
 
     # What may be given another value when a job is resumed; all else decides what it has done
@@ -183,7 +216,10 @@ class Spec:
 
     @classmethod
     def options(cls) -> dict[str, OptionInfo]:
-        """Return every option by name: the kind's own first, as declared, then the inherited."""
+        """Return every option by name, ordered by group, then as declared.
+
+        Within a group, options that the kind declares come before inherited ones.
+        """
         kind: Any = cls  # mypy holds a frozen dataclass's class for unhashable
         return dict(_options(kind))
 
@@ -261,8 +297,13 @@ class Spec:
 @cache  # to read the annotations takes a millisecond, and a list of jobs parses many specs
 def _options(spec: Any) -> dict[str, OptionInfo]:
     hints = get_type_hints(spec)
-    own = inspect.get_annotations(spec)
-    declared = sorted(fields(spec), key=lambda f: f.name not in own)
+    own = list(inspect.get_annotations(spec))
+    groups = list(GROUPS)
+
+    def position(f: Any) -> tuple[int, int]:
+        return groups.index(f.metadata["group"]), own.index(f.name) if f.name in own else len(own)
+
+    declared = sorted(fields(spec), key=position)
     return {f.name: _option_info(f, hints[f.name]) for f in declared}
 
 
