@@ -28,7 +28,7 @@ class Journal:
     """
 
     def __init__(self, path: Path, identity: bytes, width: int) -> None:
-        self.was_of_another = False
+        self.is_stale = False
         self.dtype = np.dtype(
             [("row", "<i8"), ("tokens", "<i4"), ("cut", "?"), ("vector", "<f4", (width,))]
         )
@@ -46,7 +46,7 @@ class Journal:
                 file.seek(0, os.SEEK_END)
                 return file
             file.close()
-            self.was_of_another = True
+            self.is_stale = True
         file = self._path.open("w+b")
         file.write(self._header)
         return file

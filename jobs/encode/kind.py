@@ -20,7 +20,7 @@ from ..errors import Stopped
 from .options import CODE_GRAPH, EncodeSpec
 
 if TYPE_CHECKING:
-    from .embedder import Embedder, Row
+    from .embedder import Embedder, TokenizedPassage
     from .journal import Journal
     from .passages import Passage
 
@@ -57,7 +57,7 @@ def run(spec: EncodeSpec, ctx: Context) -> dict[str, Any]:
         work.encode()
         result = work.result()
         written = time.perf_counter()
-        result |= _delivered(spec, ctx, passages, journal)
+        result |= _deliver(spec, ctx, passages, journal)
         journal.remove()
     result["timings"]["read_s"] = read_done - begun
     result["timings"]["write_s"] = time.perf_counter() - written
@@ -75,7 +75,7 @@ def _passages(
     if not (is_code and passages.is_sources(path)):
         return passages.from_files(path)
 
-    def heed() -> None:
+    def check_stop() -> None:
         if ctx.stop.is_set():
             raise Stopped(0)
 
@@ -83,7 +83,7 @@ def _passages(
         path,
         chains=embedder.chains if spec.chains else None,
         on_skip=lambda file, reason: ctx.emit("warning", message=f"{file}: {reason}"),
-        heed=heed,
+        check_stop=check_stop,
     )
 
 
@@ -130,35 +130,35 @@ class _Work:
         """Encode what the journal does not have."""
         from .embedder import batches
 
-        if self.journal.was_of_another:
+        if self.journal.is_stale:
             self.ctx.emit("warning", message="the input or the model has changed: begun again")
         done = set(self.journal.read()["row"].tolist())
         waiting = [number for number in range(len(self.passages)) if number not in done]
         self.done = len(done)
         self._begin()
-        rows = self._tokenised(waiting)
+        rows = self._tokenize(waiting)
         if not rows:
             return
         begun = time.perf_counter()
         self.embedder.prepare(rows)
         self.prepare_s = time.perf_counter() - begun
         for batch in batches([len(row.ids) for row in rows], self.spec.batch_size):
-            self._heed()
+            self._check_stop()
             self._encode([waiting[i] for i in batch], [rows[i] for i in batch])
         if self.spec.output is not None:
             self.journal.sync()
 
-    def _tokenised(self, waiting: Sequence[int]) -> list[Row]:
+    def _tokenize(self, waiting: Sequence[int]) -> list[TokenizedPassage]:
         begun = time.perf_counter()
-        rows: list[Row] = []
+        rows: list[TokenizedPassage] = []
         for first in range(0, len(waiting), AT_ONCE):
-            self._heed()
+            self._check_stop()
             part = waiting[first : first + AT_ONCE]
             rows += self.embedder.rows([self.passages[number] for number in part])
         self.tokenise_s = time.perf_counter() - begun
         return rows
 
-    def _encode(self, numbers: Sequence[int], rows: Sequence[Row]) -> None:
+    def _encode(self, numbers: Sequence[int], rows: Sequence[TokenizedPassage]) -> None:
         begun = time.perf_counter()
         vectors = self.embedder.encode(rows)
         self.encode_s += time.perf_counter() - begun
@@ -176,7 +176,7 @@ class _Work:
                 tokens_per_s=self.tokens / self.encode_s,
             )
 
-    def _heed(self) -> None:
+    def _check_stop(self) -> None:
         if self.ctx.stop.is_set():
             self.journal.sync()
             raise Stopped(self.done)
@@ -219,7 +219,7 @@ class _Work:
         return result if quality is None else result | {"int8": quality}
 
 
-def _delivered(
+def _deliver(
     spec: EncodeSpec, ctx: Context, passages: Sequence[Passage], journal: Journal
 ) -> dict[str, Any]:
     """Return the vectors, or write them and return the file."""

@@ -56,20 +56,20 @@ def from_sources(
     *,
     chains: tuple[Any, int] | None,
     on_skip: Callable[[Path, str], None],
-    heed: Callable[[], None],
+    check_stop: Callable[[], None],
 ) -> list[Passage]:
     """Read the modules, classes and functions of a Python file or of a folder of them.
 
     `chains`: a tokenizer of `train_tokenizer` and a length, to walk the graph of all files from
-    every block that has one; None: code alone. `heed` is called now and then.
+    every block that has one; None: code alone. `check_stop` is called now and then.
     """
     root = path if path.is_dir() else path.parent
     files = find_sources(path) if path.is_dir() else [path]
     modules = []
     for module in read_modules(files, root, on_skip=on_skip):
-        heed()
+        check_stop()
         modules.append(module)
-    return list(_blocks(modules, chains, heed))
+    return list(_blocks(modules, chains, check_stop))
 
 
 def is_sources(path: Path) -> bool:
@@ -103,7 +103,7 @@ def identity(passages: Iterable[Passage]) -> bytes:
 
 
 def _blocks(
-    modules: list[Module], chains: tuple[Any, int] | None, heed: Callable[[], None]
+    modules: list[Module], chains: tuple[Any, int] | None, check_stop: Callable[[], None]
 ) -> Iterator[Passage]:
     blocks = [block for module in modules for block in module.blocks]
     made: Iterator[tuple[Block, Example]] = iter(())
@@ -114,7 +114,7 @@ def _blocks(
     # Those that head no triple are left out of `made`, which keeps the order.
     ahead = next(made, None)
     for block in blocks:
-        heed()
+        check_stop()
         example = None
         if ahead is not None and ahead[0] is block:
             example = ahead[1]

@@ -41,7 +41,7 @@ def whole_file(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     write beside each other take turns, and write over what a dead one has left.
     """
     temporary = path.with_name(f".{path.name}.tmp")
-    descriptor = _locked_alone(lambda: _create(temporary, mode), temporary)
+    descriptor = _open_locked(lambda: _create(temporary, mode), temporary)
     with _closed(descriptor), _released(descriptor), open(descriptor, "wb", closefd=False) as file:
         try:
             file.truncate()
@@ -59,7 +59,7 @@ def _create(path: Path, mode: int) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
 
 
-def _locked_alone(
+def _open_locked(
     open_it: Callable[[], int], path: Path, *, while_waiting: Callable[[], None] | None = None
 ) -> int:
     """Return the locked descriptor of what is at `path`, which nobody else has from here.
@@ -138,14 +138,14 @@ def whole_folder(
     target.parent.mkdir(parents=True, exist_ok=True)
     recover(target.parent)
     staging = target.with_name(_STAGING + target.name)
-    descriptor = _locked_alone(lambda: _make(staging), staging, while_waiting=while_waiting)
+    descriptor = _open_locked(lambda: _make(staging), staging, while_waiting=while_waiting)
     with _closed(descriptor), _released(descriptor):
         try:
             _empty(staging)
             yield staging
-            _flush(staging)
+            _fsync_tree(staging)
             with locked(target.parent):
-                _put(staging, target)
+                _replace(staging, target)
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
             raise
@@ -166,7 +166,7 @@ def recover(parent: Path) -> None:
     """Undo what dead processes left half-done in `parent`; what is being written is left alone."""
     with contextlib.suppress(BlockingIOError, FileNotFoundError), locked(parent, _NOW):
         for aside in parent.glob(f"{_REPLACED}*"):
-            _settle(aside)
+            _finish_replacement(aside)
         for staging in parent.glob(f"{_STAGING}*"):
             with contextlib.suppress(BlockingIOError, FileNotFoundError), locked(staging, _NOW):
                 shutil.rmtree(staging)
@@ -182,13 +182,13 @@ def locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
             yield
 
 
-def _settle(aside: Path) -> None:
+def _finish_replacement(aside: Path) -> None:
     """Undo, or complete, a replacement whose writer died before its end."""
     target = aside.with_name(aside.name.removeprefix(_REPLACED))
     if target.exists():
         shutil.rmtree(aside)
     else:
-        # The writer died between the two renames of _put: the former folder is still whole.
+        # The writer died between the two renames of _replace: the former folder is still whole.
         aside.rename(target)
 
 
@@ -198,10 +198,10 @@ def _empty(folder: Path) -> None:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def _put(staging: Path, target: Path) -> None:
+def _replace(staging: Path, target: Path) -> None:
     aside = target.with_name(_REPLACED + target.name)
     if aside.exists():
-        _settle(aside)
+        _finish_replacement(aside)
     if target.exists():
         target.rename(aside)
     staging.rename(target)
@@ -210,7 +210,7 @@ def _put(staging: Path, target: Path) -> None:
         shutil.rmtree(aside)
 
 
-def _flush(folder: Path) -> None:
+def _fsync_tree(folder: Path) -> None:
     for root, _, names in os.walk(folder):
         for name in names:
             fsync(Path(root, name))

@@ -95,7 +95,7 @@ def _config(spec: GrpoSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Pro
         prompts,
         limit=getattr(warm.model.config.get_text_config(), "max_position_embeddings", None),
         asked=spec.max_completion_length,
-        usual=warm.model.generation_config.max_new_tokens or COMPLETION_LENGTH,
+        default=warm.model.generation_config.max_new_tokens or COMPLETION_LENGTH,
     )
     return GRPOConfig(
         output_dir=str(ctx.run_dir),
@@ -112,7 +112,7 @@ def _config(spec: GrpoSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Pro
         top_k=spec.top_k,
         reward_weights=[reward.weight for reward in spec.reward_specs],
         scale_rewards=spec.scale_rewards,
-        learning_rate=spec.learning_rate or _usual_learning_rate(warm.model.num_parameters()),
+        learning_rate=spec.learning_rate or _default_learning_rate(warm.model.num_parameters()),
         lr_scheduler_type=spec.lr_scheduler,
         warmup_steps=spec.warmup_steps,
         weight_decay=spec.weight_decay,
@@ -134,7 +134,7 @@ def _config(spec: GrpoSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Pro
     )
 
 
-def _usual_learning_rate(num_parameters: int) -> float:
+def _default_learning_rate(num_parameters: int) -> float:
     # Small models bear, and need, far larger steps; 1e-3 undid even the smallest.
     if num_parameters < 1e6:
         return 3e-4
@@ -152,7 +152,7 @@ def _trainer(
 ) -> GroupTrainer:
     import torch
 
-    from .packed_trainer import twin
+    from .packed_trainer import weight_sharing_clone
     from .trainer import GroupTrainer
 
     model, reference = warm.model, None
@@ -161,7 +161,7 @@ def _trainer(
         model = model.float()  # goes over every module, also where there is nothing to do
     if spec.beta > 0:
         # The warm weights stay as they are; what is trained is copied from them when it changes.
-        reference, model = model.requires_grad_(False).eval(), twin(model)
+        reference, model = model.requires_grad_(False).eval(), weight_sharing_clone(model)
     return GroupTrainer(
         job=ctx,
         spec=spec,

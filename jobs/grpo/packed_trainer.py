@@ -32,9 +32,9 @@ from ..compute.linears import InPlaceLinear, has_onednn, int8_linear, packed_flo
 from ..compute.quantized import CastLinear, LinearFactory, WeightOnlyInt8Linear
 from ..engine.decoder import Decoder
 from ..engine.token_sampling import Sampler
-from .packing import Pack, Row, can_pack, packed_attention
-from .rollout import Completion, generate, ways
-from .scoring import Embedded, rows_of, score_pack, split, tokens_that_fit
+from .packing import Pack, Sample, can_pack, packed_attention
+from .rollout import Completion, generate, split_processors
+from .scoring import Embedded, samples_of, score_pack, split, tokens_that_fit
 
 Batch = dict[str, Any]
 
@@ -68,21 +68,21 @@ class PackedTrainer(GRPOTrainer):
         if can_pack(self.model):
             self.most_tokens = tokens_that_fit(self.model, self.accelerator.device)
         self._entropies: list[list[float]] = []  # of the completions written last
-        self._given: tuple[Tensor, Tensor] | None = None  # scores for the loss now computed
+        self._scores_given: tuple[Tensor, Tensor] | None = None  # scores for the loss now computed
         self._losses: list[Tensor] = []  # of the micro-steps of the step now done
 
-    def take_reference(self, model: Any, beta: float) -> None:
+    def set_reference(self, model: Any, beta: float) -> None:
         """Measure the distance to a frozen model, `beta` times which joins the loss.
 
         TRL would read one from disk, for each trainer. Its weights may be those of the policy's own
-        beginning, in the same memory (`twin`): `own_weights` parts the two.
+        beginning, in the same memory (`weight_sharing_clone`): `copy_shared_weights` parts the two.
         """
         self.args.beta = self.beta = beta
         add_fused_lm_head(model, temperature=self.temperature)
         self.ref_model = self.accelerator.prepare_model(model, evaluation_mode=True)
         self.add_callback(_BeforeUpdate(self))
 
-    def own_weights(self) -> None:
+    def copy_shared_weights(self) -> None:
         """Give the policy memory of its own for weights that it shares with the reference."""
         shared = {weight.data_ptr() for weight in self.ref_model.parameters()}
         for weight in self.model.parameters():
@@ -91,7 +91,7 @@ class PackedTrainer(GRPOTrainer):
 
     def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         if self.ref_model is not None:
-            self.own_weights()
+            self.copy_shared_weights()
         cast(Any, super())._load_from_checkpoint(*args, **kwargs)
 
     # Writing completions.
@@ -103,7 +103,7 @@ class PackedTrainer(GRPOTrainer):
                 return cast(Any, super())._generate_single_turn(prompt_ids, *args, **kwargs)
             written = self._write(prompt_ids)
             self._entropies = [completion.entropies for completion in written]
-            logps = [completion.logps for completion in written] if self._is_rough else None
+            logps = [completion.logps for completion in written] if self._generates_int8 else None
             return [completion.ids for completion in written], logps
         finally:
             self.generation_s += time.perf_counter() - started
@@ -115,9 +115,9 @@ class PackedTrainer(GRPOTrainer):
             config, input_ids_seq_length=max(map(len, prompts)), device=self.model.device
         )
         sampler = Sampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
-        processors, sampler = ways(listed, sampler)
+        processors, sampler = split_processors(listed, sampler)
         # Made anew: every step has other weights.
-        decoder = Decoder(self.model, make=self._form(len(prompts)), is_fixed=False)
+        decoder = Decoder(self.model, make=self._linear_factory(len(prompts)), is_fixed=False)
         return generate(
             decoder,
             prompts,
@@ -127,12 +127,12 @@ class PackedTrainer(GRPOTrainer):
             end_ids=self.eos_token_ids,
             processors=processors,
             pad_id=self._tokenizer.pad_token_id,
-            wants_logps=self._is_rough,
+            wants_logps=self._generates_int8,
         )
 
-    def _form(self, rows: int) -> LinearFactory:
+    def _linear_factory(self, rows: int) -> LinearFactory:
         """Return the form of the linear layers in which so many completions are written."""
-        if self._is_rough:
+        if self._generates_int8:
             pays = rows > FEW_ROWS or self.max_completion_length >= PACKING_INT8_PAYS
             return int8_linear if pays or levels().int8 == "warmd" else WeightOnlyInt8Linear
         if self.args.bf16:
@@ -143,18 +143,18 @@ class PackedTrainer(GRPOTrainer):
         return packed_float32 if is_packable and pays else InPlaceLinear
 
     @property
-    def _is_rough(self) -> bool:
+    def _generates_int8(self) -> bool:
         """Whether completions are written by other weights than the model's: not to evaluate it."""
         return self.rollout_dtype == "int8" and bool(self.model.training)
 
     @property
-    def _learns_from_all(self) -> bool:
+    def _needs_all_gradients(self) -> bool:
         """Whether also a completion without an advantage has a gradient."""
         return bool(self.beta != 0)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
         batch: Batch = super()._generate_and_score_completions(inputs)
-        if self.most_tokens is not None and not self._learns_from_all:
+        if self.most_tokens is not None and not self._needs_all_gradients:
             entropies = torch.zeros(batch["completion_ids"].shape)
             for row, values in enumerate(self._entropies):
                 entropies[row, : len(values)] = torch.tensor(values)
@@ -176,8 +176,8 @@ class PackedTrainer(GRPOTrainer):
             return cast(Any, super())._get_per_token_logps_and_entropies(  # type: ignore[no-any-return]
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
             )
-        if self._given is not None:
-            return (*self._given, None)
+        if self._scores_given is not None:
+            return (*self._scores_given, None)
         shape = (len(input_ids), logits_to_keep)
         if model is self.model:
             # The old log-probabilities: they will be those of the first iteration, which computes
@@ -191,12 +191,12 @@ class PackedTrainer(GRPOTrainer):
         }
         logps = torch.zeros(shape, device=input_ids.device)
         entropies = torch.zeros_like(logps)
-        self._score_into(logps, entropies, model, rows_of(parts))
+        self._score_into(logps, entropies, model, samples_of(parts))
         return logps, entropies, None
 
     @torch.no_grad()
     def _score_into(
-        self, logps: Tensor, entropies: Tensor, model: Any, rows: Sequence[Row]
+        self, logps: Tensor, entropies: Tensor, model: Any, rows: Sequence[Sample]
     ) -> None:
         with packed_attention(model):
             for part in split(rows, cast(int, self.most_tokens)):
@@ -221,19 +221,19 @@ class PackedTrainer(GRPOTrainer):
         """Add the gradients of a step's micro-batches to the weights' and return their losses."""
         is_first = self._step % (self.args.steps_per_generation * self.num_iterations) == 0
         if is_first:
-            batches = [_without_old(batch) for batch in batches]
+            batches = [_without_old_logps(batch) for batch in batches]
         joined = {
             name: torch.cat([b[name] for b in batches]) for name in _SCORED if name in batches[0]
         }
-        rows = rows_of(joined)
+        rows = samples_of(joined)
         # Completions that are not in a pack stand as if nothing had changed for them.
         unknown = torch.zeros(joined["completion_ids"].shape, device=self.model.device)
         logps = joined.get("old_per_token_logps", unknown).clone()
         entropies = joined.get("entropies", unknown).clone()
-        if not self._learns_from_all:
+        if not self._needs_all_gradients:
             learns = joined["advantages"].ne(0).tolist()
-            silent = [row for row in rows if not learns[row.row]]
-            rows = [row for row in rows if learns[row.row]]
+            silent = [row for row in rows if not learns[row.index]]
+            rows = [row for row in rows if learns[row.index]]
             if self.num_iterations > 1:  # only for the metrics, which tell how far they have come
                 self._score_into(logps, entropies, self.model, silent)
         with packed_attention(self.model):
@@ -255,7 +255,7 @@ class PackedTrainer(GRPOTrainer):
         with torch.no_grad():  # with the scores of all packs: what is logged, and NaN looked for in
             losses = self._losses_of(batches, logps, entropies, logged=True)
         if is_first and self.num_iterations > 1:
-            for batch, old in zip(self._buffered_inputs, _like(batches, logps), strict=True):
+            for batch, old in zip(self._buffered_inputs, _split_like(batches, logps), strict=True):
                 batch["old_per_token_logps"] = old
         return losses
 
@@ -269,15 +269,15 @@ class PackedTrainer(GRPOTrainer):
         try:
             losses = []
             for batch, *given in zip(
-                batches, _like(batches, logps), _like(batches, entropies), strict=True
+                batches, _split_like(batches, logps), _split_like(batches, entropies), strict=True
             ):
-                self._given = (given[0], given[1])
+                self._scores_given = (given[0], given[1])
                 if "sampling_per_token_logps" in batch:
                     batch = self._corrected(batch, given[0].detach())
                 losses.append(cast(Any, super())._compute_loss(self.model, batch))
             return losses
         finally:
-            self._given, self._metrics = None, metrics
+            self._scores_given, self._metrics = None, metrics
 
     def _corrected(self, batch: Batch, logps: Tensor) -> Batch:
         """Weigh each token by how much likelier it was to the model than to what wrote it.
@@ -290,7 +290,7 @@ class PackedTrainer(GRPOTrainer):
         mask = batch["completion_mask"].bool()
         drift = (old - batch["sampling_per_token_logps"]).masked_fill(~mask, 0.0)
         ratio = drift.exp().clamp(max=self.args.vllm_importance_sampling_clip_max)
-        if not self._learns_from_all:  # the model's are not known for the others
+        if not self._needs_all_gradients:  # the model's are not known for the others
             mask &= batch["advantages"].ne(0)[:, None]
         mean = drift[mask].abs().mean() if bool(mask.any()) else 0.0
         self._metrics["train"][DRIFT].append(float(mean))
@@ -302,11 +302,11 @@ class _BeforeUpdate(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._trainer = trainer
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self._trainer.own_weights()
+        self._trainer.copy_shared_weights()
 
 
-def twin(model: Any) -> Any:
-    """Copy a model but for the memory of its weights, which both have until `own_weights`.
+def weight_sharing_clone(model: Any) -> Any:
+    """Copy a model but for the memory of its weights, which both have until `copy_shared_weights`.
 
     In a 0.5B model that is 2 GB, which a first step need not wait for.
     """
@@ -337,10 +337,10 @@ _SCORED = (
 )
 
 
-def _without_old(batch: Batch) -> Batch:
+def _without_old_logps(batch: Batch) -> Batch:
     return {name: value for name, value in batch.items() if name != "old_per_token_logps"}
 
 
-def _like(batches: Sequence[Batch], values: Tensor) -> Sequence[Tensor]:
+def _split_like(batches: Sequence[Batch], values: Tensor) -> Sequence[Tensor]:
     """Divide (B, C) of a whole step as its micro-batches are divided."""
     return torch.split(values, [len(batch["completion_ids"]) for batch in batches])

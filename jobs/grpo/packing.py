@@ -93,10 +93,10 @@ AttentionInterface.register(ATTENTION, _attention)
 
 
 @dataclass(frozen=True)
-class Row:
-    """A completion after its prompt. `row` is whose it is in the batch it comes from."""
+class Sample:
+    """A prompt with one completion. `index` is its row in the batch."""
 
-    row: int
+    index: int
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
 
@@ -113,8 +113,8 @@ class Pack:
     token k; targets: (K,), that token; rows, columns: (K,), where it stands among the completions.
     """
 
-    def __init__(self, rows: Sequence[Row], device: torch.device | str = "cpu") -> None:
-        groups: dict[tuple[int, ...], list[Row]] = {}
+    def __init__(self, rows: Sequence[Sample], device: torch.device | str = "cpu") -> None:
+        groups: dict[tuple[int, ...], list[Sample]] = {}
         for row in rows:
             groups.setdefault(row.prompt, []).append(row)
         ids: list[int] = []
@@ -130,7 +130,7 @@ class Pack:
                 first = len(ids)
                 for column, token in enumerate(row.completion):
                     place = first + column - 1 if column else end - 1
-                    scored.append((place, token, row.row, column))
+                    scored.append((place, token, row.index, column))
                 ids += row.completion[: row.num_inputs]
                 positions += range(len(prompt), len(prompt) + row.num_inputs)
         self.ids = torch.tensor([ids], device=device)

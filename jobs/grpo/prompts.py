@@ -64,21 +64,21 @@ def encode(
 
 
 def completion_room(
-    prompts: Sequence[Prompt], *, limit: int | None, asked: int | None, usual: int
+    prompts: Sequence[Prompt], *, limit: int | None, asked: int | None, default: int
 ) -> int:
     """Return how many tokens a completion may have, after the longest of `prompts`.
 
-    `asked` is taken as it is; without it, `usual` is lowered to what `limit`, the model's
+    `asked` is taken as it is; without it, `default` is lowered to what `limit`, the model's
     positions (None: no limit), leaves. Raises JobFailed naming the row that leaves too few.
     """
-    wanted = usual if asked is None else asked
+    requested = default if asked is None else asked
     if limit is None:
-        return wanted
+        return requested
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
     room = limit - len(longest.ids)
     if room < (1 if asked is None else asked):
         raise JobFailed(": ".join(too_long(longest.row, len(longest.ids), limit)))
-    return min(wanted, room)
+    return min(requested, room)
 
 
 def too_long(row: int, num_tokens: int | str, limit: int) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from transformers.generation import logits_process
 
 from ..engine.decoder import Decoder
 from ..engine.token_sampling import Sampler, entropy, logp
-from .packing import Pack, Row
+from .packing import Pack, Sample
 
 # (ids (B, T) padded on the left, logits (B, V)) to logits, as those of transformers.
 Processor = Callable[[Tensor, Tensor], Tensor]
@@ -94,7 +94,7 @@ def generate(
     return completions
 
 
-def ways(processors: Sequence[Any], sampler: Sampler) -> tuple[list[Any], Sampler]:
+def split_processors(processors: Sequence[Any], sampler: Sampler) -> tuple[list[Any], Sampler]:
     """Split transformers' list: what must be asked each time, and what the sampler does faster.
 
     When something comes after temperature, top-k or top-p, all of it is left to the list.
@@ -171,7 +171,7 @@ def _read(
         start = sum(map(len, places))
         places.setdefault(prompt, slice(start, start + len(prompt)))
     of_rows = [places[tuple(prompt)] for prompt in prompts]
-    pack = Pack([Row(0, prompt, ()) for prompt in places], decoder.embedding.device)
+    pack = Pack([Sample(0, prompt, ()) for prompt in places], decoder.embedding.device)
     cache = _Cache(decoder, [len(prompt) for prompt in prompts], room)
 
     shape = decoder.shape

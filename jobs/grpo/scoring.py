@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from ..compute.device import free_bytes
 from .logprobs import KEPT_BYTES, score
-from .packing import Pack, Row, hidden_states
+from .packing import Pack, Sample, hidden_states
 
 MOST_TOKENS = 4096  # of a pack: more gain no speed, and take memory
 MEMORY_SHARE = 0.5  # of what will be free that one pack may take
 
 
-def rows_of(batch: Mapping[str, Tensor]) -> list[Row]:
+def samples_of(batch: Mapping[str, Tensor]) -> list[Sample]:
     """Read the rows of a padded batch: prompt_ids, prompt_mask, completion_ids, completion_mask."""
 
     def unpadded(name: str) -> Iterator[tuple[int, ...]]:
@@ -29,16 +29,16 @@ def rows_of(batch: Mapping[str, Tensor]) -> list[Row]:
             yield tuple(token for token, is_kept in zip(row, kept, strict=True) if is_kept)
 
     pairs = zip(unpadded("prompt"), unpadded("completion"), strict=True)
-    return [Row(row, prompt, completion) for row, (prompt, completion) in enumerate(pairs)]
+    return [Sample(row, prompt, completion) for row, (prompt, completion) in enumerate(pairs)]
 
 
-def split(rows: Sequence[Row], most_tokens: int) -> list[list[Row]]:
+def split(rows: Sequence[Sample], most_tokens: int) -> list[list[Sample]]:
     """Divide rows into packs of at most `most_tokens`, or of one row.
 
     The same rows give the same packs in whatever order they come: where policy and reference are
     still one model, their difference is to be 0, and not how one sum was rounded in two places.
     """
-    packs: list[list[Row]] = []
+    packs: list[list[Sample]] = []
     tokens = 0  # of the last pack
     last: tuple[int, ...] | None = None
     for row in sorted(rows, key=lambda row: (row.prompt, row.completion)):

@@ -110,10 +110,10 @@ class GroupTrainer(JobTrainer, PackedTrainer):
             )
         self.rollout_dtype = rollout_dtype
         if self.most_tokens is not None:
-            self.most_tokens = _first_chosen(job.run_dir / "pack_tokens", self.most_tokens)
+            self.most_tokens = _stored_number(job.run_dir / "pack_tokens", self.most_tokens)
         config.beta = beta
         if reference is not None:
-            self.take_reference(reference, beta)
+            self.set_reference(reference, beta)
 
     def _send_telemetry(self) -> None:
         """Send nothing to anybody."""
@@ -158,8 +158,8 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         self._sources = digests(self._sources)
         return {**super().about(), SOURCES: self._sources}
 
-    def _say_what_differs(self, checkpoint: Path) -> None:
-        super()._say_what_differs(checkpoint)
+    def _warn_of_differences(self, checkpoint: Path) -> None:
+        super()._warn_of_differences(checkpoint)
         files = changed(self.job.checkpoints.about(checkpoint).get(SOURCES, {}))
         if files:
             self.job.emit(
@@ -205,8 +205,8 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         shown = range(min(self.samples_shown, len(self._logs["prompt"])))
         return [
             {
-                "prompt": _shortened(self._logs["prompt"][i]),
-                "completion": _shortened(self._logs["completion"][i]),
+                "prompt": _truncated(self._logs["prompt"][i]),
+                "completion": _truncated(self._logs["completion"][i]),
                 "rewards": {name: self._logs["rewards"][name][i] for name in self.rewards},
             }
             for i in shown
@@ -307,7 +307,7 @@ def _dataset(prompts: Sequence[Prompt], data: str) -> Dataset:
     return Dataset(InMemoryTable.from_pylist(rows), fingerprint=data)
 
 
-def _first_chosen(path: Path, number: int) -> int:
+def _stored_number(path: Path, number: int) -> int:
     """Return what the job's first execution wrote to `path`, which is this one if there is none.
 
     How large the packs are depends on the memory that is free, and how they round on their size: a
@@ -374,5 +374,5 @@ def _as_trl_passes(
     }
 
 
-def _shortened(text: str) -> str:
+def _truncated(text: str) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"

@@ -43,7 +43,7 @@ class PositionalReward:
     def __call__(
         self, prompts: list[str], completions: list[str], answers: list[str | None]
     ) -> list[float]:
-        with _blamed(self._name, self._owner):
+        with _errors_named(self._name, self._owner):
             scores = self._function(prompts, completions, answers)
         found = _checked(self._name, scores, len(completions), or_none=False)
         return [number for number in found if number is not None]
@@ -59,13 +59,13 @@ class KeywordReward:
         self._owner = os.getpid()
 
     def __call__(self, **keywords: Any) -> list[float | None]:
-        with _blamed(self._name, self._owner):
+        with _errors_named(self._name, self._owner):
             scores = self._function(**keywords)
         return _checked(self._name, scores, len(keywords["completions"]), or_none=True)
 
     async def asynchronously(self, **keywords: Any) -> list[float | None]:
         """The same for a function that is async."""
-        with _blamed(self._name, self._owner):
+        with _errors_named(self._name, self._owner):
             scores = await self._function(**keywords)
         return _checked(self._name, scores, len(keywords["completions"]), or_none=True)
 
@@ -83,10 +83,10 @@ def imported(name: str, columns: Collection[str]) -> PositionalReward | KeywordR
     if not callable(function):
         got = "no such name" if function is None else f"a {type(function).__name__}"
         raise SpecError("reward", f"{name} must be a function of {module_name}, got {got}")
-    return _called_as_it_takes(name, function, columns)
+    return _wrap(name, function, columns)
 
 
-def _called_as_it_takes(
+def _wrap(
     name: str, function: Callable[..., Any], columns: Collection[str]
 ) -> PositionalReward | KeywordReward:
     try:
@@ -143,7 +143,7 @@ def _is_async(function: Any) -> bool:
 
 
 @contextmanager
-def _blamed(name: str, owner: int) -> Iterator[None]:
+def _errors_named(name: str, owner: int) -> Iterator[None]:
     """Turn whatever a user's function raises into one line that names it and its place.
 
     A child that the function has forked ends here: `owner` runs the job.
@@ -164,7 +164,7 @@ def _checked(name: str, result: Any, num_completions: int, *, or_none: bool) -> 
     """Return what a user's function gave as plain numbers. Raises JobFailed when it is not that."""
     kind = "finite numbers or None" if or_none else "finite numbers"
     takes = f"reward {name} must return a list of {num_completions} {kind}"
-    scores = _listed(result)
+    scores = _as_sequence(result)
     if scores is None:
         raise JobFailed(f"{takes}, got a {type(result).__name__}")
     if len(scores) != num_completions:
@@ -176,7 +176,7 @@ def _checked(name: str, result: Any, num_completions: int, *, or_none: bool) -> 
     return numbers
 
 
-def _listed(result: Any) -> Sequence[Any] | None:
+def _as_sequence(result: Any) -> Sequence[Any] | None:
     """Return a list, a tuple, or an array of a library as a sequence; None for anything else."""
     if isinstance(result, list | tuple):
         return result

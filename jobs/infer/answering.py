@@ -95,15 +95,15 @@ def answer_one(spec: InferSpec, ctx: Context, warm: WarmModel, prompt: Prompt) -
     """Answer one prompt, telling its text as it comes. Raises Stopped and JobFailed."""
     seed = _seed(spec)
     engine = _engine(spec, warm)
-    with _asking(ctx) as is_cancelled:
+    with _cancel_on_exit(ctx) as is_cancelled:
         answer = _prepare(spec, warm, prompt, seed, _grammar(spec, engine), is_cancelled)
         images = [picture.num_tokens for picture in answer.generation.pictures]
         about: dict[str, Any] = {"image_tokens": images} if images else {}
         about |= compute_summary(ctx.device)
         ctx.emit("begin", prompt_tokens=len(answer.generation.ids), **about)
         engine.submit(answer.generation)
-        _tell(ctx, answer)
-        _check_whole(answer)
+        _emit_text(ctx, answer)
+        _check_complete(answer)
     return {
         "choices": answer.choices,
         "usage": answer.usage,
@@ -115,16 +115,16 @@ def answer_one(spec: InferSpec, ctx: Context, warm: WarmModel, prompt: Prompt) -
 
 
 @contextmanager
-def _asking(ctx: Context) -> Iterator[Callable[[], bool]]:
+def _cancel_on_exit(ctx: Context) -> Iterator[Callable[[], bool]]:
     """Yield whether generations are canceled: by `ctx.stop`, and with the end of this block.
 
     However it ends, nothing is computed on for nobody.
     """
-    is_left = threading.Event()
+    has_ended = threading.Event()
     try:
-        yield lambda: is_left.is_set() or ctx.stop.is_set()
+        yield lambda: has_ended.is_set() or ctx.stop.is_set()
     finally:
-        is_left.set()
+        has_ended.set()
 
 
 def _engine(spec: InferSpec, warm: WarmModel) -> Engine:
@@ -170,27 +170,27 @@ def _prepare(
     return Answer(generation, time.perf_counter() - begun, spec)
 
 
-def _tell(ctx: Context, answer: Answer) -> None:
+def _emit_text(ctx: Context, answer: Answer) -> None:
     """Emit the text as it comes, in at most 20 events a second. Raises what ended the engine."""
-    unsaid: dict[int, tuple[str, int]] = {}
+    pending: dict[int, tuple[str, int]] = {}
     due = time.perf_counter()
     pieces = answer.generation.pieces
     while True:
-        wait_s = None if not unsaid else max(0.0, due - time.perf_counter())
+        wait_s = None if not pending else max(0.0, due - time.perf_counter())
         try:
             piece = pieces.get(timeout=wait_s)
         except queue.Empty:
             piece = None
         if isinstance(piece, Piece):
             answer.add(piece)
-            text, tokens = unsaid.get(piece.index, ("", 0))
-            unsaid[piece.index] = (text + piece.text, tokens + piece.tokens)
+            text, tokens = pending.get(piece.index, ("", 0))
+            pending[piece.index] = (text + piece.text, tokens + piece.tokens)
         is_end = isinstance(piece, End)
-        if unsaid and (is_end or time.perf_counter() >= due):
-            for index, (text, tokens) in sorted(unsaid.items()):
+        if pending and (is_end or time.perf_counter() >= due):
+            for index, (text, tokens) in sorted(pending.items()):
                 if text or tokens:
                     ctx.emit("text", index=index, text=text, tokens=tokens)
-            unsaid.clear()
+            pending.clear()
             due = time.perf_counter() + _EVENT_S
         if isinstance(piece, End):
             if piece.error is not None:
@@ -206,16 +206,19 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
 
     A row that cannot be answered has an error in its line, and the others are answered.
     """
-    seed = spec.seed if spec.seed is not None else _kept_seed(ctx)
+    seed = spec.seed if spec.seed is not None else _stored_seed(ctx)
     source = Path(spec.input)
     total = sum(1 for _ in batch_file.read(source))
     engine = _engine(spec, warm)
     usage: dict[str, int] = {}
     begun = time.perf_counter()
-    with batch_file.Answers(Path(spec.output), ctx.job_id) as answers, _asking(ctx) as is_cancelled:
+    with (
+        batch_file.Answers(Path(spec.output), ctx.job_id) as answers,
+        _cancel_on_exit(ctx) as is_cancelled,
+    ):
         ctx.emit("begin", rows=total, done=answers.done, **compute_summary(ctx.device))
         ctx.emit("progress", done=answers.done, total=total)
-        told = time.perf_counter()
+        emitted_at = time.perf_counter()
         found = _in_order(spec, warm, engine, source, answers.done, seed, is_cancelled)
         for answer in found:
             if isinstance(answer, JobFailed):
@@ -224,8 +227,8 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
                 answers.append({"choices": answer.choices, "usage": answer.usage})
                 for name, value in answer.usage.items():
                     usage[name] = usage.get(name, 0) + value
-            if answers.done == total or time.perf_counter() - told >= 1:
-                told = time.perf_counter()
+            if answers.done == total or time.perf_counter() - emitted_at >= 1:
+                emitted_at = time.perf_counter()
                 ctx.emit("progress", done=answers.done, total=total)
     seconds = time.perf_counter() - begun
     tokens = usage.get("completion_tokens", 0)
@@ -240,7 +243,7 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
     }
 
 
-def _kept_seed(ctx: Context) -> int:
+def _stored_seed(ctx: Context) -> int:
     """A random seed, the same for every execution of the job."""
     path = ctx.run_dir / "seed"
     if not path.exists():
@@ -261,7 +264,7 @@ def _in_order(
 
     In the place of an answer stands what is wrong with the row.
     """
-    on_their_way: deque[Answer | JobFailed] = deque()
+    in_flight: deque[Answer | JobFailed] = deque()
     grammar = _grammar(spec, engine)
     for number, prompt in enumerate(batch_file.read(source)):
         if number < done:
@@ -270,16 +273,16 @@ def _in_order(
         try:
             answer = _prepare(spec, warm, prompt, row_seed, grammar, is_cancelled)
             engine.submit(answer.generation)
-            on_their_way.append(answer)
+            in_flight.append(answer)
         except JobFailed as error:
-            on_their_way.append(error)
-        if len(on_their_way) >= _ROWS_AT_ONCE:
-            yield _complete(on_their_way.popleft())
-    while on_their_way:
-        yield _complete(on_their_way.popleft())
+            in_flight.append(error)
+        if len(in_flight) >= _ROWS_AT_ONCE:
+            yield _wait_for(in_flight.popleft())
+    while in_flight:
+        yield _wait_for(in_flight.popleft())
 
 
-def _complete(answer: Answer | JobFailed) -> Answer | JobFailed:
+def _wait_for(answer: Answer | JobFailed) -> Answer | JobFailed:
     """Wait for an answer. Raises Stopped, and what went wrong in the engine for all."""
     if isinstance(answer, JobFailed):
         return answer
@@ -289,11 +292,11 @@ def _complete(answer: Answer | JobFailed) -> Answer | JobFailed:
         return piece.error
     if piece.error is not None:
         raise piece.error
-    _check_whole(answer)
+    _check_complete(answer)
     return answer
 
 
-def _check_whole(answer: Answer) -> None:
+def _check_complete(answer: Answer) -> None:
     """Raise Stopped where a choice was ended before its time: `ctx.stop` was set."""
     if any(reason in (None, "cancelled") for reason in answer.reasons):
         raise Stopped(0)

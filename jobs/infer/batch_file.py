@@ -73,9 +73,9 @@ class Answers:
         self._path = path
         self._file = open(path, "ab")  # noqa: SIM115
         self.failed = 0
-        self.done = self._mend()
+        self.done = self._drop_torn_line()
 
-    def _mend(self) -> int:
+    def _drop_torn_line(self) -> int:
         """Take off a torn last line; return the number of whole ones."""
         whole = done = 0
         with open(self._path, "rb") as written:

@@ -101,11 +101,11 @@ def open_or_build(
     key: Mapping[str, Any],
     dtypes: Mapping[str, str],
     build: Callable[[Writer], None],
-    heed: Callable[[], None],
+    check_stop: Callable[[], None],
 ) -> Corpus:
     """Return the corpus of that key, out of `cache` where it is there, or else built by `build`.
 
-    Of two processes that want the same one, the second waits for the first; `heed` is called
+    Of two processes that want the same one, the second waits for the first; `check_stop` is called
     meanwhile, to raise when the job is to stop. Raises JobFailed when
     it comes out without an example to train on.
     """
@@ -115,7 +115,7 @@ def open_or_build(
     if found is not None:
         return found
     is_new = False
-    with suppress(_BuiltMeanwhile), whole_folder(folder, while_waiting=heed) as staging:
+    with suppress(_BuiltMeanwhile), whole_folder(folder, while_waiting=check_stop) as staging:
         if _open(folder, is_new=False) is not None:
             raise _BuiltMeanwhile
         with Writer(staging, dtypes) as writer:
@@ -188,13 +188,13 @@ class Recipe:
     vocab_size: int  # of a tokenizer to be trained
     seq_len: int  # most tokens of an example
     share: float  # of the documents, to hold out
-    heed: Callable[[], None]  # called now and then, to raise when the job is to stop
+    check_stop: Callable[[], None]  # called now and then, to raise when the job is to stop
 
     def key(self, kind: str, files: Sequence[Path]) -> dict[str, Any]:
         """Return all that shapes the corpus, as plain values."""
         return {
             "kind": kind,
-            "data": fingerprint(files, self.data, self.heed),
+            "data": fingerprint(files, self.data, self.check_stop),
             "tokenizer": self.vocab_size if self.tokenizer is None else _identity(self.tokenizer),
             "seq_len": self.seq_len,
             "share": self.share,
@@ -209,14 +209,14 @@ class Recipe:
         return tokenizer
 
 
-def fingerprint(files: Sequence[Path], root: Path, heed: Callable[[], None]) -> str:
+def fingerprint(files: Sequence[Path], root: Path, check_stop: Callable[[], None]) -> str:
     """Return a hash of the files' content, and of their places below `root`.
 
-    Of a file that is `root` itself, the place is how its name ends: it says what is in it. `heed`
+    Of a file that is `root` itself, the place is how its name ends: it says what is in it. `check_stop`
     is called now and then, to raise when the job is to stop.
     """
     content = [
-        (root.suffix if path == root else str(path.relative_to(root)), _sha256(path, heed))
+        (root.suffix if path == root else str(path.relative_to(root)), _sha256(path, check_stop))
         for path in files
     ]
     return hashlib.sha256(orjson.dumps(content)).hexdigest()
@@ -247,11 +247,11 @@ def _identity(tokenizer: Any) -> str:
     return hashlib.sha256(orjson.dumps(core, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
-def _sha256(path: Path, heed: Callable[[], None]) -> str:
+def _sha256(path: Path, check_stop: Callable[[], None]) -> str:
     found = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):
-            heed()
+            check_stop()
             found.update(block)
     return found.hexdigest()
 
@@ -271,7 +271,7 @@ def text_corpus(cache: Path, recipe: Recipe) -> Corpus:
         tokenizer = recipe.tokenizer_of(writer, train)
         num_documents = 0
         for text in documents(recipe.data):
-            recipe.heed()
+            recipe.check_stop()
             num_documents += 1
             is_held_out = digest(text) in sides
             for ids in _pieces(text, tokenizer, recipe.seq_len):
@@ -279,7 +279,7 @@ def text_corpus(cache: Path, recipe: Recipe) -> Corpus:
         writer.facts = {"documents": num_documents}
 
     files = text_files(recipe.data) if recipe.data.is_dir() else [recipe.data]
-    return open_or_build(cache, recipe.key("text", files), {"ids": "<i4"}, build, recipe.heed)
+    return open_or_build(cache, recipe.key("text", files), {"ids": "<i4"}, build, recipe.check_stop)
 
 
 def check_texts(data: Path) -> None:
@@ -314,7 +314,7 @@ def graph_corpus(cache: Path, recipe: Recipe) -> Corpus:
         skipped: list[str] = []
         modules = []
         for module in read_modules(files, recipe.data, on_skip=lambda p, _: skipped.append(str(p))):
-            recipe.heed()
+            recipe.check_stop()
             modules.append(module)
         digests = [digest((recipe.data / module.file).read_bytes()) for module in modules]
         sides = held_out(digests, recipe.share)
@@ -330,7 +330,7 @@ def graph_corpus(cache: Path, recipe: Recipe) -> Corpus:
                 seq_len=recipe.seq_len,
             )
             for _, example in examples:
-                recipe.heed()
+                recipe.check_stop()
                 writer.add(example._asdict(), held_out=is_held_out)
         writer.facts = {
             "documents": len(modules),
@@ -346,7 +346,7 @@ def graph_corpus(cache: Path, recipe: Recipe) -> Corpus:
         "depth_ids": "<u1",
         "role_ids": "<u1",
     }
-    return open_or_build(cache, recipe.key("graph", files), dtypes, build, recipe.heed)
+    return open_or_build(cache, recipe.key("graph", files), dtypes, build, recipe.check_stop)
 
 
 def check_sources(data: Path) -> None:

@@ -64,7 +64,7 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
 def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path | None) -> Corpus:
     from . import corpus as made
 
-    def heed() -> None:
+    def check_stop() -> None:
         if ctx.stop.is_set():
             raise Stopped(0 if checkpoint is None else step_of(checkpoint))
 
@@ -75,7 +75,7 @@ def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path
         vocab_size=spec.vocab_size,
         seq_len=spec.seq_len,
         share=spec.validation,
-        heed=heed,
+        check_stop=check_stop,
     )
     begun = time.perf_counter()
     build = made.graph_corpus if is_graph else made.text_corpus

@@ -21,7 +21,7 @@ from ..models.architectures import must_fill_masks
 from .masking import Masker
 
 Array = NDArray[Any]
-Row = dict[str, Array]
+Sample = dict[str, Array]
 Batch = dict[str, Tensor]
 
 
@@ -34,10 +34,10 @@ class Objective(Protocol):
 
     parts: tuple[str, ...]  # of the loss: mlm, mnm, constraint
 
-    def mask(self, example: Mapping[str, Array], epoch: int, number: int) -> Row:
+    def mask(self, example: Mapping[str, Array], epoch: int, number: int) -> Sample:
         """Mask an example; in the same way whenever the numbers are the same."""
 
-    def collate(self, rows: Sequence[Row]) -> Batch:
+    def collate(self, rows: Sequence[Sample]) -> Batch:
         """Pad rows to one batch."""
 
     def losses(self, model: Any, batch: Batch, counts: Mapping[str, int]) -> dict[str, Tensor]:
@@ -71,13 +71,13 @@ class TextObjective:
             base.register_forward_hook(self._choose)
             self.is_sparse = self._head_is_positionwise(model)
 
-    def mask(self, example: Mapping[str, Array], epoch: int, number: int) -> Row:
+    def mask(self, example: Mapping[str, Array], epoch: int, number: int) -> Sample:
         ids = example["ids"]
         is_special = np.isin(ids, self._special)
         masked = self.masker.text(ids, is_special, epoch=epoch, index=number)
         return {"input_ids": masked.ids, "mlm_labels": masked.mlm_labels}
 
-    def collate(self, rows: Sequence[Row]) -> Batch:
+    def collate(self, rows: Sequence[Sample]) -> Batch:
         return pad(rows, self._fill)
 
     def losses(self, model: Any, batch: Batch, counts: Mapping[str, int]) -> dict[str, Tensor]:
@@ -137,14 +137,14 @@ class GraphObjective:
         self.masker = masker
         self.parts = ("mlm", "mnm", "constraint") if has_constraint else ("mlm", "mnm")
 
-    def mask(self, example: Mapping[str, Array], epoch: int, number: int) -> Row:
+    def mask(self, example: Mapping[str, Array], epoch: int, number: int) -> Sample:
         masked = self.masker.graph(
             example["ids"], example["rel_ids"], example["role_ids"], epoch=epoch, index=number
         )
         labels = {"mlm_labels": masked.mlm_labels, "mnm_labels": masked.mnm_labels}
         return {**self._unmasked(example), "input_ids": masked.ids, **labels}
 
-    def hide_leaf(self, example: Mapping[str, Array]) -> tuple[Row, Array]:
+    def hide_leaf(self, example: Mapping[str, Array]) -> tuple[Sample, Array]:
         """Mask the tail of the last relation, and nothing else; return it beside the row."""
         row = self._unmasked(example)
         tail = leaf_tail(Example(**example))
@@ -156,7 +156,7 @@ class GraphObjective:
         row["input_ids"][tail] = self.masker.mask_id
         return row, true
 
-    def collate(self, rows: Sequence[Row]) -> Batch:
+    def collate(self, rows: Sequence[Sample]) -> Batch:
         fill = {"input_ids": PAD_ID, "mlm_labels": IGNORED, "mnm_labels": IGNORED}
         return pad(rows, fill)
 
@@ -175,12 +175,12 @@ class GraphObjective:
         output = model(**batch, constraint_weight=0.0)
         return {"mlm": output.mlm_logits, "mnm": output.mnm_logits}
 
-    def _unmasked(self, example: Mapping[str, Array]) -> Row:
+    def _unmasked(self, example: Mapping[str, Array]) -> Sample:
         columns = {name: column.astype(np.int64) for name, column in example.items()}
         return {"input_ids": columns.pop("ids"), **columns}
 
 
-def pad(rows: Sequence[Row], fill: Mapping[str, int]) -> Batch:
+def pad(rows: Sequence[Sample], fill: Mapping[str, int]) -> Batch:
     """Make (B, T) int64 tensors of rows, with what `fill` names after their end, else with 0."""
     length = max(len(row["input_ids"]) for row in rows)
     padded = {

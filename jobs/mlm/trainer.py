@@ -29,7 +29,7 @@ from ..training.options import TrainingSpec
 from ..training.snapshot import read_job_state
 from ..training.trainer import JobTrainer
 from .corpus import Corpus
-from .objectives import Batch, GraphObjective, Objective, Row, sum_of_losses, targets
+from .objectives import Batch, GraphObjective, Objective, Sample, sum_of_losses, targets
 
 Array = NDArray[Any]
 
@@ -109,7 +109,7 @@ class StepOrder:
         return np.concatenate(steps)
 
 
-class MaskedExamples(Dataset[Row]):
+class MaskedExamples(Dataset[Sample]):
     """The examples at some numbers of a corpus, each masked as its pass has it."""
 
     def __init__(self, corpus: Corpus, numbers: Array, objective: Objective) -> None:
@@ -120,7 +120,7 @@ class MaskedExamples(Dataset[Row]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, item: tuple[int, int]) -> Row:
+    def __getitem__(self, item: tuple[int, int]) -> Sample:
         epoch, index = item
         number = int(self.numbers[index])
         return self.objective.mask(self.corpus.example(number), epoch, number)
@@ -275,8 +275,8 @@ class MaskedTrainer(JobTrainer):
             "eval_is_due": self._eval_is_due,
         }
 
-    def take_up(self, checkpoint: Path) -> None:
-        super().take_up(checkpoint)
+    def check_checkpoint(self, checkpoint: Path) -> None:
+        super().check_checkpoint(checkpoint)
         # Here, before the weights are read: a tokenizer of other data may not even fit them.
         if read_job_state(checkpoint)["data"] != self.corpus.name:
             raise JobFailed("data: it is not what the checkpoint was trained on")
@@ -368,7 +368,7 @@ class MaskedTrainer(JobTrainer):
         hidden = [objective.hide_leaf(self.corpus.example(int(i))) for i in self.held_out]
         hidden = [(row, tail) for row, tail in hidden if len(tail)]
         tails = [tuple(tail.tolist()) for _, tail in hidden]
-        rivals: dict[int, Tensor] = {
+        candidates_by_length: dict[int, Tensor] = {
             length: torch.tensor(sorted({tail for tail in tails if len(tail) == length}))
             for length in {len(tail) for tail in tails}
         }
@@ -381,17 +381,17 @@ class MaskedTrainer(JobTrainer):
             sizes = (batch["mnm_labels"] != IGNORED).sum(1).tolist()
             for logp in torch.split_with_sizes(logps, sizes):  # each (L, V)
                 tail = torch.tensor(tails[len(ranks)])
-                candidates = rivals[len(tail)]  # (C, L)
+                candidates = candidates_by_length[len(tail)]  # (C, L)
                 scores = logp[torch.arange(len(tail)), candidates].sum(1)
                 is_true = (candidates == tail).all(1).nonzero()[0]
                 ranks.append(rank(scores[None], is_true))
         if not ranks:
             return {}
-        num_candidates = sum(len(rivals[len(tail)]) for tail in tails) / len(tails)
+        num_candidates = sum(len(candidates_by_length[len(tail)]) for tail in tails) / len(tails)
         mrr = float((1 / torch.cat(ranks)).mean())
         return {"link_mrr": mrr, "link_candidates": num_candidates, "links": len(ranks)}
 
-    def _eval_batches(self, rows: Iterable[Row]) -> Iterator[Batch | None]:
+    def _eval_batches(self, rows: Iterable[Sample]) -> Iterator[Batch | None]:
         """Yield batches for a model in eval mode; None, and no more, when the job is to stop."""
         self.model.eval()
         remaining = iter(rows)

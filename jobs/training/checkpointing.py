@@ -21,9 +21,9 @@ from ..context import Context, Save, step_of
 from ..errors import JobFailed
 from ..files.atomic import whole_folder
 from ..spec import shown
-from .live_tensors import Live
+from .live_tensors import LiveTensors
 from .options import TrainingSpec
-from .provenance import differences, surroundings
+from .provenance import differences, environment
 from .snapshot import Snapshot, TokenizerFiles, link_model, read_job_state, require_files
 
 PATIENCE_S = 1.0  # how long a step waits for a save that is in flight when the next is due
@@ -43,8 +43,8 @@ class CheckpointingTrainer(Trainer):
         self._save_was_due = False  # while another was in flight
         self._saved = time.monotonic()  # when the latest save began
         self._checkpoint: Path | None = None  # the latest
-        self._live: Live | None = None  # of the save in flight
-        self._was_unjudged = False  # whether a checkpoint lacked the metric of keep_best
+        self._live: LiveTensors | None = None  # of the save in flight
+        self._has_warned = False  # whether a checkpoint lacked the metric of keep_best
         self._blocked_s = 0.0  # how long the training has stood still for the save in flight
         cast(Any, disable_progress_bar)()  # of writing weights: it would fill the job's log
         super().__init__(*args, **kwargs)
@@ -64,7 +64,7 @@ class CheckpointingTrainer(Trainer):
         """Take up what `job_state` returned when the checkpoint was made."""
 
     def about(self) -> dict[str, Any]:
-        """Return what a checkpoint's manifest says beyond metrics, options and surroundings."""
+        """Return what a checkpoint's manifest says beyond metrics, options and environment."""
         return {}
 
     # Saving.
@@ -111,12 +111,12 @@ class CheckpointingTrainer(Trainer):
             trainer=self.state,
         )
         metrics = _numbers(self.metrics())
-        self._say_if_unjudged(metrics)
+        self._warn_if_metric_missing(metrics)
         about = {
             "metrics": metrics,
             "options": self.spec.to_json(),
             **self.about(),
-            **surroundings(self.args.device),
+            **environment(self.args.device),
         }
         self._live = snapshot.live
         step = self.state.global_step
@@ -125,12 +125,12 @@ class CheckpointingTrainer(Trainer):
         self._saved = time.monotonic()
         self._blocked_s = time.perf_counter() - began
 
-    def _say_if_unjudged(self, metrics: dict[str, float]) -> None:
+    def _warn_if_metric_missing(self, metrics: dict[str, float]) -> None:
         """Say once that a checkpoint lacks what the best is told by: it can never be the best."""
         name = self.spec.keep_best
-        if name is None or name in metrics or self._was_unjudged:
+        if name is None or name in metrics or self._has_warned:
             return
-        self._was_unjudged = True
+        self._has_warned = True
         step = self.state.global_step
         self.job.emit(
             "warning",
@@ -155,11 +155,11 @@ class CheckpointingTrainer(Trainer):
 
         Raises JobFailed when it was in vain and that is to end the job.
         """
-        failed = self.tell_of_save(patience_s=patience_s)
+        failed = self.report_save(patience_s=patience_s)
         if failed is not None and self.spec.on_save_error == "stop":
             raise JobFailed(failed)
 
-    def tell_of_save(self, *, patience_s: float | None) -> str | None:
+    def report_save(self, *, patience_s: float | None) -> str | None:
         """As `settle_save`, but return in words that it was in vain; None otherwise."""
         if self._in_flight is None:
             return None
@@ -193,7 +193,7 @@ class CheckpointingTrainer(Trainer):
 
     # Resuming.
 
-    def take_up(self, checkpoint: Path) -> None:
+    def check_checkpoint(self, checkpoint: Path) -> None:
         """Look at a checkpoint before it is resumed from. Raises JobFailed and SpecError."""
         require_files(checkpoint)
         self._compare_options(checkpoint)
@@ -204,9 +204,9 @@ class CheckpointingTrainer(Trainer):
         if checkpoint is None:
             return
         self._set_learning_rate()
-        self._say_if_extended(Path(checkpoint))
+        self._report_extension(Path(checkpoint))
         self.load_job_state(read_job_state(Path(checkpoint)))
-        self._say_what_differs(Path(checkpoint))
+        self._warn_of_differences(Path(checkpoint))
 
     def _compare_options(self, checkpoint: Path) -> None:
         """Say which options changed since a checkpoint. Raises SpecError for what must not."""
@@ -215,7 +215,7 @@ class CheckpointingTrainer(Trainer):
             said = [f"{n} {shown(now)} (was {shown(then)})" for n, (then, now) in changes.items()]
             self.job.emit("revised", changes=changes, message=", ".join(said))
 
-    def _say_if_extended(self, checkpoint: Path) -> None:
+    def _report_extension(self, checkpoint: Path) -> None:
         before = orjson.loads((checkpoint / TRAINER_STATE_NAME).read_bytes())["max_steps"]
         if before < self.args.max_steps:
             self.job.emit(
@@ -228,9 +228,9 @@ class CheckpointingTrainer(Trainer):
                 learning_rate=self._get_learning_rate(),  # of the next step
             )
 
-    def _say_what_differs(self, checkpoint: Path) -> None:
+    def _warn_of_differences(self, checkpoint: Path) -> None:
         about = self.job.checkpoints.about(checkpoint)
-        changed = differences(about, surroundings(self.args.device))
+        changed = differences(about, environment(self.args.device))
         if changed:
             self.job.emit(
                 "warning",

@@ -24,7 +24,7 @@ PATIENCE_S = 0.5  # an update rather waits so long than to put anything aside
 _PIECE_BYTES = 8 << 20  # read under one hold of the lock
 
 
-class Live:
+class LiveTensors:
     """Reads memory of tensors for a writer in another thread.
 
     The writer reads through `sink`, and calls `end` when it has read everything or given up.
@@ -85,7 +85,7 @@ class Live:
             return
         with self._lock:
             for part in self._parts:
-                part.put_aside()
+                part.copy()
 
     def write(self, file: Sink, data: NDArray[np.uint8]) -> None:
         """Write memory to `file`; where it is that of a tensor, as it was."""
@@ -118,7 +118,7 @@ class _Part:
         self.unread = storage.nbytes()
         self.memory: NDArray[np.uint8] = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
 
-    def put_aside(self) -> None:
+    def copy(self) -> None:
         """Copy the memory, unless nobody will read it any more."""
         if self.unread > 0:
             # By torch: it copies with all threads.
@@ -128,7 +128,7 @@ class _Part:
 class LiveSink:
     """A sink for `torch.save` and `write_safetensors` (jobs.context.Sink)."""
 
-    def __init__(self, live: Live, file: Sink) -> None:
+    def __init__(self, live: LiveTensors, file: Sink) -> None:
         self._live = live
         self._file = file
 

@@ -25,7 +25,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_N
 
 from ..context import MANIFEST, Staging
 from ..errors import JobFailed
-from .live_tensors import Live, LiveSink
+from .live_tensors import LiveSink, LiveTensors
 
 JOB_STATE = "job_state.pt"  # what the Trainer's own files leave out
 RNG_STATE = "rng_state.pth"
@@ -46,7 +46,7 @@ class Snapshot:
     rng: dict[str, Any]
     job: dict[str, Any]
     trainer: Any  # transformers.TrainerState
-    live: Live
+    live: LiveTensors
 
     @classmethod
     def take(
@@ -72,7 +72,7 @@ class Snapshot:
             rng=rng_state(),
             job=on_cpu(job),
             trainer=trainer,
-            live=Live(tensor for tensor in tensors if tensor.device.type == "cpu"),
+            live=LiveTensors(tensor for tensor in tensors if tensor.device.type == "cpu"),
         )
 
     def prepare(self, staging: Staging) -> Callable[[], None]:

@@ -80,7 +80,7 @@ class JobTrainer(CheckpointingTrainer):
         would train one step more.
         """
         if checkpoint is not None:
-            self.take_up(checkpoint)
+            self.check_checkpoint(checkpoint)
             if self.job.stop_at is not None and step_of(checkpoint) >= self.job.stop_at:
                 raise Stopped(step_of(checkpoint))  # killed between that save and its end
         if checkpoint is not None and step_of(checkpoint) >= self.args.max_steps:
@@ -96,7 +96,7 @@ class JobTrainer(CheckpointingTrainer):
             # flight, and then the events are to say how that ended. On a disk so full that they
             # cannot, the job has still failed of what it failed of.
             with suppress(OSError):
-                self.tell_of_save(patience_s=None)
+                self.report_save(patience_s=None)
             raise
         if self.was_stopped:
             raise Stopped(self.state.global_step)
@@ -115,7 +115,7 @@ class JobTrainer(CheckpointingTrainer):
         if not math.isfinite(norm):
             raise JobFailed(f"step {self.state.global_step}: the norm of the weights is {norm}")
 
-    def must_be_finite(self, what: str, value: float, *, step: int) -> None:
+    def require_finite(self, what: str, value: float, *, step: int) -> None:
         """Raise JobFailed when a number is NaN or infinite, naming the step or what led to it."""
         if not math.isfinite(value):
             self.check_weights()
@@ -123,12 +123,12 @@ class JobTrainer(CheckpointingTrainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss = super().training_step(*args, **kwargs)
-        self.must_be_finite("the loss", float(loss), step=self.state.global_step + 1)
+        self.require_finite("the loss", float(loss), step=self.state.global_step + 1)
         return loss
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         norm = cast(Any, super())._get_grad_norm(*args, **kwargs)
-        self.must_be_finite(
+        self.require_finite(
             "the norm of the gradient", float(norm), step=self.state.global_step + 1
         )
         return norm
@@ -148,9 +148,9 @@ class JobTrainer(CheckpointingTrainer):
             steps_total=self.state.max_steps,
             **self.last_metrics,
         )
-        self._look_for_divergence()
+        self._check_divergence()
 
-    def _look_for_divergence(self) -> None:
+    def _check_divergence(self) -> None:
         found = self._divergence.update(self.last_metrics)
         if found is None:
             return
@@ -185,9 +185,9 @@ class JobTrainer(CheckpointingTrainer):
             cast(Any, super())._maybe_log_save_evaluate(*args, **kwargs)
         if self.job.pause.is_set() and self.state.global_step < self.state.max_steps:
             with self.progress.during(None):
-                self._hold()
+                self._wait_while_paused()
 
-    def _hold(self) -> None:
+    def _wait_while_paused(self) -> None:
         """Wait at a step's end, all in memory, until the job is to go on or to stop."""
         step = self.state.global_step
         self.save_here()  # who knows for how long
