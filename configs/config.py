@@ -1,7 +1,7 @@
 """The daemon's settings: shipped defaults < config file < WARMD_* variables < options.
 
-A setting that stands in several of these places counts as the last one says, as a whole: lists
-are not merged. `default.yaml` spells out the shipped defaults, as a file to start from.
+A later source replaces the value of an earlier one; lists are not merged. `default.yaml` lists the
+shipped defaults, as a template.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class DaemonConfig:
     http_queue_limit: int = 256
     http_files: Path | None = None  # absolute; None: no request may name a file
     max_uploads_bytes: int = 10_000_000_000
-    keep_uploads_s: float | None = 2_592_000.0  # None: for ever
-    keep_answers_s: float | None = 86400.0  # None: for ever
+    keep_uploads_s: float | None = 2_592_000.0  # None: forever
+    keep_answers_s: float | None = 86400.0  # None: forever
     max_answers: int = 10_000
     max_answers_bytes: int = 10_000_000_000
     memory_budget_bytes: int | None = None  # of all warm models together; None: automatic
@@ -89,10 +89,10 @@ def load(
     environ: Mapping[str, str] = os.environ,
     overrides: Mapping[str, object] | None = None,
 ) -> DaemonConfig:
-    """Read every place a setting may stand in. Raises ConfigError, a line that names the place.
+    """Read the settings from all sources. Raises ConfigError naming the source.
 
-    `overrides` are options, by the keys of the file; None and the empty tuple (what Click gives
-    for an option that was not used) do not count.
+    `overrides` are command-line options by the keys of the file; None and the empty tuple (Click's
+    values for an option not given) are ignored.
     """
     options = {k: v for k, v in (overrides or {}).items() if v is not None and v != ()}
     if home is not None:
@@ -112,7 +112,7 @@ def load(
 
 
 def check_http(config: DaemonConfig) -> None:
-    """Raise ConfigError where others than this machine could ask without a token."""
+    """Raise ConfigError when other machines could connect without a token."""
     is_open = config.http_port is not None and not is_loopback(config.http_host)
     if is_open and config.http_token is None:
         raise ConfigError("http_token", f"must be set to listen on {config.http_host}")

@@ -47,7 +47,7 @@ class ModelConfig:
     path: str  # an absolute folder, a hub id (`org/name`, `name`) or one of BUILTIN_MODELS
     dtype: str = "float32"
     task: str = "auto"
-    precision: str = "own"  # that answers are computed in, unless a job says otherwise
+    precision: str = "own"  # of the computation, unless a job sets another
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class WorkerConfig:
 
     @property
     def niceness(self) -> int:
-        """Training yields the processor to inference, unless told otherwise."""
+        """The nice value; by default training yields the processor to inference."""
         if self.nice is not None:
             return self.nice
         return TRAINING_NICE if self.queue == TRAIN else 0

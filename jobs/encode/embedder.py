@@ -1,4 +1,4 @@
-"""From passages to vectors: tokens, batches, the model's forward pass and pooling.
+"""From passages to embeddings: tokenization, batching, forward pass and pooling.
 
 Imports torch: only `run` of the encode kind imports it.
 """
@@ -37,7 +37,7 @@ Ints = NDArray[np.int32]
 
 
 class TokenizedPassage(NamedTuple):
-    """A passage as the model takes it."""
+    """A tokenized passage."""
 
     ids: Ints  # (T,)
     is_cut: bool
@@ -46,9 +46,9 @@ class TokenizedPassage(NamedTuple):
 
 @dataclass
 class _Shared:
-    """What all jobs of a process keep of one model."""
+    """State per model, shared by all jobs of a process."""
 
-    lock: threading.Lock  # a tokenizer is not for two threads at once
+    lock: threading.Lock  # tokenizers are not thread-safe
     int8: SwappedLinears | None = None
 
 
@@ -56,7 +56,7 @@ _shared: WeakKeyDictionary[Any, _Shared] = WeakKeyDictionary()
 
 
 class Embedder:
-    """Encodes with one model in one way. Raises JobFailed for what it cannot do."""
+    """Encodes passages with one model. Raises JobFailed for unsupported options."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Embedder:
         return self._tokenizer.backend_tokenizer, self.max_length
 
     def rows(self, passages: Sequence[Passage]) -> list[TokenizedPassage]:
-        """Tokenise passages, each cut to `max_length`. Raises JobFailed naming an empty one."""
+        """Tokenize passages, each cut to `max_length`. Raises JobFailed naming an empty one."""
         with self._shared.lock:
             rows = self._code_rows(passages) if self._is_code else self._text_rows(passages)
         for passage, row in zip(passages, rows, strict=True):
@@ -102,11 +102,11 @@ class Embedder:
         return rows
 
     def encode(self, rows: Sequence[TokenizedPassage]) -> Floats:
-        """Return the vectors (n, width) of rows, which are computed together."""
+        """Return the embeddings (n, width) float32 of one batch."""
         return self._encode(rows, self._products())
 
     def prepare(self, sample: Sequence[TokenizedPassage]) -> None:
-        """Make the 8-bit weights, and compare them on `sample`, where they are asked for."""
+        """Quantize the weights if int8 is requested, and compare with float32 on `sample`."""
         if not self._is_int8:
             return
         self._shared.int8 = self._shared.int8 or SwappedLinears(self._model, int8_linear)
@@ -123,7 +123,7 @@ class Embedder:
         )
 
     def quality(self) -> dict[str, Any] | None:
-        """Return how close int8 comes to float32, as `prepare` has found; None without int8."""
+        """Return the cosine similarity of int8 and float32 embeddings; None without int8."""
         cosines = self._cosines
         if cosines is None:
             return None

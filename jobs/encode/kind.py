@@ -1,8 +1,8 @@
-"""The encode kind: vectors of texts, or of the modules, classes and functions of Python code.
+"""The encode kind: embeddings of texts, or of modules, classes and functions of Python code.
 
 `options.py` has its options, `passages.py` reads what is encoded, `embedder.py` holds the
-part that needs torch, and `journal.py` what is written. A job that is killed goes on behind the
-last row that is done.
+part that needs torch, and `journal.py` what is written. A killed job resumes after the last
+passage in the journal.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 MOST_NUMBERS = 32_768  # of the vectors in a result: 42 of 768
 EVENT_S = 1.0  # between two events of progress
-AT_ONCE = 256  # passages to tokenise before the job looks whether it is to stop
+AT_ONCE = 256  # passages tokenized between two checks for a stop request
 
 
 def run(spec: EncodeSpec, ctx: Context) -> dict[str, Any]:
-    """Encode every passage, those that an execution before has done excepted.
+    """Encode every passage that is not in the journal of an earlier execution.
 
-    Returns counts, timings and either the vectors or the file that has them. Raises Stopped and
+    Returns counts, timings, and the embeddings or the file that holds them. Raises Stopped and
     JobFailed.
     """
     from .embedder import Embedder
@@ -88,7 +88,7 @@ def _passages(
 
 
 def _is_int8(spec: EncodeSpec, ctx: Context) -> bool:
-    """Whether to encode in int8: where it is asked for and the processor serves it."""
+    """Whether to encode in int8: if requested and the processor has int8 kernels."""
     from ..compute.levels import levels, why_not
 
     if spec.dtype == "int8" and ctx.device == "cpu" and levels().int8 is None:
@@ -98,7 +98,7 @@ def _is_int8(spec: EncodeSpec, ctx: Context) -> bool:
 
 
 def _identity(spec: EncodeSpec, warm: WarmModel) -> bytes:
-    """Return what the vectors depend on, beside the passages."""
+    """Return the inputs of the embeddings other than the passages."""
     files = sorted(warm.path.glob("*.safetensors")) if warm.path.is_dir() else []
     weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     options = [spec.pooling, spec.normalize, spec.chains, spec.max_length, spec.dtype]
@@ -106,7 +106,7 @@ def _identity(spec: EncodeSpec, warm: WarmModel) -> bytes:
 
 
 class _Work:
-    """The encoding of one job, and what is to be said of it."""
+    """The encoding of one job, with its events and its result."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class _Work:
         self._event_at = time.monotonic()
 
     def encode(self) -> None:
-        """Encode what the journal does not have."""
+        """Encode the passages that are not in the journal."""
         from .embedder import batches
 
         if self.journal.is_stale:
@@ -199,7 +199,7 @@ class _Work:
         )
 
     def result(self) -> dict[str, Any]:
-        """Return what there is to say, but for the vectors."""
+        """Return the result without the embeddings."""
         records = self.journal.read()
         result = {
             "rows": len(records),
@@ -222,7 +222,7 @@ class _Work:
 def _deliver(
     spec: EncodeSpec, ctx: Context, passages: Sequence[Passage], journal: Journal
 ) -> dict[str, Any]:
-    """Return the vectors, or write them and return the file."""
+    """Return the embeddings, or write them and return the file."""
     from .journal import plain, write
 
     records = journal.read()

@@ -1,4 +1,4 @@
-"""The options of the encode kind, and what is checked of them at submit. Imports no torch."""
+"""The options of the encode kind and their checks at submission. Imports no torch."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class EncodeSpec(Spec):
             raise SpecError("chains", "must go with an input of Python code, got text")
 
     def located(self, folder: Path) -> Self:
-        """Return the same spec with its paths seen from `folder` made absolute.
+        """Return the spec with paths, relative to `folder`, made absolute.
 
         Raises SpecError.
         """

@@ -1,7 +1,7 @@
 """What an encode job encodes: texts, or the code blocks of Python sources. Imports no torch.
 
-A passage is one row of the output. A text model takes every file of a folder whole; the code-graph
-encoder takes Python apart into its modules, classes and functions, a passage each.
+A passage is one record of the output. For a text model every file of a folder is a passage; for the
+code-graph encoder every module, class and function.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def from_sources(
     """Read the modules, classes and functions of a Python file or of a folder of them.
 
     `chains`: a tokenizer of `train_tokenizer` and a length, to walk the graph of all files from
-    every block that has one; None: code alone. `check_stop` is called now and then.
+    every block that has one; None: code alone. `check_stop` is called periodically.
     """
     root = path if path.is_dir() else path.parent
     files = find_sources(path) if path.is_dir() else [path]
@@ -78,7 +78,7 @@ def is_sources(path: Path) -> bool:
 
 
 def check(path: Path, *, of_code: bool) -> None:
-    """Look whether there is something to encode. Reads all of it but Python. Raises SpecError."""
+    """Check that there is something to encode; Python files are not read. Raises SpecError."""
     if not path.exists():
         raise SpecError("input", f"must be a file or a folder, got {str(path)!r}")
     if of_code and is_sources(path):

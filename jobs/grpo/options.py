@@ -1,4 +1,4 @@
-"""The options of the GRPO kind, and what is checked of them at submit. Imports no torch."""
+"""The options of the GRPO kind and their checks at submission. Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from .prompts import NO_TEMPLATE, too_long
 from .user_rewards import KeywordReward
 
 LOSSES = ("dapo", "bnpo", "grpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
-MOST_CHARACTERS = 100_000  # of template and system message
-MOST_QUESTIONS = 16  # places for it in the template
-MICRO_BATCH = 8  # completions, unless the options say otherwise
-COMPLETION_LENGTH = 64  # tokens, unless the options or the model's generation config say otherwise
+MOST_CHARACTERS = 100_000  # in template and system message
+MOST_QUESTIONS = 16  # occurrences of {question} in the template
+MICRO_BATCH = 8  # default maximum, in completions
+COMPLETION_LENGTH = 64  # default, in tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,8 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
     kind: ClassVar[str] = "grpo"
     changeable: ClassVar[tuple[str, ...]] = (*TrainingSpec.changeable, "log_completions")
     judged_by: ClassVar[tuple[str, ...]] = ("loss", "reward", "kl")
-    # Advantages are of about 1 and so, around 0, is the loss. A policy that falls apart shows in a
-    # penalty or a ratio above that, in nats from the reference, or in tokens picked at random.
+    # Advantages have a magnitude of about 1, so the loss varies around 0. A diverging policy has a
+    # larger loss, a large KL from the reference (nats), or a high entropy.
     watched: ClassVar[Mapping[str, float]] = {"loss": 1.0, "kl": 1.0, "entropy": 1.0}
 
     dataset: str = option(
@@ -216,15 +216,15 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
     def steps_total(self) -> int:
         """The optimizer steps of the whole job.
 
-        A step takes `prompts_per_step` prompts. What is left over at the end of an epoch is
-        dropped; every epoch is shuffled anew, so that it is another prompt's turn.
+        A step takes `prompts_per_step` prompts. The remainder of an epoch is dropped; every epoch
+        is shuffled again, so that other prompts are dropped.
         """
         per_epoch = self.samples // self.prompts_per_step * self.num_iterations
         return self.epochs * per_epoch if self.steps is None else self.steps
 
     @property
     def geometry(self) -> tuple[int, int]:
-        """Completions per micro-step and micro-steps per step."""
+        """Completions per micro-batch, and micro-batches per step."""
         completions = self.prompts_per_step * self.num_generations
         batch_size = self.batch_size
         if batch_size is None and self.gradient_accumulation is not None:
@@ -253,7 +253,7 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
             raise SpecError("reward", f"must be one or more, each once, got {got}")
 
     def _check_texts(self) -> None:
-        """Bound what stands in every prompt, and so once in memory for each of them."""
+        """Bound the text that is repeated in every prompt, and so in memory."""
         for name in ("template", "system"):
             length = len(getattr(self, name) or "")
             if length > MOST_CHARACTERS:
@@ -288,7 +288,7 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
     def reward_functions(
         self, found: Sequence[problems.Problem]
     ) -> dict[str, rewards.Reward | KeywordReward]:
-        """The rewards by name, for such problems; imports a user's own. Raises SpecError."""
+        """The reward functions by name; imports the user's. Raises SpecError."""
         custom = rewards.CustomOptions(
             min_length=self.custom_min_length,
             max_length=self.custom_max_length,
@@ -304,7 +304,7 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
 
     @property
     def has_own_rewards(self) -> bool:
-        """Whether a reward is a function of the user's."""
+        """Whether a reward is a user function."""
         return any(spec.is_own for spec in self.reward_specs)
 
     def training_problems(self) -> list[problems.Problem]:
@@ -314,7 +314,7 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
         return found
 
     def held_out_problems(self) -> list[problems.Problem]:
-        """Read the problems to evaluate on: none of those trained on. Raises SpecError."""
+        """Read the held-out problems, disjoint from the training problems. Raises SpecError."""
         if self.eval_samples == 0:
             return []
         found = problems.load(
@@ -332,7 +332,7 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
             rewards.check_answers(found, self.dataset)
 
     def located(self, folder: Path) -> Self:
-        """Return the same spec with the dataset's path seen from `folder` made absolute.
+        """Return the spec with the path of the dataset, relative to `folder`, made absolute.
 
         Raises SpecError.
         """
@@ -341,14 +341,14 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
         return replace(self, dataset=str(path_of("dataset", self.dataset, folder)))
 
     def extended(self, steps: int) -> Self:
-        """Return the same spec with another number of steps in all. Raises SpecError."""
+        """Return the spec with another total number of steps. Raises SpecError."""
         steps = self.options()["steps"].convert(steps)
         return self if steps == self.steps_total else replace(self, steps=steps)
 
     def check_inputs(self, model_config: Mapping[str, Any] | None) -> None:
         """Check what needs files: data, rewards, trackers, lengths. Raises SpecError.
 
-        `model_config` is the content of the model's config.json, None when it is not at hand.
+        `model_config` is the content of the model's config.json, None when it is not available.
         """
         super().check_inputs(model_config)
         check_generates(model_config or {})
@@ -367,9 +367,9 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
             )
 
     def check_model_files(self, folder: Path) -> None:
-        """Check the prompts with the model's tokenizer, for a second at most. Raises SpecError.
+        """Check prompt lengths with the tokenizer of the model, for at most 1 s. Raises SpecError.
 
-        What is left is checked when the job begins, and so are chats, which need the template.
+        The remaining prompts, and chats, which need the template, are checked in the job.
         """
         found = [*self.training_problems(), *self.held_out_problems()]
         is_chat = any(not isinstance(problem.prompt, str) for problem in found)

@@ -1,9 +1,9 @@
-"""Rewards of the user's own: which way a function is called, and what its faults look like.
+"""User reward functions: calling conventions and error messages.
 
-A function is called in one of two ways, by its signature:
+The signature of a function decides how it is called:
 
 - `f(prompts, completions, answers)`: three lists of text, by position.
-- as TRL calls it, where it takes `**kwargs` and knows its other parameters from TRL: by keywords
+- as TRL does, if it takes `**kwargs` and TRL passes its other parameters: by keywords
   `prompts`, `completions`, `completion_ids`, `trainer_state`, `log_extra`, `log_metric`, and every
   column of the data, each a list with an item for every completion. It may be async.
 """
@@ -50,7 +50,7 @@ class PositionalReward:
 
 
 class KeywordReward:
-    """A function that is called as TRL calls it. None is the score of what it cannot judge."""
+    """A function with TRL's signature. None is the score of a completion that it does not judge."""
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self.is_async = _is_async(function)
@@ -75,7 +75,7 @@ def imported(name: str, columns: Collection[str]) -> PositionalReward | KeywordR
     module_name, _, function_name = name.partition(":")
     try:
         module = load(module_name)
-    # Whatever a user's module does at import ends here in one line, sys.exit() included.
+    # Any error of the user's module, sys.exit() included, becomes one line.
     except (Exception, SystemExit) as error:
         got = tracebacks.reason(error)
         raise SpecError("reward", f"{name} must import, got {got}") from error
@@ -135,7 +135,7 @@ def _takes_three(signature: inspect.Signature) -> bool:
 
 
 def _is_async(function: Any) -> bool:
-    # As TRL tells it: a partial by what it wraps, an object by its __call__.
+    # As in TRL: a partial by its function, an object by its __call__.
     while isinstance(function, functools.partial):
         function = function.func
     is_async = inspect.iscoroutinefunction
@@ -144,9 +144,9 @@ def _is_async(function: Any) -> bool:
 
 @contextmanager
 def _errors_named(name: str, owner: int) -> Iterator[None]:
-    """Turn whatever a user's function raises into one line that names it and its place.
+    """Turn an exception of a user function into one line with its file and line.
 
-    A child that the function has forked ends here: `owner` runs the job.
+    A child process that the function forked ends here: `owner` runs the job.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""What an infer job does: tokenize, hand over to the model's engine, report its progress."""
+"""The work of an infer job: tokenize, submit to the engine of the model, emit text and progress."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Answer:
         ]
 
     def _read(self, text: str) -> dict[str, Any]:
-        """What the text says, where it was asked for."""
+        """Return the actions in the text, if requested."""
         if self.spec.actions == "none":
             return {}
         seen = self.generation.pictures
@@ -78,7 +78,7 @@ class Answer:
     @property
     def timings(self) -> dict[str, float]:
         measures = self.generation.measures
-        # The first token of each choice came with the prompt.
+        # The first token of each choice is part of the prefill.
         written = sum(self.tokens) - self.generation.num_choices
         speed = written / measures.decode_s if measures.decode_s else 0.0
         return {
@@ -92,7 +92,7 @@ class Answer:
 
 
 def answer_one(spec: InferSpec, ctx: Context, warm: WarmModel, prompt: Prompt) -> dict[str, Any]:
-    """Answer one prompt, telling its text as it comes. Raises Stopped and JobFailed."""
+    """Answer one prompt and stream its text as events. Raises Stopped and JobFailed."""
     seed = _seed(spec)
     engine = _engine(spec, warm)
     with _cancel_on_exit(ctx) as is_cancelled:
@@ -118,7 +118,7 @@ def answer_one(spec: InferSpec, ctx: Context, warm: WarmModel, prompt: Prompt) -
 def _cancel_on_exit(ctx: Context) -> Iterator[Callable[[], bool]]:
     """Yield whether generations are canceled: by `ctx.stop`, and with the end of this block.
 
-    However it ends, nothing is computed on for nobody.
+    So an error in the block also frees the slots of the engine.
     """
     has_ended = threading.Event()
     try:
@@ -171,7 +171,7 @@ def _prepare(
 
 
 def _emit_text(ctx: Context, answer: Answer) -> None:
-    """Emit the text as it comes, in at most 20 events a second. Raises what ended the engine."""
+    """Stream the text, in at most 20 events per second. Raises the error of the engine."""
     pending: dict[int, tuple[str, int]] = {}
     due = time.perf_counter()
     pieces = answer.generation.pieces
@@ -202,9 +202,9 @@ def _emit_text(ctx: Context, answer: Answer) -> None:
 
 
 def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any]:
-    """Answer every row of the input that has no answer yet. Raises Stopped and JobFailed.
+    """Answer every record of the input that has no answer yet. Raises Stopped and JobFailed.
 
-    A row that cannot be answered has an error in its line, and the others are answered.
+    A record that cannot be answered gets an error object in its line.
     """
     seed = spec.seed if spec.seed is not None else _stored_seed(ctx)
     source = Path(spec.input)
@@ -234,9 +234,9 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
     tokens = usage.get("completion_tokens", 0)
     return {
         "rows": total,
-        "failed": answers.failed,  # of all rows, those that have an error in the place of an answer
+        "failed": answers.failed,  # records with an error instead of an answer
         "output": spec.output,
-        "usage": usage,  # of the rows that this execution answered
+        "usage": usage,  # of the records answered by this execution
         "timings": {"total_s": round(seconds, 6), "tokens_per_s": round(tokens / seconds, 3)},
         "seed": seed,
         "model": spec.model,
@@ -244,7 +244,7 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
 
 
 def _stored_seed(ctx: Context) -> int:
-    """A random seed, the same for every execution of the job."""
+    """Return a random seed, stored for later executions of the job."""
     path = ctx.run_dir / "seed"
     if not path.exists():
         path.write_text(str(secrets.randbits(63)))
@@ -260,9 +260,9 @@ def _in_order(
     seed: int,
     is_cancelled: Callable[[], bool],
 ) -> Iterator[Answer | JobFailed]:
-    """Yield the answers to the rows after the first `done`, many on their way at once.
+    """Yield the answers to the records after the first `done`, with many in flight.
 
-    In the place of an answer stands what is wrong with the row.
+    A record that cannot be answered gives a JobFailed instead.
     """
     in_flight: deque[Answer | JobFailed] = deque()
     grammar = _grammar(spec, engine)
@@ -283,7 +283,7 @@ def _in_order(
 
 
 def _wait_for(answer: Answer | JobFailed) -> Answer | JobFailed:
-    """Wait for an answer. Raises Stopped, and what went wrong in the engine for all."""
+    """Wait for an answer. Raises Stopped, and errors of the engine."""
     if isinstance(answer, JobFailed):
         return answer
     while not isinstance(piece := answer.generation.pieces.get(), End):
@@ -297,6 +297,6 @@ def _wait_for(answer: Answer | JobFailed) -> Answer | JobFailed:
 
 
 def _check_complete(answer: Answer) -> None:
-    """Raise Stopped where a choice was ended before its time: `ctx.stop` was set."""
+    """Raise Stopped when a choice was canceled by `ctx.stop`."""
     if any(reason in (None, "cancelled") for reason in answer.reasons):
         raise Stopped(0)

@@ -1,4 +1,4 @@
-"""The options of the infer kind, and what is checked of them at submit. Imports no torch."""
+"""The options of the infer kind and their checks at submission. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..models.architectures import check_generates
 from ..spec import option, override, path_of
 from . import batch_file, chat_messages, gui_actions
 
-MAX_TOKENS = 256  # of a completion, unless the options say otherwise or less fits
-MIN_TEMPERATURE = 1e-3  # that is not greedy: a smaller one makes infinities of differing logits
+MAX_TOKENS = 256  # default length of a completion
+MIN_TEMPERATURE = 1e-3  # smallest that is not greedy: below it, logits overflow
 SOURCES = ("prompt", "messages", "input")
 
 
@@ -158,9 +158,9 @@ class InferSpec(SamplingSpec):
             raise SpecError("system", "must go with chat_template or messages, got a plain prompt")
 
     def located(self, folder: Path) -> Self:
-        """Return the same spec with its paths seen from `folder` made absolute.
+        """Return the spec with paths, relative to `folder`, made absolute.
 
-        Of a schema's file the text takes its place. Raises SpecError, also when it cannot be read.
+        A schema file is replaced by its text. Raises SpecError, also for an unreadable file.
         """
         paths: dict[str, Any] = {
             name: str(path_of(name, getattr(self, name), folder))

@@ -1,6 +1,6 @@
-"""What is masked and what is learnt from it: in text by any masked-LM, in a code graph by its own.
+"""Training objectives: MLM on text with any masked LM, MLM + MNM with the code-graph encoder.
 
-An objective turns examples into batches and a model's answers into losses; it keeps no state.
+An objective turns examples into batches and model outputs into losses; it is stateless.
 Imports torch: only `run` of the MLM kind imports it.
 """
 
@@ -26,16 +26,16 @@ Batch = dict[str, Tensor]
 
 
 class Objective(Protocol):
-    """What is learned: how an example is masked, how examples become a batch, what it costs.
+    """How an example is masked, how examples become a batch, and the loss.
 
-    A row has `input_ids` and, by part, `mlm_labels` and `mnm_labels`: (T,) int64, IGNORED where
-    nothing is masked. A batch has them as (B, T) tensors, beside `attention_mask`.
+    A sample has `input_ids` and, by part, `mlm_labels` and `mnm_labels`: (T,) int64, IGNORED where
+    nothing is masked. A batch has them as (B, T) int64 tensors, with `attention_mask`.
     """
 
     parts: tuple[str, ...]  # of the loss: mlm, mnm, constraint
 
     def mask(self, example: Mapping[str, Array], epoch: int, number: int) -> Sample:
-        """Mask an example; in the same way whenever the numbers are the same."""
+        """Mask an example; deterministic in `epoch` and `number`."""
 
     def collate(self, rows: Sequence[Sample]) -> Batch:
         """Pad rows to one batch."""
@@ -51,9 +51,9 @@ class Objective(Protocol):
 
 
 class TextObjective:
-    """Masked language modelling with any model of transformers (Devlin et al., arXiv:1810.04805).
+    """Masked language modeling with any model of transformers (Devlin et al., arXiv:1810.04805).
 
-    Where a model allows it, its vocabulary is looked at only for the masked tokens.
+    The vocabulary head runs at masked tokens only, where it is position-wise.
     """
 
     parts: tuple[str, ...] = ("mlm",)
@@ -97,13 +97,13 @@ class TextObjective:
         return logits[0] if sparse else logits.flatten(0, 1)[at]
 
     def _choose(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """Put the chosen positions in the place of all, between the encoder and its head."""
+        """Forward hook: keep only the chosen positions between the encoder and its head."""
         if self._chosen is not None and "last_hidden_state" in output:
             output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[self._chosen][None]
         return output
 
     def _head_is_positionwise(self, model: Any) -> bool:
-        """Try whether the head says the same of a token when it does not see the others."""
+        """Check that the head gives equal logits with and without the other positions."""
         batch = _trial(model)
         at = torch.tensor([1, 6], device=model.device)
         with torch.no_grad():
@@ -122,7 +122,7 @@ def _check_head(model: Any) -> None:
 
 
 def _trial(model: Any) -> Batch:
-    """Eight tokens for a model to be tried with."""
+    """Return a batch of eight tokens, to probe a model with."""
     model.eval()
     ids = torch.arange(8, device=model.device).reshape(2, 4)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

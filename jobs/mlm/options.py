@@ -1,4 +1,4 @@
-"""The options of the MLM kind, and what is checked of them at submit. Imports no torch."""
+"""The options of the MLM kind and their checks at submission. Imports no torch."""
 
 from __future__ import annotations
 
@@ -200,14 +200,14 @@ class MlmSpec(TrainingSpec):
 
     @property
     def warmup(self) -> int:
-        """The steps in which the learning rate rises."""
+        """The steps of learning-rate warmup."""
         if self.warmup_steps is not None:
             return self.warmup_steps
         return 0 if self.lr_scheduler == "constant" else min(self.steps // 10, WARMUP_STEPS)
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The sizes of a new model that are asked for, by the names of transformers."""
+        """The given sizes of a new model, by the names of transformers."""
         asked = {
             "hidden_size": self.hidden_size,
             "num_hidden_layers": self.layers,
@@ -271,7 +271,7 @@ class MlmSpec(TrainingSpec):
                 )
 
     def located(self, folder: Path) -> Self:
-        """Return the same spec with its paths seen from `folder` made absolute.
+        """Return the spec with paths, relative to `folder`, made absolute.
 
         Raises SpecError.
         """
@@ -286,13 +286,13 @@ class MlmSpec(TrainingSpec):
         return replace(self, **changes)
 
     def extended(self, steps: int) -> Self:
-        """Return the same spec with another number of steps in all. Raises SpecError."""
+        """Return the spec with another total number of steps. Raises SpecError."""
         return replace(self, steps=self.options()["steps"].convert(steps))
 
     def check_inputs(self, model_config: Mapping[str, Any] | None) -> None:
         """Check what needs files: data, architecture, tokenizer, lengths. Raises SpecError.
 
-        `model_config` is the content of the model's config.json, None when it is not at hand.
+        `model_config` is the content of the model's config.json, None when it is not available.
         """
         from .corpus import check_sources, check_texts
 

@@ -1,4 +1,4 @@
-"""Which kinds of job a model is for, by its config.json or by the model itself. No torch."""
+"""Which job kinds support a model, by its config.json or the loaded model. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import JobFailed, SpecError
 
-# The last words of classes that give no text, and no masked tokens either.
+# Class-name suffixes of heads that neither generate text nor fill masks.
 _OTHER_HEADS = (
     *("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
     *("ForMultipleChoice", "ForNextSentencePrediction"),
@@ -38,7 +38,7 @@ def check_can_generate(model: Any) -> None:
 
 
 def must_fill_masks(model_type: str, name: str) -> str:
-    """What is said of a model that fills no masks. `name`: of its class."""
+    """Return the problem with a model that fills no masks; `name` is its class."""
     return (
         f"must have a head for masked tokens (…ForMaskedLM), got {model_type} ({name}); "
         f"{_supporting_kinds(name)}"

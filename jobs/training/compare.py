@@ -1,8 +1,7 @@
-"""Two checkpoints, or the events of two runs, compared to the bit.
+"""Bitwise comparison of two checkpoints, or of the events of two runs.
 
-`python -m warmd.jobs.training.compare A B` compares checkpoints in a process of its own: only there
-torch is imported, and only for files whose bytes differ (a pickle may spell the same values in two
-ways).
+`python -m warmd.jobs.training.compare A B` compares checkpoints in a separate process, which
+imports torch only for files whose bytes differ (equal values may be pickled in two ways).
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ import orjson
 
 from ..context import MANIFEST
 
-_MISSING = object()  # in place of what is not there; None is a value
+_MISSING = object()  # None is a value
 
-# Of an event, what tells when and how fast, and not what was computed.
+# Event fields that depend on the clock, not on the computation.
 _TIMING = frozenset(("seq", "execution", "time", "seconds"))
 
 

@@ -1,6 +1,6 @@
-"""What the options of all training kinds share: how long, when to save, what to do about trouble.
+"""The options that all training kinds share: optimization, checkpoints, reactions to failures.
 
-Imports no torch; `trainer.py` does what the options here ask for.
+Imports no torch; `trainer.py` implements them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MINUTES = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*(?:m|min|minutes?)")
 
 @dataclass(frozen=True)
 class SaveInterval:
-    """How far apart checkpoints are: so many steps, or so many seconds of training."""
+    """The interval between checkpoints, in steps or in seconds of training."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -48,8 +48,8 @@ class SaveInterval:
 class TrainingSpec(Spec, ABC):
     """The options that every training kind has."""
 
-    # Data, model, batches, masks, rewards and seed are not among them: what a checkpoint holds came
-    # from those. Weight decay is not: a checkpoint's optimizer brings its own.
+    # Not data, model, batches, masks, rewards and seed: they determined the checkpoint. Not weight
+    # decay: the optimizer state of a checkpoint holds it.
     changeable: ClassVar[tuple[str, ...]] = (
         "steps",
         "learning_rate",
@@ -66,15 +66,15 @@ class TrainingSpec(Spec, ABC):
     )
     otherwise: ClassVar[str] = "start a new job from its weights with --init-from JOB"
 
-    # What `keep_best` may be, of a kind's step and eval events, and those where less is better.
+    # The metrics that `keep_best` accepts, fields of step and eval events; and those to minimize.
     judged_by: ClassVar[tuple[str, ...]] = ("loss",)
     lower_is_better: ClassVar[tuple[str, ...]] = (
         *("loss", "mlm_loss", "mnm_loss", "kl"),
         *("eval_mlm_loss", "eval_mnm_loss"),
     )
 
-    # The metrics that `on_divergence` is about, each with its scale: see health.Divergence. Below
-    # 0.1 nats a loss has all but vanished, and its ups are noise.
+    # The metrics that `on_divergence` watches, each with its scale: see health.Divergence. Below
+    # 0.1 nats, variations of a loss are noise.
     watched: ClassVar[Mapping[str, float]] = {"loss": 0.1}
 
     learning_rate: float | None = option(
@@ -174,12 +174,12 @@ class TrainingSpec(Spec, ABC):
 
     @property
     def save_interval(self) -> SaveInterval:
-        """How far apart checkpoints are. Raises SpecError."""
+        """The interval between checkpoints. Raises SpecError."""
         return SaveInterval.parse(self.save_every)
 
     @property
     def best(self) -> tuple[str, bool] | None:
-        """The metric that tells the best checkpoint, and whether less of it is better."""
+        """The metric of the best checkpoint, and whether lower is better."""
         if self.keep_best is None:
             return None
         return self.keep_best, self.keep_best in self.lower_is_better
