@@ -1,7 +1,7 @@
-"""The log-probabilities of completions, as GRPO asks for them, by way of packs.
+"""Log-probabilities of completions, computed on packs.
 
-TRL keeps a batch as padded tensors, (B, P) prompts on the left and (B, C) completions on the right;
-its loss wants (B, C) log-probabilities. Between the two stand packs of rows. Imports torch.
+TRL has padded tensors, (B, P) prompts and (B, C) completions, and its loss takes (B, C)
+log-probabilities. This module converts between them and packs. Imports torch.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from ..compute.device import free_bytes
 from .logprobs import KEPT_BYTES, score
-from .packing import Pack, Row, hidden_states
+from .packing import Pack, Sample, hidden_states
 
-MOST_TOKENS = 4096  # of a pack: more gain no speed, and take memory
-MEMORY_SHARE = 0.5  # of what will be free that one pack may take
+MOST_TOKENS = 4096  # of a pack: larger ones are no faster and take memory
+MEMORY_SHARE = 0.5  # of the free memory that one pack may take
 
 
-def rows_of(batch: Mapping[str, Tensor]) -> list[Row]:
+def samples_of(batch: Mapping[str, Tensor]) -> list[Sample]:
     """Read the rows of a padded batch: prompt_ids, prompt_mask, completion_ids, completion_mask."""
 
     def unpadded(name: str) -> Iterator[tuple[int, ...]]:
@@ -29,16 +29,16 @@ def rows_of(batch: Mapping[str, Tensor]) -> list[Row]:
             yield tuple(token for token, is_kept in zip(row, kept, strict=True) if is_kept)
 
     pairs = zip(unpadded("prompt"), unpadded("completion"), strict=True)
-    return [Row(row, prompt, completion) for row, (prompt, completion) in enumerate(pairs)]
+    return [Sample(row, prompt, completion) for row, (prompt, completion) in enumerate(pairs)]
 
 
-def split(rows: Sequence[Row], most_tokens: int) -> list[list[Row]]:
-    """Divide rows into packs of at most `most_tokens`, or of one row.
+def split(rows: Sequence[Sample], most_tokens: int) -> list[list[Sample]]:
+    """Divide samples into packs of at most `most_tokens`, or of one sample.
 
-    The same rows give the same packs in whatever order they come: where policy and reference are
-    still one model, their difference is to be 0, and not how one sum was rounded in two places.
+    The packs do not depend on the order of the samples, so that equal policy and reference weights
+    give a KL of exactly 0.
     """
-    packs: list[list[Row]] = []
+    packs: list[list[Sample]] = []
     tokens = 0  # of the last pack
     last: tuple[int, ...] | None = None
     for row in sorted(rows, key=lambda row: (row.prompt, row.completion)):
@@ -62,11 +62,11 @@ def score_pack(
     """Return the log-probabilities and the entropies of a pack's K completion tokens: (K,) each.
 
     `embedded`, (1, N, H), stands for the embeddings of its tokens. Inside `packed_attention` only.
-    `is_half`: products are in bfloat16, weights and all that is summed up in float32.
+    `is_half`: matrix multiplications are in bfloat16, weights and sums in float32.
     """
     if embedded is None:
         embedded = model.get_input_embeddings()(pack.ids)
-    # For this pass alone: casts that a pass without gradients has made would have none in the next.
+    # Around this pass only: autocast caches casts, and those made under no_grad have no gradient.
     with torch.autocast(embedded.device.type, torch.bfloat16, enabled=is_half):
         states = hidden_states(model, embedded, pack.positions, pack)[0, pack.predictors]
     states = states.bfloat16() if is_half else states
@@ -75,17 +75,17 @@ def score_pack(
 
 
 class Embedded:
-    """The embeddings of a pack's tokens, (1, N, H), with a short way back to the weights.
+    """The embeddings of a pack's tokens, (1, N, H), with a sparse gradient for tied weights.
 
-    Autograd would make a gradient of the whole vocabulary to hold a few rows, and add it to that of
-    the head: 0.5 GB more, moved three times, on a model of 0.5B parameters.
+    Autograd would allocate a dense gradient of the embedding and add it to that of the head: 0.5 GB
+    of memory traffic, three times, for a 0.5B model.
     """
 
     def __init__(self, model: Any, ids: Tensor) -> None:
         self._ids = ids
         self._module = model.get_input_embeddings()
         weight = self._module.weight
-        # With the head's weights its own: there the backward pass leaves a gradient to add to.
+        # Only with tied weights: the backward pass of the head leaves a gradient to add to.
         self._is_short = (
             type(self._module) is nn.Embedding
             and weight.requires_grad
@@ -110,13 +110,13 @@ class Embedded:
 def tokens_that_fit(model: Any, device: torch.device) -> int:
     """Return how many tokens a pack may have, from the memory that training will leave free."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    # To come: a copy of what is mapped, gradients, two moments; then what the head keeps.
+    # Training allocates a copy of mapped weights, gradients and two AdamW moments; then the head.
     left = (free_bytes(device) - 4 * weights) * MEMORY_SHARE - KEPT_BYTES
     return int(min(MOST_TOKENS, max(left / _bytes_per_token(model.config), 1)))
 
 
 def _bytes_per_token(config: Any) -> int:
-    """What a forward pass keeps of one token for the backward pass, in float32: an upper estimate.
+    """Return an upper estimate of the activation memory per token, in float32.
 
     In a layer: 12 vectors of hidden size (residuals, norms, queries, keys, values, attention) and 5
     of intermediate size.
