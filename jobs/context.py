@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+
 MANIFEST = "manifest.json"  # of a checkpoint: the one file in it that is not its job's
 
 
@@ -23,7 +24,7 @@ class WarmModel:
     path: Path  # the local folder it was read from
     model: Any  # transformers.PreTrainedModel, in eval mode, no gradients
     tokenizer: Any  # transformers.PreTrainedTokenizerBase
-    precision: str = "own"  # that answers are computed in, unless a job says otherwise
+    precision: str = "native"  # of answers, unless a job says otherwise
     may_pack: bool = True  # whether the memory budget has room for a packed copy of the weights
 
 

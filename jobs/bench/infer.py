@@ -29,7 +29,7 @@ WARM_UP_TOKENS = 40  # until the engine has all layers in the form that it keeps
 
 
 def measure(work: InferWork, folder: Path, pairs: int) -> dict[str, Any]:
-    """Return what was found in each round: `stock`, `own`, `bf16` and `int8` in tokens per second.
+    """Return the tokens per second of each round: `stock`, `native`, `bf16` and `int8`.
 
     Counted from the first token on: what reading the prompt takes is left out. `bytes_s` has the
     bandwidth of memory for each precision, measured right before, for it changes on a machine that

@@ -24,6 +24,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from ...configs.precision import NATIVE as NATIVE  # for the engine, too
 from ..files.atomic import write_atomic
 from . import cache, native, onednn
 from .device import processor_name
@@ -60,15 +61,15 @@ class Levels:
     # "units" (arithmetic in it: oneDNN), "storage" (float32 arithmetic: warmd), None: not served
     bfloat16: str | None
     training: str  # whose GEMM float32 training takes: "onednn" or "torch" (MKL)
-    int8: str | None  # kernel, or None: the model's own precision is served
+    int8: str | None  # kernel, or None: not served
     reasons: dict[str, str] = field(default_factory=dict)  # why a precision is not served
     # Seconds as a multiple of float32's on the same rows, or of oneDNN's for float32 itself.
     measured: dict[str, float] = field(default_factory=dict)
 
     def served(self, precision: str) -> str:
-        """The precision that a CPU serves where `precision` ("own", "bf16" or "int8") is asked."""
+        """Return the precision that is served for a requested one: "native", "bf16" or "int8"."""
         has = {"int8": self.int8, "bf16": self.bfloat16}.get(precision)
-        return precision if has else "own"
+        return precision if has else NATIVE
 
     def summary(self) -> dict[str, Any]:
         """What a job's `begin` event and `warmd doctor` show."""
@@ -104,7 +105,7 @@ def compute_summary(device: str) -> dict[str, Any]:
 def why_not(precision: str) -> str:
     """Say why a precision that was asked for is not served on this processor."""
     reason = levels().reasons[precision]
-    return f"{precision} is not served on this processor, the model's own precision is: {reason}"
+    return f"{precision} is not served on this processor, the native one is: {reason}"
 
 
 @lru_cache(maxsize=1)

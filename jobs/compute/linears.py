@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from ...configs.memory import available_bytes
+from ...configs.precision import NATIVE
 from . import onednn
 from .device import has_bfloat16
 from .levels import MANY_ROWS, levels, why_not
@@ -204,17 +205,17 @@ _told: set[str] = set()  # precisions that are not served here, once logged
 
 
 def served_precision(asked: str, weight: torch.Tensor) -> str:
-    """Return "int8", "bf16" or "own", the dtype that the weights have: what is served as `asked`.
+    """Return the precision that is served for `asked`: "int8", "bf16" or "native".
 
     On a CPU `levels` says what is served. A GPU that has bf16 gives it for int8, too: torch's
     product of 8-bit integers there takes more than 16 rows, and a single sequence has one.
     """
     if asked not in ("int8", "bf16"):
-        return "own"
+        return NATIVE
     if has_bfloat16(weight.device):
         return "bf16"
     if weight.device.type != "cpu":
-        return "own"
+        return NATIVE
     served = levels().served(asked)
     if served != asked and asked not in _told:
         _told.add(asked)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from ...configs.precision import FORMER_NAMES, NATIVE
 from ..errors import SpecError
 from ..spec import Spec, option, path_of
 
@@ -49,9 +50,11 @@ class EncodeSpec(Spec):
         minimum=3,
     )
     dtype: str = option(
-        "model",
-        "the model's own, or int8: faster, and how close it comes is in the result",
-        choices=("model", "int8"),
+        NATIVE,
+        "native: the model's own dtype; int8: W8A8 dynamic quantization, faster; the result says "
+        "how close its vectors are",
+        choices=(NATIVE, "int8"),
+        former_names=FORMER_NAMES,
     )
 
     def check(self) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional
 
 from ..compute import hugepages, native
+from ..compute.levels import NATIVE
 from ..compute.linears import (
     LazilyPackedLinear,
     Linear,
@@ -84,7 +85,7 @@ class Decoder:
         self,
         model: Any,
         *,
-        precision: str = "own",
+        precision: str = NATIVE,
         make: LinearFactory | None = None,
         is_fixed: bool | None = None,
         spare_bytes: int | None = None,

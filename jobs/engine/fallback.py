@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ..compute.levels import NATIVE
 from .image_encoding import Eyes
 from .parts import Part
 
@@ -44,7 +45,7 @@ class AsIs:
     """Computes logits with the model's own forward."""
 
     chunk: int | None = None  # prompts are computed whole
-    precision = "own"
+    precision = NATIVE
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..compute.aten_overrides import fast_kernels
-from ..compute.levels import levels
+from ..compute.levels import NATIVE, levels
 from ..compute.linears import bfloat16_linear
 from ..compute.quantized import SwappedLinears
 from .images import MODEL_TYPES
@@ -26,7 +26,7 @@ from .vision_encoder import ENCODERS
 class Eyes:
     """The vision part of a model, and what it saw lately."""
 
-    def __init__(self, model: Any, budget_bytes: int, *, precision: str = "own") -> None:
+    def __init__(self, model: Any, budget_bytes: int, *, precision: str = NATIVE) -> None:
         """`precision`: of the decoder. With int8 and bf16 the vision part computes in bf16, where
         the processor has units for it.
         """

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..compute.device import free_bytes
+from ..compute.levels import NATIVE
 from ..compute.linears import served_precision
 from ..compute.threads import compute_with
 from ..context import WarmModel
@@ -47,7 +48,7 @@ class Engine:
     """Serves the generations of one model; `submit` may be called from any thread."""
 
     def __init__(
-        self, warm: WarmModel, *, precision: str = "own", budget_bytes: int | None = None
+        self, warm: WarmModel, *, precision: str = NATIVE, budget_bytes: int | None = None
     ) -> None:
         """`budget_bytes`: for keys and values of what runs and of kept prefixes."""
         self._warm = warm
@@ -96,7 +97,7 @@ class Engine:
 
     @property
     def precision(self) -> str:
-        """What the model is served in: "int8", "bf16" or "own". Known once an answer was begun."""
+        """What the model is served in: "int8", "bf16" or "native". Known once an answer was begun."""
         precision: str = self._runner.precision
         return precision
 
@@ -420,7 +421,7 @@ _engines: dict[tuple[int, str], Engine] = {}  # by model and the precision that 
 _making = threading.Lock()
 
 
-def engine_of(warm: WarmModel, precision: str = "own") -> Engine:
+def engine_of(warm: WarmModel, precision: str = NATIVE) -> Engine:
     """Return this process's engine of a model, the same for every job that is served alike.
 
     Raises JobFailed for a model that generates no text.
@@ -428,7 +429,7 @@ def engine_of(warm: WarmModel, precision: str = "own") -> Engine:
     model = warm.model
     check_can_generate(model)
     with _making:
-        served = "own"  # by AsIs
+        served = NATIVE  # by AsIs
         if Decoder.takes(model):
             # Not what is asked for: two engines would have a copy of the weights and a budget each.
             served = served_precision(precision, model.get_input_embeddings().weight)

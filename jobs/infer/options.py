@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from ...configs.entries import PRECISIONS
+from ...configs.precision import FORMER_NAMES, PRECISIONS
 from ..engine import images, json_schemas
 from ..errors import SpecError
 from ..models.architectures import check_generates
@@ -82,9 +82,11 @@ class InferSpec(Spec):
     )
     precision: str | None = option(
         None,
-        "own: the dtype the model has; bf16: where it is faster, on a CPU by measurement; int8: of "
-        "its weights, on a CPU, and bf16 on a GPU; by default what the model was loaded with",
+        "native: the model's own dtype; bf16: on a CPU where it is measured to be faster; int8: "
+        "W8A8 dynamic quantization on a CPU, bf16 on a GPU; by default what the model was loaded "
+        "with",
         choices=PRECISIONS,
+        former_names=FORMER_NAMES,
     )
     n: int = option(1, "completions per prompt", minimum=1, maximum=128)
     actions: str = option(

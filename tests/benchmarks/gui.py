@@ -4,7 +4,7 @@
 
 MODEL is the folder of a model of the Qwen2-VL family, REQUEST a JSON list of messages with a
 screenshot. All tokens are forced: no answer ends early. For each way, stock (transformers in the
-model's dtype), int8, bf16 (where this machine serves it) and own: the seconds of a first turn,
+model's dtype), int8, bf16 (where this machine serves it) and native: the seconds of a first turn,
 where they go, and of a second turn that goes on from it by a line. A 2B model takes 18 GB. Every
 line has the load average beside it; to run it in slices, skip the other ways.
 """
@@ -35,7 +35,7 @@ from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.infer import chat_messages
 
 GREEDY = Sampling(temperature=0)
-WAYS = ("stock", "int8", "bf16", "own")
+WAYS = ("stock", "int8", "bf16", "native")
 SECOND = "It did nothing. Try another way."
 
 

@@ -127,7 +127,7 @@ def compare_precisions(folder: Path, tokenizer: Any, prompt: str, sentence: str)
             pad_token_id=0,
         )[0].tolist()  # fmt: skip
         likeliest: list[int] = []
-        for precision in ("own", "bf16", "int8"):
+        for precision in ("native", "bf16", "int8"):
             decoder = Decoder(model, precision=precision)
             if decoder.precision != precision:
                 say(f"{precision}: not faster here")
@@ -143,7 +143,7 @@ def compare_precisions(folder: Path, tokenizer: Any, prompt: str, sentence: str)
             say(
                 f"{precision}: perplexity {losses[: len(ids) - 1].mean().exp():.4f} of the prompt "
                 f"and sentence, {losses.mean().exp():.4f} with {LONGER} tokens more; likeliest "
-                f"token as in own: {agreeing} of {len(longer)}"
+                f"token as in native: {agreeing} of {len(longer)}"
             )
 
 

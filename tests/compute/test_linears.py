@@ -11,7 +11,7 @@ from warmd.jobs.compute.linears import Linears, UnpackedLinear, innermost, serve
 
 
 @pytest.mark.parametrize("inputs", [96, 4864])  # in one block of oneDNN's kernel, and in several
-@pytest.mark.parametrize("precision", ["own", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
 def test_a_row_has_the_same_bits_alone_and_in_a_batch_in_every_form_of_a_layer(precision, inputs):
     torch.manual_seed(0)
     with torch.inference_mode():
@@ -29,7 +29,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch_in_every_form_of_a_layer(p
 @torch.inference_mode()
 def test_sums_that_bfloat16_rounds_alike_by_chance_do_not_hide_that_rows_depend_on_each_other():
     torch.manual_seed(0)
-    linears = Linears("own")
+    linears = Linears("native")
     layer = linears.fused([torch.nn.Linear(1216, 240, dtype=torch.bfloat16)], patience=9)
     x = torch.randn(200, 1216, dtype=torch.bfloat16)
     assert torch.equal(torch.cat([layer(row) for row in x.split(1)]), layer(x))
@@ -38,7 +38,7 @@ def test_sums_that_bfloat16_rounds_alike_by_chance_do_not_hide_that_rows_depend_
 @torch.inference_mode()
 def test_layers_without_memory_to_pack_stay_unpacked_and_one_line_says_it(caplog):
     needs(onednn.is_available(), "oneDNN in torch")
-    linears = Linears("own", spare_bytes=2**60)  # more than any machine has
+    linears = Linears("native", spare_bytes=2**60)  # more than any machine has
     layers = [linears.fused([torch.nn.Linear(48, 20)], patience=2) for _ in range(3)]
     x = torch.randn(5, 48)
     before = [layer(x) for layer in layers]

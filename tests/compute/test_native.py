@@ -54,7 +54,7 @@ def small(name: str = "Qwen2", **sizes: Any) -> Any:
     return make(name, **{**NATIVE_SIZES, **sizes})
 
 
-def packed(model: Any, precision: str = "own") -> Decoder:
+def packed(model: Any, precision: str = "native") -> Decoder:
     decoder = Decoder(model, precision=precision)
     for _ in range(PACKED):
         decoder.forward([Part(decoder.new(1), [3], True)])
@@ -70,7 +70,7 @@ def without_steps(decoder: Decoder, parts: list[Part]) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("precision", ["own", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
 @pytest.mark.parametrize(
     ("name", "sizes", "threads"),
     [
@@ -98,7 +98,7 @@ def test_a_step_has_the_bits_of_the_own_pass(name, sizes, precision, threads):
         assert torch.equal(kv.data[..., : kv.length, :], twin.data[..., : kv.length, :])
 
 
-@pytest.mark.parametrize("precision", ["own", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)
 def test_prompts_have_the_bits_of_pytorchs_products(precision, threads):
     decoder = packed(small("Qwen2"), precision)
@@ -171,7 +171,7 @@ def test_positions_in_a_picture_turn_heads_as_transformers_does():
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["own", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
 @pytest.mark.parametrize("part", ["model.embed_tokens", "model.layers.1.mlp.down_proj"])
 def test_numbers_that_are_none_are_not_hidden(precision, part):
     model = small(tie_word_embeddings=False)
@@ -247,7 +247,7 @@ def test_layers_of_several_sizes_take_pytorchs_operations():
     torch.testing.assert_close(logits[0], model(torch.tensor([[3]])).logits[0, 0])
 
 
-@pytest.mark.parametrize("precision", ["own", "bf16"])
+@pytest.mark.parametrize("precision", ["native", "bf16"])
 @pytest.mark.parametrize("name", ["model.layers.0.mlp.down_proj", "lm_head"])
 def test_zeros_tell_no_order_of_sums(name, precision):
     model = small(intermediate_size=1536, hidden_size=896, vocab_size=2048)
@@ -267,7 +267,7 @@ from engines import NATIVE_SIZES, make
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.parts import Part
 torch.inference_mode().__enter__()
-for precision in ("own", "bf16", "int8"):
+for precision in ("native", "bf16", "int8"):
     decoder = Decoder(make("Qwen2", **NATIVE_SIZES), precision=precision)
     ones = [decoder.forward([Part(decoder.new(1), [3], True)]) for _ in range(9)]
     assert all(torch.equal(one, ones[0]) for one in ones)

@@ -90,7 +90,7 @@ def test_logits_are_those_of_transformers(name):
     torch.testing.assert_close(torch.stack(logits), wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["own", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
 def test_bfloat16_models_are_served_too(precision):
     model = make("Qwen2", vocab_size=81).to(torch.bfloat16)
     engine = start(model, precision=precision)
@@ -113,7 +113,7 @@ def test_rope_of_llama_3_is_that_of_transformers():
     torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["own", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
 def test_rows_have_the_same_bits_whatever_is_computed_beside_them(qwen, precision):
     with torch.inference_mode():
         decoder = Decoder(qwen, precision=precision)
@@ -416,10 +416,10 @@ def gpt2() -> Any:
 
 def test_jobs_whose_precisions_are_served_alike_share_an_engine(monkeypatch):
     monkeypatch.setattr(engines, "_engines", {})  # those of this test alone
-    served = {levels().served(precision) for precision in ("own", "bf16", "int8")}
+    served = {levels().served(precision) for precision in ("native", "bf16", "int8")}
     for model, kinds in ((gpt2(), 1), (make("Qwen2"), len(served))):
         warm = WarmModel(name="m", path=Path("none"), model=model, tokenizer=tiny.tokenizer())
-        asked = {precision: engine_of(warm, precision) for precision in ("own", "bf16", "int8")}
+        asked = {precision: engine_of(warm, precision) for precision in ("native", "bf16", "int8")}
         assert len(set(asked.values())) == kinds
         for engine in set(asked.values()):
             generate(engine, Generation(ids=prompt(5), sampling=GREEDY, max_tokens=1))

@@ -114,6 +114,18 @@ def test_wrong_options_name_their_field(options, field):
     assert caught.value.field == field
 
 
+def test_a_stored_spec_with_the_former_name_of_the_native_precision_is_read():
+    stored = {
+        **InferSpec.parse({"prompt": "a", "precision": "native"}).to_json(),
+        "precision": "own",
+    }
+    spec = InferSpec.parse(stored)
+    assert spec.precision == "native"
+    assert spec.changes(stored) == {}
+    with pytest.raises(SpecError, match="one of native, bf16, int8, got 'float'"):
+        InferSpec.parse({"prompt": "a", "precision": "float"})
+
+
 @pytest.mark.parametrize(
     "line", ["{", "5", "{}", '{"prompt": ""}', '{"prompt": 5}', '{"messages": []}', "\ufeff{}"]
 )
