@@ -12,7 +12,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-
 MANIFEST = "manifest.json"  # of a checkpoint: the one file in it that is not its job's
 
 
