@@ -34,7 +34,7 @@ def can_pack(model: Any) -> bool:
     """
     config = model.config
     return (
-        Decoder.takes(model)
+        Decoder.supports(model)
         and config is config.get_text_config()  # one that takes pictures has positions of 3 axes
         and getattr(model, "_supports_sdpa", False)
         and not config.attention_dropout

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.generation import logits_process
 
 from ..engine.decoder import Decoder
-from ..engine.token_sampling import Sampler, entropy, logp
+from ..engine.sampling import BatchSampler, entropy, logp
 from .packing import Pack, Row
 
 # (ids (B, T) padded on the left, logits (B, V)) to logits, as those of transformers.
@@ -38,7 +38,7 @@ def generate(
     decoder: Decoder,
     prompts: Sequence[Sequence[int]],
     *,
-    sampler: Sampler,
+    sampler: BatchSampler,
     temperature: float,
     max_new_tokens: int,
     end_ids: Sequence[int],
@@ -94,7 +94,7 @@ def generate(
     return completions
 
 
-def ways(processors: Sequence[Any], sampler: Sampler) -> tuple[list[Any], Sampler]:
+def ways(processors: Sequence[Any], sampler: BatchSampler) -> tuple[list[Any], BatchSampler]:
     """Split transformers' list: what must be asked each time, and what the sampler does faster.
 
     When something comes after temperature, top-k or top-p, all of it is left to the list.
@@ -106,7 +106,7 @@ def ways(processors: Sequence[Any], sampler: Sampler) -> tuple[list[Any], Sample
     )
     is_known = [isinstance(process, known) for process in processors]
     if is_known != sorted(is_known):
-        return list(processors), Sampler()
+        return list(processors), BatchSampler()
     return [p for p, does in zip(processors, is_known, strict=True) if not does], sampler
 
 

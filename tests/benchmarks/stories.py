@@ -54,12 +54,12 @@ def main() -> int:
         openai.OpenAI(base_url=api_of(daemon), api_key="unused") as client,
     ):
         known = {"prompt": args.prompt, "max_tokens": length + 8, "temperature": 0.0}
-        ways: dict[str, Callable[[], str]] = {
+        layouts: dict[str, Callable[[], str]] = {
             "warmd run": partial(run, daemon.config.home, known),
             "HTTP": partial(ask, client, known),
             "HTTP, streamed": partial(stream, client, known),
         }
-        right = [tell(name, way().startswith(args.sentence)) for name, way in ways.items()]
+        right = [tell(name, way().startswith(args.sentence)) for name, way in layouts.items()]
         requests = [mixed(number, known) for number in range(args.requests)]
         alone = [ask(client, request) for request in requests]
         with ThreadPoolExecutor(len(requests)) as pool:

@@ -14,7 +14,7 @@ import tiny
 from waiting import wait_until
 
 from warmd.jobs import spec_class
-from warmd.jobs.engine.request import End, Generation
+from warmd.jobs.engine.request import End, Request
 from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.infer import batch_file
@@ -392,11 +392,11 @@ def test_nothing_is_computed_for_a_job_that_has_failed(job, tmp_path, monkeypatc
         def append(self, answer: dict[str, Any]) -> None:
             raise OSError("disk full")
 
-    asked: list[Generation] = []
+    asked: list[Request] = []
 
-    def submit(self: Engine, generation: Generation, submit: Any = Engine.submit) -> None:
-        asked.append(generation)
-        submit(self, generation)
+    def submit(self: Engine, request: Request, submit: Any = Engine.submit) -> None:
+        asked.append(request)
+        submit(self, request)
 
     monkeypatch.setattr(batch_file, "Answers", FullDisk)
     monkeypatch.setattr(Engine, "submit", submit)
