@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from . import precision as precisions
 from .queues import QUEUES, TRAIN
 from .values import (
     ConfigError,
@@ -29,7 +30,6 @@ from .values import (
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 TASKS = ("auto", "causal-lm", "masked-lm", "image-text-to-text", "embedding")
-PRECISIONS = ("own", "bf16", "int8")
 ISOLATIONS = ("fork", "resident")
 BUILTIN_MODELS = ("builtin:demo",)
 
@@ -47,7 +47,10 @@ class ModelConfig:
     path: str  # an absolute folder, a hub id (`org/name`, `name`) or one of BUILTIN_MODELS
     dtype: str = "float32"
     task: str = "auto"
-    precision: str = "own"  # of the computation, unless a job sets another
+    precision: str = precisions.NATIVE  # of the computation, unless a job sets another
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "precision", precisions.current(self.precision))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +125,9 @@ def _read_model(field: str, value: object, base: Path) -> ModelConfig:
         dtype=choice(f"{field}.dtype", keys.get("dtype", ModelConfig.dtype), DTYPES),
         task=choice(f"{field}.task", keys.get("task", ModelConfig.task), TASKS),
         precision=choice(
-            f"{field}.precision", keys.get("precision", ModelConfig.precision), PRECISIONS
+            f"{field}.precision",
+            precisions.current(keys.get("precision", ModelConfig.precision)),
+            precisions.PRECISIONS,
         ),
     )
 

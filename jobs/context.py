@@ -36,7 +36,7 @@ class WarmModel:
     path: Path  # the local folder that it was loaded from
     model: Any  # transformers.PreTrainedModel, in eval mode, no gradients
     tokenizer: Any  # transformers.PreTrainedTokenizerBase
-    precision: str = "own"  # of the computation, unless a job sets another
+    precision: str = "native"  # of the computation, unless a job sets another
     may_pack: bool = True  # whether a packed copy of the weights fits the memory budget
 
 

@@ -43,10 +43,13 @@ def option(
     above: float | None = None,
     maximum: float | None = None,
     choices: tuple[str, ...] | None = None,
+    former_names: Mapping[str, str] | None = None,
 ) -> Any:
     """Declare a field of a spec. `minimum` and `maximum` are inclusive, `above` is not.
 
-    `default_text` says what the default None stands for. `group` is one of GROUPS; within a group, the options most used are declared first.
+    `default_text` says what the default None stands for. `group` is one of GROUPS; within a group,
+    the options most used are declared first. `former_names`: spellings of choices in earlier
+    versions, and the choice that each means.
     """
     return field(
         default=default,
@@ -58,6 +61,7 @@ def option(
             "above": above,
             "maximum": maximum,
             "choices": choices,
+            "former_names": former_names or {},
         },
     )
 
@@ -88,6 +92,7 @@ class OptionInfo:
     above: float | None
     maximum: float | None
     choices: tuple[str, ...] | None
+    former_names: Mapping[str, str]
 
     @property
     def takes(self) -> str:
@@ -118,8 +123,12 @@ class OptionInfo:
             return tuple(self._convert_one(item) for item in items)
         return self._convert_one(value)
 
+    def current(self, value: Any) -> Any:
+        """Return a choice by its name of today; any other value as it is."""
+        return self.former_names.get(value, value) if isinstance(value, str) else value
+
     def _convert_one(self, value: Any) -> Any:
-        converted = _CONVERTERS[self.type](value)
+        converted = self.current(_CONVERTERS[self.type](value))
         if converted is None or not self._within_bounds(converted):
             raise SpecError(self.name, f"must be {self.takes}, got {_shown(value)}")
         return converted
@@ -279,13 +288,14 @@ class Spec:
         Raises SpecError for an option that may not change. Options that only one of the two
         versions of warmd knows are ignored.
         """
-        now = self.to_json()
-        found = {n: [options[n], now[n]] for n in now if n in options and options[n] != now[n]}
+        known, now = self.options(), self.to_json()
+        then = {n: known[n].current(options[n]) for n in now if n in options}
+        found = {n: [then[n], now[n]] for n in then if then[n] != now[n]}
         for name in found:
             if name not in self.changeable:
                 raise SpecError(
                     name,
-                    f"cannot change on resume (the job began with {shown(options[name])}); "
+                    f"cannot change on resume (the job began with {shown(then[name])}); "
                     f"{self.otherwise}",
                 )
         return found

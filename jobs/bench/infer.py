@@ -19,7 +19,7 @@ import orjson
 import torch
 
 from ..context import WarmModel
-from ..engine.request import End, Generation, Sampling
+from ..engine.request import End, Request, Sampling
 from ..engine.scheduler import Engine
 from . import machine, model
 from .apart import apart
@@ -29,7 +29,7 @@ WARM_UP_TOKENS = 40  # until the engine has all layers in the form that it keeps
 
 
 def measure(work: InferWork, folder: Path, pairs: int) -> dict[str, Any]:
-    """Return what was found in each round: `stock`, `own`, `bf16` and `int8` in tokens per second.
+    """Return the tokens per second of each round: `stock`, `native`, `bf16` and `int8`.
 
     Counted from the first token on: what reading the prompt takes is left out. `bytes_s` has the
     bandwidth of memory for each precision, measured right before, for it changes on a machine that
@@ -53,7 +53,7 @@ def measure(work: InferWork, folder: Path, pairs: int) -> dict[str, Any]:
             engines[precision] = engine
         else:
             engine.close()
-    while any(engine.is_unsettled for engine in engines.values()):
+    while any(engine.has_idle_work for engine in engines.values()):
         time.sleep(0.1)  # what they do while nobody asks would slow what is measured
     found: dict[str, list[float]] = {name: [] for name in ("stock", *engines)}
     bytes_s: dict[str, list[float]] = {precision: [] for precision in engines}
@@ -68,13 +68,13 @@ def measure(work: InferWork, folder: Path, pairs: int) -> dict[str, Any]:
 
 
 def _ask(engine: Engine, ids: list[int], tokens: int) -> float:
-    generation = Generation(ids=ids, sampling=Sampling(temperature=0), max_tokens=tokens)
-    engine.submit(generation)
-    while not isinstance(piece := generation.pieces.get(), End):
+    request = Request(ids=ids, sampling=Sampling(temperature=0), max_tokens=tokens)
+    engine.submit(request)
+    while not isinstance(piece := request.pieces.get(), End):
         pass
     if piece.error is not None:
         raise piece.error
-    return (tokens - 1) / generation.measures.decode_s
+    return (tokens - 1) / request.stats.decode_s
 
 
 def _generate(causal_lm: Any, prompt: list[int], tokens: int) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from ...configs.precision import NATIVE
 from ..errors import JobFailed
 from .works import GRPO, MLM, WEIGHT_BYTES
 
@@ -139,7 +140,7 @@ def infer(works: list[str], effort: Effort, told: OnProgress) -> Iterator[Row]:
         for precision, weight_bytes in WEIGHT_BYTES.items():
             if precision not in found:
                 continue
-            rates, text = found[precision], "float32" if precision == "own" else precision
+            rates, text = found[precision], "float32" if precision == NATIVE else precision
             # Every token reads all weights once.
             bandwidths = found["bytes_s"][precision]
             floors = [bytes_s / (weight_bytes * found["weights"]) for bytes_s in bandwidths]

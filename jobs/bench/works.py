@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...configs.precision import NATIVE
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
@@ -128,7 +130,7 @@ class InferWork:
     completion: int
 
 
-WEIGHT_BYTES = {"own": 4, "bf16": 2, "int8": 1}  # of one weight, in each precision
+WEIGHT_BYTES = {NATIVE: 4, "bf16": 2, "int8": 1}  # of one weight, in each precision
 
 INFER = {
     "0.5b": InferWork(shape=Shape(layers=24), prompt=32, completion=48),

@@ -1,4 +1,4 @@
-"""Memory that is freed and soon wanted again."""
+"""Keeps freed memory in the process, for training steps that allocate the same sizes again."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep what this process frees, for its next use of as much.
+    """Set glibc's malloc to keep freed memory instead of returning it to the kernel.
 
-    Otherwise large tensors go back to the kernel at every step, and each of their pages is faulted
-    in and zeroed again at the next.
+    Otherwise large tensors are unmapped at every step, and the kernel faults in and zeroes each of
+    their pages again at the next.
     """
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):  # musl has none
+    if hasattr(libc, "mallopt"):  # not in musl
         libc.mallopt(_M_MMAP_THRESHOLD, _NEVER)
         libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)

@@ -1,13 +1,12 @@
-"""Overrides of torch's CPU operations that training spends its time in: mm, addmm and dropout.
+"""Overrides of torch's CPU operations that dominate training: mm, addmm and dropout.
 
-GEMM: torch multiplies float32 matrices by MKL, which takes a slow path on some processors: it
-leaves the AVX-512 units of AMD's alone. There oneDNN, which torch has on board too, is nearly
-twice as fast. Which of the two is faster is measured (`levels`). Dropout: torch draws its
-masks one element after another; here they are cut out of random numbers of 64 bits.
+GEMM: torch multiplies float32 matrices by MKL, which does not use AVX-512 on AMD processors. oneDNN
+(also part of torch) is nearly twice as fast there. The faster one is measured (`levels`).
+Dropout: torch draws masks one element at a time; here two elements share a 64-bit random number.
 
-`fast_kernels` overrides them in the whole process, for every model and in the backward pass too.
-Results are the same to rounding; masks of dropout are others for the same seed, of the same
-distribution. Imports torch: only `run` of a kind imports it.
+`fast_kernels` overrides them in the whole process, for every model and in the backward pass, too.
+Results are equal to rounding. For the same seed, dropout masks differ from torch's, with the same
+distribution. Imports torch: only `run` of a kind imports this module.
 """
 
 from __future__ import annotations
@@ -27,31 +26,30 @@ from ..files.atomic import write_atomic
 from . import onednn as onednn_linear
 from .levels import levels
 
-# Smaller GEMMs are left to torch: the call itself is what costs. One row or column is bound by
-# memory bandwidth.
+# Smaller GEMMs are left to torch: the call overhead dominates. GEMV is bound by memory bandwidth.
 MIN_PRODUCT = 2**16  # multiplications
 MIN_SIDE = 2  # rows, columns and depth
 MIN_DROPPED = 2**12  # elements of an input of dropout
-# Dropout with a probability nearer to 0 or 1 is left to torch. Here it is rounded to a multiple of
-# 2^-32: of this one that is at most a millionth.
+# Dropout with a probability closer to 0 or 1 is left to torch. Here probabilities are rounded to
+# multiples of 2^-32, a relative error of at most a millionth.
 MIN_PROBABILITY = 2**-12
 _LANES = 2  # of 32 bits in a random number of 64
 _ONE = 2**32
 
 ONEDNN, TORCH = "onednn", "torch"  # as a job records its choice
 
-_lock = threading.Lock()  # of what follows: a resident horse runs several jobs
-_depth = 0  # of the calls of `fast_kernels` that are open
-_overrides: Any = None  # what the first of them has installed
+_lock = threading.Lock()  # of the two below: a resident horse runs several jobs
+_depth = 0  # open calls of `fast_kernels`
+_overrides: Any = None  # torch.library.Library, installed by the first of them
 
 
 @contextmanager
 def fast_kernels(*, onednn: bool | None = None) -> Iterator[None]:
-    """Override the operations of this module for a while.
+    """Install the overrides of this module in this context.
 
-    `onednn`: whether GEMMs are oneDNN's, where torch has it; None: where it is measured to be
-    faster. A job records its choice, to resume with the same (`recorded_choice`).
-    While another call is open, it is the first one's choice that counts.
+    `onednn`: whether to use oneDNN's GEMM, if torch has it (None: if measured to be faster). A job
+    records its choice and resumes with the same (`recorded_choice`). Of nested or concurrent calls
+    the first one's choice counts.
     """
     global _depth, _overrides
     with _lock:
@@ -69,10 +67,10 @@ def fast_kernels(*, onednn: bool | None = None) -> Iterator[None]:
 
 
 def recorded_choice(path: Path, device: str) -> str:
-    """Return the GEMM of a job, ONEDNN or TORCH: the one that its first execution wrote down.
+    """Return the GEMM of a job, ONEDNN or TORCH: the one that its first execution recorded.
 
-    The two round differently, so a job is resumed with the one that it began with. The choice is
-    made, and written to `path`, where there is none; on a GPU it is always TORCH.
+    The two round differently, so a job resumes with the one that it began with. Without a record
+    the measured choice is written to `path`; on a GPU it is always TORCH.
     """
     if device != "cpu":
         return TORCH
@@ -85,14 +83,14 @@ def _install(onednn: bool) -> Any:
     overrides = cast(Any, operators).Library("aten", "IMPL")
     if not hasattr(operators, "get_kernel"):  # torch before 2.9: its own kernels stay
         return overrides
-    # An operation with its dispatch keys. That of dropout is made of others, also for autograd.
+    # (operation, dispatch key, kernel). Dropout is composite, so autograd differentiates it.
     kernels: list[tuple[str, str, Any]] = [
         ("dropout", "CPU", _dropout),
         ("dropout", "AutogradCPU", _dropout),
     ]
     if onednn and onednn_linear.is_available():
         kernels += [("mm", "CPU", _mm), ("addmm", "CPU", _addmm)]
-    # All of torch's before the first is replaced: later they would be found to be these.
+    # Look up all of torch's kernels before replacing any: later the overrides would be found.
     stock = [operators.get_kernel(f"aten::{name}", key) for name, key, _ in kernels]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")
@@ -102,8 +100,8 @@ def _install(onednn: bool) -> Any:
     return overrides
 
 
-# The kernels. `stock` is the one that each stands in for, and is handed what it is not for; `keys`
-# is what torch's dispatcher goes by.
+# The kernels. `stock` is torch's kernel, for inputs that an override does not handle; `keys` is the
+# dispatcher's key set.
 
 
 def _mm(stock: Any, keys: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -132,16 +130,16 @@ def _is_worth_it(a: Tensor, b: Tensor) -> bool:
 def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     if a.shape[1] != b.shape[0] or b.dtype is not a.dtype:
         raise RuntimeError(f"matrices {tuple(a.shape)} and {tuple(b.shape)} of {b.dtype}")
-    # Of the products of oneDNN the one that takes any strides.
+    # oneDNN's GEMM for any strides.
     product: Tensor = onednn_linear.linear(a, b.t(), bias)
     return product
 
 
 def _dropout(stock: Any, keys: Any, x: Tensor, p: float, train: bool) -> Tensor:
-    """torch's own formula with another mask: x * mask / (1 - p).
+    """Dropout by torch's formula, x * mask / (1 - p), with another mask.
 
-    Two elements of the mask are cut out of each 64-bit number of the generator. Differentiable: as
-    torch's own, it is made of operations that are.
+    Two mask elements are made from each 64-bit random number. Composed of differentiable
+    operations, like torch's own.
     """
     is_usual = MIN_PROBABILITY <= p <= 1 - MIN_PROBABILITY
     if not (train and is_usual) or x.dtype is not torch.float32 or x.numel() < MIN_DROPPED:
@@ -149,6 +147,6 @@ def _dropout(stock: Any, keys: Any, x: Tensor, p: float, train: bool) -> Tensor:
         return dropped
     bits = torch.empty(-(-x.numel() // _LANES), dtype=torch.int64).random_(-(2**63), None)
     drawn = bits.view(torch.int32)[: x.numel()].view(x.shape)
-    is_kept = round((1 - p) * _ONE) - _ONE // 2  # of the numbers from -2^31 on, so many
+    is_kept = round((1 - p) * _ONE) - _ONE // 2  # numbers below it, from -2^31 on
     mask = torch.lt(drawn, is_kept, out=torch.empty(x.shape))
     return x * mask.div_(1 - p)

@@ -1,4 +1,4 @@
-"""The folder for what is made once for a machine: machine code, and what was measured of it."""
+"""The cache folder for what is made once per machine: machine code and measurements."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 import xxhash
 
-_ROOM_BYTES = 16 * 2**20  # several times what is kept
+_ROOM_BYTES = 16 * 2**20  # free space that is needed: several times what is stored
 
 
 @lru_cache(maxsize=1)
 def folder() -> Path | None:
-    """Return a folder named after the sources that fill it; None where nothing can be written.
+    """Return the cache folder, named by a digest of the sources; None if nothing can be written.
 
-    It lies beside the bytecode, or in the user's cache folder where that cannot be written.
+    It is next to the bytecode, or else in the user's cache folder.
     """
     here = Path(__file__).parent
     made_by = [*sorted((here / "native").glob("*.py")), here / "levels.py", here / "quantized.py"]

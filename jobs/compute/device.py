@@ -1,6 +1,6 @@
-"""What the device of a job is and has: its name, its memory, and arithmetic in bfloat16.
+"""The device of a job: processor name, free memory, bfloat16 support.
 
-It is asked in the process that computes there, never in the zygote. Imports torch.
+Called in the process that computes, never in the zygote. Imports torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ...configs.memory import available_bytes
 
 
 def processor_name() -> str:
-    """The processor's name, as Linux gives it; elsewhere the kind of machine."""
+    """Return the processor's name (Linux), or the machine type."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -24,14 +24,14 @@ def processor_name() -> str:
 
 
 def free_bytes(device: torch.device) -> int:
-    """The memory that is free on a device."""
+    """Return the free memory of a device."""
     if device.type == "cuda":
-        # What torch holds back is free for tensors, too.
+        # torch's caching allocator reserves memory that tensors can use.
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + held
     return available_bytes()
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether a GPU computes in bfloat16 by itself. A CPU's units are tried (quantized.py)."""
+    """Whether a GPU has bfloat16 arithmetic. For a CPU see `levels`."""
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)

@@ -1,8 +1,7 @@
-"""Memory in pages of 2 MB, for weights that are read from end to end for every token.
+"""Moves weights into huge pages (2 MB): fewer TLB misses when all weights are read for every token.
 
-In pages of 4 KB a processor has 512 times as many places to look up. Linux moves memory into huge
-pages when asked to, from 6.1 on; elsewhere, and where no huge page is free, everything stays as it
-is.
+Linux collapses pages on request (MADV_COLLAPSE, from 6.1 on). Elsewhere, and where no huge page is
+free, nothing changes.
 """
 
 from __future__ import annotations
@@ -11,16 +10,16 @@ import ctypes
 import sys
 from collections.abc import Iterable, Iterator
 
-HUGE_PAGE = 2**21  # bytes, on x86-64, and on ARM with pages of 4 KB
-_PER_STEP = 4  # pages: moving copies them, which took 5 to 20 ms
-_MOST_FAILURES = 8  # one after the other: it fails now and then, as at the heap's end
+HUGE_PAGE = 2**21  # bytes, on x86-64 and on ARM with 4 KB pages
+_PER_STEP = 4  # pages: copying them took 5 to 20 ms
+_MAX_FAILURES = 8  # in succession: single failures happen, for example at the heap's end
 _MADV_COLLAPSE = 25
 
 
 def move(areas: Iterable[tuple[int, int]]) -> Iterator[None]:
-    """Move memory, (address, bytes) each, into huge pages, a few at each step.
+    """Move areas, (address, bytes) each, into huge pages; yield after every few pages.
 
-    Addresses stay as they are. What else lies in a first or last page is moved with it.
+    Virtual addresses do not change. Other data in the first and last page is moved, too.
     """
     if sys.platform != "linux":
         return
@@ -37,7 +36,7 @@ def move(areas: Iterable[tuple[int, int]]) -> Iterator[None]:
     for done, page in enumerate(pages, start=1):
         has_moved = madvise(page * HUGE_PAGE, HUGE_PAGE, _MADV_COLLAPSE) == 0
         failures = 0 if has_moved else failures + 1
-        if failures > _MOST_FAILURES:
+        if failures > _MAX_FAILURES:
             return
         if done % _PER_STEP == 0:
             yield

@@ -1,8 +1,8 @@
-"""What this processor can do, and what is used for linear layers in each precision: one answer.
+"""Processor levels: what this processor supports, and which kernel each precision uses.
 
-Instruction sets say what may be used; whether it is worth it is measured once on each machine, on a
-layer that is larger than most caches, and kept next to the machine code. Imports torch; it is asked
-in the process that computes.
+Instruction sets say what is possible; whether it is faster is measured once per machine, on a layer
+larger than most caches, and stored next to the machine code. Imports torch; called in the process
+that computes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from ...configs.precision import NATIVE as NATIVE  # for the engine, too
 from ..files.atomic import write_atomic
 from . import cache, native, onednn
 from .device import processor_name
@@ -33,13 +34,13 @@ from .training_gemm import measure_gemm
 
 log = logging.getLogger(__name__)
 
-MANY_ROWS = 2**31  # more than any product has
-_TRIED_ROWS = (512, 128, 32, 8, 1)  # our kernels are at their best with few
-_FEW, _SEVERAL = 1, 64  # rows of a decode step of one sequence, and of a prompt or a batch
-_INPUTS, _OUTPUTS = 1024, 4096  # of the layer that is tried: 16 MB in float32
+MANY_ROWS = 2**31  # more than any GEMM has
+_TRIED_ROWS = (512, 128, 32, 8, 1)  # warmd's kernels are best with few
+_FEW, _SEVERAL = 1, 64  # rows: single-sequence decode; prefill or a batch
+_INPUTS, _OUTPUTS = 1024, 4096  # of the measured layer: 16 MB in float32
 _TRIALS = 7
-_AS_FAST = 1.1  # times as long; what differs by less is noise
-# bfloat16 as storage halves what a decode step reads; prompts may take this many times as long.
+_AS_FAST = 1.1  # ratio of times; smaller differences are noise
+# bfloat16 storage halves the weight traffic of a decode step; prefill may take this much longer.
 _STORAGE_MAY_COST = 1.15
 _CAPS = (
     "ATEN_CPU_CAPABILITY",
@@ -51,28 +52,28 @@ _CAPS = (
 
 @dataclass(frozen=True)
 class Levels:
-    """The answer. Kernels are "warmd" (jobs/compute/native), "onednn" or "torch"."""
+    """What was measured. Kernels are "warmd" (jobs/compute/native), "onednn" or "torch"."""
 
     processor: str
-    instructions: str  # the best set that is used, in words
-    float32: str  # kernel of float32 layers, once they are packed
-    most_rows: int  # up to so many rows float32 layers take warmd's kernel
-    # "units" (arithmetic in it: oneDNN), "storage" (float32 arithmetic: warmd), None: not served
+    instructions: str  # the best instruction set in use
+    float32: str  # kernel of packed float32 layers
+    max_rows: int  # warmd's float32 kernel is used for at most this many rows
+    # "units" (bf16 arithmetic, oneDNN), "storage" (float32 arithmetic, warmd), None: not served
     bfloat16: str | None
-    training: str  # whose GEMM float32 training takes: "onednn" or "torch" (MKL)
-    int8: str | None  # kernel, or None: the model's own precision is served
+    training: str  # GEMM of float32 training: "onednn" or "torch" (MKL)
+    int8: str | None  # kernel, or None: not served
     reasons: dict[str, str] = field(default_factory=dict)  # why a precision is not served
-    # Seconds as a multiple of float32's on the same rows, or of oneDNN's for float32 itself.
+    # Time relative to float32 for the same rows; of float32 itself, relative to oneDNN.
     measured: dict[str, float] = field(default_factory=dict)
 
     def served(self, precision: str) -> str:
-        """The precision that a CPU serves where `precision` ("own", "bf16" or "int8") is asked."""
+        """Return the precision that is served for a requested one: "native", "bf16" or "int8"."""
         has = {"int8": self.int8, "bf16": self.bfloat16}.get(precision)
-        return precision if has else "own"
+        return precision if has else NATIVE
 
     def summary(self) -> dict[str, Any]:
-        """What a job's `begin` event and `warmd doctor` show."""
-        rows = "all" if self.most_rows >= MANY_ROWS else self.most_rows
+        """Return the content of a job's `begin` event and of `warmd doctor`."""
+        rows = "all" if self.max_rows >= MANY_ROWS else self.max_rows
         return {
             "processor": self.processor,
             "instructions": self.instructions,
@@ -88,23 +89,20 @@ _lock = threading.Lock()
 
 
 def levels() -> Levels:
-    """Return the answer for this machine.
-
-    It is measured on the first call on a machine, which takes about a second, and read later on.
-    """
+    """Return the levels of this machine: measured by its first call (about a second), then read."""
     with _lock:
         return _levels()
 
 
 def compute_summary(device: str) -> dict[str, Any]:
-    """What a job's `begin` event tells of its processor: `compute`, for a job on a CPU."""
+    """Return the field `compute` of a `begin` event, for a job on a CPU."""
     return {"compute": levels().summary()} if device == "cpu" else {}
 
 
 def why_not(precision: str) -> str:
-    """Say why a precision that was asked for is not served on this processor."""
+    """Return the reason why a requested precision is not served on this processor."""
     reason = levels().reasons[precision]
-    return f"{precision} is not served on this processor, the model's own precision is: {reason}"
+    return f"{precision} is not served on this processor, the native one is: {reason}"
 
 
 @lru_cache(maxsize=1)
@@ -114,10 +112,10 @@ def _levels() -> Levels:
         try:
             kept = Levels(**orjson.loads(path.read_bytes()))
         except (OSError, TypeError, ValueError):
-            pass  # not measured yet, or by another version
+            pass  # not measured yet, or unreadable
         else:
             return kept
-    # By one thread: forms are compared with each other, and a process that will fork may ask, too.
+    # By one thread: only ratios count, and the caller may fork later.
     with ThreadPoolExecutor(1, initializer=compute_with, initargs=(1,)) as pool:
         try:
             found = pool.submit(measure).result()
@@ -128,17 +126,17 @@ def _levels() -> Levels:
         try:
             write_atomic(path, orjson.dumps(asdict(found)))
         except OSError as error:
-            log.info("what was measured of this processor is not kept: %s", error)
+            log.info("the measurement of this processor is not stored: %s", error)
     return found
 
 
 def _unmeasured(reason: str) -> Levels:
-    """The answer where measuring failed: it is tried again by the next process."""
+    """Return levels after a failed measurement; the next process measures again."""
     return Levels(
         processor=processor_name(),
         instructions=instructions(),
         float32="onednn" if onednn.is_available() else "torch",
-        most_rows=0,
+        max_rows=0,
         bfloat16=None,
         training="torch",
         int8=None,
@@ -147,7 +145,7 @@ def _unmeasured(reason: str) -> Levels:
 
 
 def instructions() -> str:
-    """The best instruction set that the native kernels, or else torch, use here."""
+    """Return the best instruction set that the native kernels use, or else torch."""
     if not native.is_available():
         return str(torch.backends.cpu.get_cpu_capability())
     from .native import intrinsics as i
@@ -169,23 +167,23 @@ def measure() -> Levels:
     panels = _panels()
     reasons: dict[str, str] = {}
     measured: dict[str, float] = {}
-    # No random numbers: a job may count on its own.
+    # No random numbers: a job's generator must not advance.
     weight = torch.linspace(-1, 1, _INPUTS * _OUTPUTS).view(_OUTPUTS, _INPUTS)
     plain = _plain(weight)
-    best, most_rows = plain, 0
+    best, max_rows = plain, 0
     if panels is not None:
         ours = panels.float32_linear([weight], None, run=_INPUTS)
         for rows in _TRIED_ROWS:
             ratio = _ratio(ours, plain, rows)
             measured[f"float32 warmd, {rows} rows"] = round(ratio, 3)
             if ratio <= _AS_FAST:
-                most_rows = MANY_ROWS if rows == _TRIED_ROWS[0] else rows
+                max_rows = MANY_ROWS if rows == _TRIED_ROWS[0] else rows
                 break
-        best = ours if most_rows else plain
+        best = ours if max_rows else plain
         del ours
 
     def served(name: str, candidates: Sequence[tuple[str, LinearFn]], slower: float) -> str | None:
-        """Return the first that is faster for a few rows and at most `slower` times for several."""
+        """Return the first kernel that is faster for few rows, and at most `slower` for several."""
         if not candidates:
             reasons[name] = "no kernel for it here"
         for kernel, form in candidates:
@@ -210,8 +208,8 @@ def measure() -> Levels:
     return Levels(
         processor=processor_name(),
         instructions=instructions(),
-        float32="warmd" if most_rows else "onednn" if onednn.is_available() else "torch",
-        most_rows=most_rows,
+        float32="warmd" if max_rows else "onednn" if onednn.is_available() else "torch",
+        max_rows=max_rows,
         bfloat16=served("bf16", halves, _STORAGE_MAY_COST),
         training=_training(measured),
         int8=served("int8", eights, 1),
@@ -235,7 +233,7 @@ def _plain(weight: Tensor) -> LinearFn:
 
 
 def _is_exact(make: Callable[[Sequence[Tensor], None], LinearFn]) -> bool:
-    """Whether an int8 layer gives the sums of integers, tried on the largest ones."""
+    """Whether an int8 layer's integer sums are exact, tried on the largest values."""
     weight = torch.full((128, 256), 1.0)
     weight[1::2] = -1
     x = torch.full((64, 256), -1.0)
@@ -245,23 +243,23 @@ def _is_exact(make: Callable[[Sequence[Tensor], None], LinearFn]) -> bool:
 
 
 def _ratio(one: LinearFn, other: LinearFn, rows: int) -> float:
-    """How many times as long one layer takes as another, tried in turn, by one thread."""
+    """Return the time of one layer relative to another: CPU time, alternating, the best of each."""
     x = torch.linspace(-1, 1, rows * _INPUTS).view(rows, _INPUTS)
     for form in (one, other):
-        form(x)  # the first call is a matter of its own
+        form(x)  # warm-up
     trials = [(_seconds(one, x), _seconds(other, x)) for _ in range(_TRIALS)]
     fastest: float = min(seconds for seconds, _ in trials)
     return fastest / min(seconds for _, seconds in trials)
 
 
 def _seconds(form: LinearFn, x: Tensor) -> float:
-    begun = time.thread_time()  # others may have the processor meanwhile
+    begun = time.thread_time()  # CPU time: independent of other processes
     form(x)
     return time.thread_time() - begun
 
 
 def _panels() -> Any:
-    """The module of warmd's kernels, or None where it cannot be had."""
+    """Return the module of warmd's kernels, or None if it is not available."""
     if not native.is_available():
         return None
     from .native import panels
@@ -270,7 +268,7 @@ def _panels() -> Any:
 
 
 def _path() -> Path | None:
-    """Where the answer is kept; None where nothing can be written."""
+    """Return the file of the measurement; None if nothing can be written."""
     folder = cache.folder()
     if folder is None:
         return None
@@ -285,7 +283,7 @@ def _path() -> Path | None:
 
 
 def main() -> None:
-    """Print the answer as JSON: what `warmd doctor` runs in a process of its own."""
+    """Print the levels as JSON. `warmd doctor` runs this in a process of its own."""
     sys.stdout.buffer.write(orjson.dumps({**levels().summary(), "measured": levels().measured}))
 
 

@@ -1,8 +1,8 @@
-"""Batch-invariant linear layers in the form that this machine computes fastest.
+"""Batch-invariant linear layers, in the form that is fastest on this machine.
 
-The same row must give the same bits whatever other rows are computed with it: then a request gets
-the tokens that it would get alone. Libraries choose other kernels for few rows, so it is measured,
-not assumed, what number of rows each form has to be given multiples of.
+A row must get the same bits whatever else is in the batch, so that a request gets the same tokens
+alone and batched. Libraries choose kernels by the number of rows, so each form is probed for the
+multiple to which the number of rows must be padded.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from ...configs.memory import available_bytes
+from ...configs.precision import NATIVE
 from . import onednn
 from .device import has_bfloat16
 from .levels import MANY_ROWS, levels, why_not
@@ -23,20 +24,20 @@ from .quantized import Bfloat16Linear, CastLinear, Int8Linear, LinearFactory, Li
 
 log = logging.getLogger(__name__)
 
-_QUANTA = (1, 2, 4, 8, 16, 32)
+_ROW_MULTIPLES = (1, 2, 4, 8, 16, 32)
 _PROBED_ROWS = 64
-_CANCELED_OUTPUTS = 32  # whose sums are nearly zero
-_TRIED_ROWS = 4  # of them, in the smaller batches
+_CANCELED_OUTPUTS = 32  # outputs whose sums cancel to nearly zero in the probe
+_TRIED_ROWS = 4  # probed rows in smaller batches, where results are not rounded
 _TRIED_OUTPUTS = 1024
-_SPARE_BYTES = 2**30  # of memory that packing leaves free
-_PROBED_OUTPUTS = 16_384  # of a vocabulary: all of it would take a second
+_SPARE_BYTES = 2**30  # memory that packing leaves free
+_PROBED_OUTPUTS = 16_384  # of a vocabulary head: all of it would take a second
 
 
 Linear = LinearFn  # x: (rows, in); y: (rows, out)
 
 
 class PlainLinear:
-    """PyTorch's own."""
+    """PyTorch's linear layer, on one fused weight."""
 
     def __init__(self, weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> None:
         self._weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
@@ -47,7 +48,7 @@ class PlainLinear:
 
 
 class InPlaceLinear:
-    """PyTorch's own, on the weights where they are: no copy is made to fuse them."""
+    """PyTorch's linear layer on the model's weights, one GEMM each: no fused copy."""
 
     _multiply: Callable[..., torch.Tensor] = staticmethod(functional.linear)
 
@@ -63,13 +64,13 @@ class InPlaceLinear:
 
 
 class UnpackedLinear(InPlaceLinear):
-    """float32 on a CPU by oneDNN, on the weights where they are."""
+    """float32 on a CPU by oneDNN, on the model's weights."""
 
     _multiply = staticmethod(onednn.linear)
 
 
 class PackedLinear:
-    """float32 on a CPU by oneDNN, on a copy of the weights in the order that it reads fastest."""
+    """float32 on a CPU by oneDNN, on a packed copy of the weights."""
 
     def __init__(self, weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> None:
         weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
@@ -82,40 +83,39 @@ class PackedLinear:
 
 
 class NativeFloat32Linear:
-    """float32 on a CPU by warmd's kernels, up to so many rows as they are faster; the same bits."""
+    """float32 on a CPU: warmd's kernels up to `max_rows` rows, oneDNN beyond; the same bits."""
 
     def __init__(
         self,
         panels: Any,
         weights: Sequence[torch.Tensor],
         bias: torch.Tensor | None,
-        most_rows: int,
+        max_rows: int,
     ) -> None:
         """`panels`: a native.panels.PanelLinear of these weights."""
         self.panels = panels
         self.shape: tuple[int, int] = panels.shape
-        self._most_rows = most_rows
-        self._unpacked = UnpackedLinear(weights, bias) if most_rows < MANY_ROWS else None
+        self._max_rows = max_rows
+        self._unpacked = UnpackedLinear(weights, bias) if max_rows < MANY_ROWS else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._unpacked is not None and len(x) > self._most_rows:
+        if self._unpacked is not None and len(x) > self._max_rows:
             return self._unpacked(x)
         y: torch.Tensor = self.panels(x)
         return y
 
 
 def packed_float32(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> LinearFn:
-    """Return a float32 layer on packed weights, by the kernel that `levels` names."""
+    """Return a float32 layer on packed weights, with the kernel that `levels` selects."""
     if levels().float32 == "warmd":
         from .native import panels
 
-        # Where oneDNN packs in the order that warmd's kernels read, one copy serves both
-        # (native.fused).
+        # If oneDNN packs in the order of warmd's kernels, both share one copy (native.fused).
         if not panels.READS_ONEDNN_ORDER:
             run = _run_of(weights, bias)
             if run is not None:
                 packed = panels.float32_linear(weights, bias, run=run)
-                return NativeFloat32Linear(packed, weights, bias, levels().most_rows)
+                return NativeFloat32Linear(packed, weights, bias, levels().max_rows)
     return PackedLinear(weights, bias)
 
 
@@ -123,9 +123,9 @@ _runs: dict[tuple[Any, ...], int | None] = {}  # by the shape of a layer
 
 
 def _run_of(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> int | None:
-    """How many inputs oneDNN sums up before it adds that to the sum of those before.
+    """Return the block of inputs (K) that oneDNN sums before it adds to the accumulated sum.
 
-    Tried on the first outputs, for layers of one shape once; None where its sums are none of these.
+    Probed on the first outputs, once per shape; None if none of the known blocks gives its bits.
     """
     from .native import panels
 
@@ -144,13 +144,13 @@ def _run_of(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> int |
         ]
         found = panels.run_of(some, x, torch.cat(whole, dim=1))
         if not any(bool(weight.any()) for weight in some):
-            return found  # of zeros: that says nothing of other layers
+            return found  # all zeros: no evidence for other layers
         _runs[kind] = found
     return _runs[kind]
 
 
 def int8_linear(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> LinearFn:
-    """Return a layer in dynamic int8 by the kernel that `levels` names (a LinearFactory)."""
+    """Return a W8A8 dynamic int8 layer, with the kernel that `levels` selects (LinearFactory)."""
     if levels().int8 == "warmd":
         from .native import panels
 
@@ -159,7 +159,7 @@ def int8_linear(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> L
 
 
 def bfloat16_linear(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> LinearFn:
-    """Return a layer in bfloat16 in the form that its device takes (a LinearFactory)."""
+    """Return a bfloat16 layer in the form for its device (LinearFactory)."""
     if weights[0].device.type != "cpu":
         return CastLinear(weights, bias)
     if levels().bfloat16 == "storage":
@@ -170,29 +170,28 @@ def bfloat16_linear(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) 
 
 
 class LazilyPackedLinear:
-    """float32 on a CPU: unpacked at first, packed later on; the bits are the same.
+    """float32 on a CPU: unpacked at first, packed later; the same bits.
 
-    To pack a 0.5B model takes up to seconds, which a first token should not wait for: so each layer
-    is packed after some calls of its own, one after the other. Without memory for that it stays as
-    it is.
+    Packing a 0.5B model takes seconds, which the first token should not wait for. So each layer is
+    packed after some calls, one layer after another. Without memory for it a layer stays unpacked.
     """
 
     def __init__(
         self, unpacked: Linear, pack: Callable[[], Linear | None], *, patience: int
     ) -> None:
-        """`patience`: calls before it is packed. `pack` returns None where memory lacks for it."""
+        """`patience`: calls before packing. `pack` returns None if there is too little memory."""
         self.form = unpacked
         self._pack: Callable[[], Linear | None] | None = pack
         self._patience = patience
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._patience == 0:
-            self.settle()
+            self.pack_now()
         self._patience -= 1
         return self.form(x)
 
-    def settle(self) -> bool:
-        """Pack it now; return whether there was something to do."""
+    def pack_now(self) -> bool:
+        """Pack now, if not done; return whether there was something to do."""
         if self._pack is None:
             return False
         self.form = self._pack() or self.form
@@ -200,69 +199,69 @@ class LazilyPackedLinear:
         return True
 
 
-_told: set[str] = set()  # precisions that are not served here, once logged
+_warned: set[str] = set()  # precisions that are not served here and were logged
 
 
 def served_precision(asked: str, weight: torch.Tensor) -> str:
-    """Return "int8", "bf16" or "own", the dtype that the weights have: what is served as `asked`.
+    """Return the precision that is served for `asked`: "int8", "bf16" or "native".
 
-    On a CPU `levels` says what is served. A GPU that has bf16 gives it for int8, too: torch's
-    product of 8-bit integers there takes more than 16 rows, and a single sequence has one.
+    On a CPU `levels` decides. A GPU with bf16 serves it for int8, too: torch's int8 GEMM needs more
+    than 16 rows there, and single-sequence decode has one.
     """
     if asked not in ("int8", "bf16"):
-        return "own"
+        return NATIVE
     if has_bfloat16(weight.device):
         return "bf16"
     if weight.device.type != "cpu":
-        return "own"
+        return NATIVE
     served = levels().served(asked)
-    if served != asked and asked not in _told:
-        _told.add(asked)
+    if served != asked and asked not in _warned:
+        _warned.add(asked)
         log.warning("%s", why_not(asked))
     return served
 
 
 def has_onednn(weight: torch.Tensor) -> bool:
-    """Whether oneDNN's products are there for a layer of these weights."""
+    """Whether oneDNN is available for a layer with these weights."""
     return weight.device.type == "cpu" and onednn.is_available()
 
 
-class Linears:
-    """LinearFactorys the layers of one model."""
+class LinearBuilder:
+    """Builds the linear layers of one model in its precision."""
 
     def __init__(self, precision: str, *, spare_bytes: int | None = None) -> None:
         """`precision`: what `served_precision` returned. `spare_bytes`: see `_pack`."""
         self._spare_bytes = _SPARE_BYTES if spare_bytes is None else spare_bytes
-        self.is_exact = True  # whether no row depends on the others, for layers that were made
+        self.is_batch_invariant = True  # of all layers built so far
         self._precision = precision
         self._lacks_memory = False  # to pack more layers
-        self._quanta: dict[tuple[Any, ...], list[int]] = {}  # by forms and shape
+        self._row_multiples: dict[tuple[Any, ...], list[int]] = {}  # by forms and shape
 
     def fused(
         self, layers: Sequence[torch.nn.Linear | torch.nn.Embedding], *, patience: int
     ) -> Linear:
-        """Return layers of one input as one layer, their outputs side by side.
+        """Fuse layers with the same input into one, their outputs concatenated.
 
         `patience`: see LazilyPackedLinear.
         """
         weights = [layer.weight.detach() for layer in layers]
         makes = _forms(self._precision, weights[0])
         bias = _bias(layers, weights)
-        quanta = self._quanta_of(makes, weights)
-        first = ExactLinear(makes[0](weights, bias), quanta[0])
+        row_multiples = self._row_multiples_of(makes, weights)
+        first = BatchInvariantLinear(makes[0](weights, bias), row_multiples[0])
         if len(makes) == 1:
             return first
-        pack = partial(self._pack, makes[1], quanta[1], weights, bias)
+        pack = partial(self._pack, makes[1], row_multiples[1], weights, bias)
         return LazilyPackedLinear(first, pack, patience=patience)
 
     def _pack(
         self,
         make: LinearFactory,
-        quantum: int,
+        row_multiple: int,
         weights: Sequence[torch.Tensor],
         bias: torch.Tensor | None,
     ) -> Linear | None:
-        """Return a layer packed; None from the first one on that leaves too little memory."""
+        """Return a packed layer; None from the first one on that would leave too little memory."""
         if self._lacks_memory:
             return None
         needed = sum(weight.numel() for weight in weights) * weights[0].element_size()
@@ -271,47 +270,49 @@ class Linears:
             reason = f"{available_bytes() / 2**30:.1f} GiB are free"
         else:
             try:
-                return ExactLinear(make(weights, bias), quantum)
+                return BatchInvariantLinear(make(weights, bias), row_multiple)
             except (MemoryError, RuntimeError) as error:  # torch and oneDNN raise the second
                 reason = str(error).partition("\n")[0]
         self._lacks_memory = True
         log.warning("layers stay unpacked, which is slower, but needs less memory: %s", reason)
         return None
 
-    def _quanta_of(
+    def _row_multiples_of(
         self, makes: Sequence[LinearFactory], weights: Sequence[torch.Tensor]
     ) -> list[int]:
-        """Return the quantum of each form, measured once for layers of one shape."""
+        """Return the row multiple of each form, probed once per shape."""
         if weights[0].device.type != "cpu":
-            # A GPU's libraries choose among kernels by the number of rows. Steps of fixed shapes
-            # (engine/cuda_steps.py) give them more rows than there are, and sum over more than there is.
-            self.is_exact = False
+            # GPU libraries choose kernels by the number of rows, and steps of fixed shapes
+            # (engine/cuda_steps.py) pad both rows and attended positions.
+            self.is_batch_invariant = False
             return [1] * len(makes)
         kind = (*makes, *(weight.shape for weight in weights))
-        if kind not in self._quanta:
+        if kind not in self._row_multiples:
             probed, room = [], _PROBED_OUTPUTS
             for weight in weights:
                 if room:
                     probed.append(weight[:room])
                     room -= len(probed[-1])
-            quanta = row_quanta([make(probed, None) for make in makes], like=weights[0])
-            if quanta is None:
-                self.is_exact = False
+            row_multiples = probe_row_multiples(
+                [make(probed, None) for make in makes], like=weights[0]
+            )
+            if row_multiples is None:
+                self.is_batch_invariant = False
                 log.warning(
                     "not batch-invariant on this machine: results may differ in the last bits with "
                     "the batch size"
                 )
-            quanta = quanta or [1] * len(makes)
+            row_multiples = row_multiples or [1] * len(makes)
             if not any(weight.any() for weight in probed):
-                return quanta  # of zeros: that says nothing of other layers
-            self._quanta[kind] = quanta
-        return self._quanta[kind]
+                return row_multiples  # all zeros: no evidence for other layers
+            self._row_multiples[kind] = row_multiples
+        return self._row_multiples[kind]
 
 
-class Uniform:
-    """LinearFactorys all layers of a model in one form, whatever that means for batches."""
+class UniformBuilder:
+    """Builds all linear layers of a model in one given form; not batch-invariant."""
 
-    is_exact = False
+    is_batch_invariant = False
 
     def __init__(self, make: LinearFactory) -> None:
         self._make = make
@@ -319,13 +320,13 @@ class Uniform:
     def fused(
         self, layers: Sequence[torch.nn.Linear | torch.nn.Embedding], *, patience: int
     ) -> Linear:
-        """Return layers of one input as one layer; see `Linears.fused`."""
+        """Fuse layers with the same input into one; see `LinearBuilder.fused`."""
         weights = [layer.weight.detach() for layer in layers]
         return self._make(weights, _bias(layers, weights))
 
 
 def _forms(precision: str, weight: torch.Tensor) -> tuple[LinearFactory, ...]:
-    """The form of a layer, or two: the one that it begins in and the one that it gets later."""
+    """Return the form of a layer, or two: the initial one, and the packed one."""
     if precision == "int8":
         return (int8_linear,)
     if precision == "bf16":
@@ -335,23 +336,23 @@ def _forms(precision: str, weight: torch.Tensor) -> tuple[LinearFactory, ...]:
     return (PlainLinear,)
 
 
-class ExactLinear:
-    """A layer that is given rows in multiples of its quantum."""
+class BatchInvariantLinear:
+    """Pads the number of rows to a multiple for which the form is batch-invariant."""
 
-    def __init__(self, form: Linear, quantum: int) -> None:
+    def __init__(self, form: Linear, row_multiple: int) -> None:
         self.form = form
-        self._quantum = quantum
+        self._row_multiple = row_multiple
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        missing = -len(x) % max(self._quantum, _step(len(x)))
+        missing = -len(x) % max(self._row_multiple, _row_step(len(x)))
         if not missing:
             return self.form(x)
         return self.form(functional.pad(x, (0, 0, 0, missing)))[: len(x)]
 
 
 def innermost(linear: Linear) -> Linear:
-    """The form in which a layer is computed now."""
-    while isinstance(linear, LazilyPackedLinear | ExactLinear):
+    """Return the form in which a layer is computed now."""
+    while isinstance(linear, LazilyPackedLinear | BatchInvariantLinear):
         linear = linear.form
     return linear
 
@@ -360,12 +361,12 @@ OnednnPacked = PackedLinear | Bfloat16Linear | Int8Linear
 
 
 def panels_of(form: Linear) -> Any:
-    """The native.panels.PanelLinear that computes a form, or None."""
+    """Return the native.panels.PanelLinear of a form, or None."""
     return getattr(form, "panels", None)
 
 
 def packed_areas(linears: Iterable[Linear]) -> Iterator[tuple[int, int]]:
-    """Where the weights of layers that are packed lie: address and bytes of each."""
+    """Yield the address and bytes of each packed layer's weights."""
     for linear in linears:
         form = innermost(linear)
         if isinstance(form, OnednnPacked):
@@ -374,11 +375,11 @@ def packed_areas(linears: Iterable[Linear]) -> Iterator[tuple[int, int]]:
             yield panels.packed.data_ptr(), panels.num_bytes
 
 
-def _step(rows: int) -> int:
-    """What a number of rows is rounded up to multiples of: an eighth of its power of two.
+def _row_step(rows: int) -> int:
+    """Return the multiple to which a number of rows is padded: an eighth of its power of two.
 
-    oneDNN makes and keeps kernels for each number of rows that it sees, 2.4 MB in a model of few
-    layers. So it is to see few: 2, 4, … 32, 36, … 64, 72, … 128, and one as it is.
+    oneDNN compiles and caches kernels for each number of rows: 2.4 MB in a model of few layers. So
+    it gets few different ones: 1, 2, 4, … 32, 36, … 64, 72, … 128.
     """
     return 1 if rows == 1 else max(2, 1 << (rows - 1).bit_length() >> 4)
 
@@ -397,23 +398,27 @@ def _bias(
     )
 
 
-def row_quanta(forms: Sequence[Linear], *, like: torch.Tensor) -> list[int] | None:
-    """Return for each form of a layer what the number of rows must be a multiple of.
+def probe_row_multiples(forms: Sequence[Linear], *, like: torch.Tensor) -> list[int] | None:
+    """Return, for each form of a layer, the multiple that makes it batch-invariant.
 
-    With that, rows do not depend on each other, nor on the form; None when there is no such number.
-    Tried on rows like those of `like`, (any, in), with the number of threads that this thread has.
+    With it, all forms give the same bits; None if there is no such multiple. Probed with inputs
+    made for `like`, (out, in), with this thread's number of threads.
     """
     x = _probe(like)
     whole = forms[0](x)
-    quanta = [_quantum(form, x, whole) for form in forms]
-    return None if None in quanta else [quantum for quantum in quanta if quantum is not None]
+    row_multiples = [_row_multiple(form, x, whole) for form in forms]
+    return (
+        None
+        if None in row_multiples
+        else [row_multiple for row_multiple in row_multiples if row_multiple is not None]
+    )
 
 
 def _probe(like: torch.Tensor) -> torch.Tensor:
-    """Random rows whose products with the first rows of `like` are nearly zero.
+    """Return random rows that are nearly orthogonal to the first rows of `like`.
 
-    There the order of a sum shows in the leading digits. It is behind those that bfloat16 keeps
-    where sums are as large as usual: 9 of 48,000 differed in a layer of 1,216 inputs (AVX-512).
+    The sums cancel, so that the order of summation shows in the leading digits. For sums of normal
+    size bfloat16 rounds the difference away: 9 of 48,000 differed with 1,216 inputs (AVX-512).
     """
     generator = torch.Generator(like.device).manual_seed(0)
     x = torch.randn(_PROBED_ROWS, like.shape[1], generator=generator, device=like.device)
@@ -423,19 +428,18 @@ def _probe(like: torch.Tensor) -> torch.Tensor:
     return x.to(like.dtype)
 
 
-def _quantum(form: Linear, x: torch.Tensor, whole: torch.Tensor) -> int | None:
-    # Rounded to bfloat16, most sums are the same by chance: it takes many rows to see that some
-    # are not.
+def _row_multiple(form: Linear, x: torch.Tensor, whole: torch.Tensor) -> int | None:
+    # Rounded to bfloat16, most sums are equal by chance: differences show only in many rows.
     is_rounded = x.dtype != torch.float32 or isinstance(form, Bfloat16Linear)
     tried = _PROBED_ROWS if is_rounded else _TRIED_ROWS
-    for quantum in _QUANTA:
-        counts = range(quantum, min(8 * quantum, _PROBED_ROWS), quantum)
+    for row_multiple in _ROW_MULTIPLES:
+        counts = range(row_multiple, min(8 * row_multiple, _PROBED_ROWS), row_multiple)
         if all(
             torch.equal(
                 torch.cat([form(rows) for rows in torch.split(x[:end], count)]), whole[:end]
             )
             for count in (*counts, _PROBED_ROWS // 2, _PROBED_ROWS)
-            if (end := max(tried, quantum) // count * count or count)
+            if (end := max(tried, row_multiple) // count * count or count)
         ):
-            return quantum
+            return row_multiple
     return None

@@ -1,7 +1,7 @@
-"""oneDNN's linear layers: every private operation of torch that warmd calls, and one probe of them.
+"""oneDNN linear layers: every private torch operation that warmd calls, and one probe of them.
 
-They are private, so any release of torch may rename them: `is_available` tries each once, and where
-one is missing or fails, the callers take torch's public operations from the first token on.
+Any torch release may rename them. `is_available` tries each once; if one is missing or fails,
+callers use torch's public operations from the first token on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 _ops: Any = torch.ops
-ZERO_POINT = 128  # of int8 inputs: oneDNN's kernels for signed ones are 1,000 times slower
+ZERO_POINT = 128  # of quantized inputs (uint8): oneDNN is 1,000 times slower with signed ones
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -23,19 +23,19 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def pack(weight: Tensor) -> Tensor:
-    """Return weights (out, in) of float32 or bfloat16 in the order that oneDNN reads fastest."""
+    """Pack weights (out, in) of float32 or bfloat16 in oneDNN's order."""
     packed: Tensor = _ops.mkldnn._reorder_linear_weight(weight, None)
     return packed
 
 
 def pack_int8(weight: Tensor) -> Tensor:
-    """Return int8 weights (out, in) in the order that oneDNN reads fastest."""
+    """Pack int8 weights (out, in) in oneDNN's order."""
     packed: Tensor = _ops.onednn.qlinear_prepack(weight, None)
     return packed
 
 
 def linear_int8(x: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
-    """y (rows, out) float32 = scale * the sums of (x - ZERO_POINT) * weights.
+    """y (rows, out) float32 = scale * ((x - ZERO_POINT) W^T).
 
     x: (rows, in) uint8; scale: (out,) float32; zeros: (out,) int64 zeros.
     """
@@ -46,25 +46,25 @@ def linear_int8(x: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Tens
 
 
 def address_of(packed: Tensor) -> int:
-    """Where packed weights lie."""
+    """Return the address of packed weights."""
     address: int = _ops.mkldnn.data_ptr(packed)
     return address
 
 
 def bytes_of(packed: Tensor) -> int:
-    """How many bytes packed weights take."""
+    """Return the bytes of packed weights."""
     num_bytes: int = _ops.mkldnn._nbytes(packed)
     return num_bytes
 
 
 def has_bfloat16() -> bool:
-    """Whether oneDNN takes bfloat16 on this processor; it may emulate it, several times slower."""
+    """Whether oneDNN supports bfloat16 here, possibly emulated, several times slower."""
     return is_available() and bool(_ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @lru_cache(maxsize=1)
 def is_available() -> bool:
-    """Whether every operation of this module exists and computes, tried on a small layer."""
+    """Whether every operation of this module exists and is correct, tried on a small layer."""
     weight, x = torch.eye(64), torch.arange(64.0)[None]
     try:
         packed = pack(weight)
@@ -77,15 +77,15 @@ def is_available() -> bool:
         has_all &= torch.equal(linear_int8(x.to(torch.uint8) + ZERO_POINT, eights, scale, zeros), x)
         _ops.mkldnn._is_mkldnn_bf16_supported()
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):
-        return False  # private operations: one may be gone, renamed, or take other arguments
+        return False  # removed, renamed, or with other arguments
     return has_all
 
 
 @lru_cache(maxsize=1)
 def has_exact_int8() -> bool:
-    """Whether int8 sums are exact here, tried on the inputs that saturate where they can.
+    """Whether int8 sums are exact, tried on inputs that saturate where that is possible.
 
-    Without VNNI oneDNN adds up pairs of products in int16, which are up to 2 * 255 * 127.
+    Without VNNI oneDNN sums pairs of products in int16, which overflow: up to 2 * 255 * 127.
     """
     if not is_available():
         return False

@@ -1,7 +1,7 @@
-"""Linear layers in fewer bits than float32: dynamic int8 (W8A8), weight-only int8 and bfloat16.
+"""Quantized linear layers: dynamic int8 (W8A8), weight-only int8, and bfloat16.
 
-For inference: they have no gradient. The same row gives the same bits whatever rows are computed
-with it: sums of int8 are exact, and of bfloat16 `linears.py` sees to it. Imports torch.
+For inference: there is no gradient. Layers are batch-invariant: int8 sums are exact, and for
+bfloat16 `linears.py` pads the rows. Imports torch.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from torch.overrides import TorchFunctionMode
 from . import onednn
 
 LinearFn = Callable[[Tensor], Tensor]  # y = x W^T + b. x: (..., in), y: (..., out)
-# From weights (out, in), whose outputs stand side by side, and their bias.
+# Takes weights (out, in), whose outputs are concatenated, and their bias (out,).
 LinearFactory = Callable[[Sequence[Tensor], Tensor | None], LinearFn]
 
-_LARGEST = 127  # of a signed byte, leaving -128 alone: symmetric
-_ROUNDED_OFFSET = torch.tensor(onednn.ZERO_POINT + 0.5)  # a cast to integers cuts off
-_BLOCK = 256  # rows of weights that are made integers at once: no copy of all comes and goes
+_LARGEST = 127  # int8 without -128: symmetric quantization
+_ROUNDED_OFFSET = torch.tensor(onednn.ZERO_POINT + 0.5)  # a cast to integers truncates
+_BLOCK = 256  # rows of weights that are quantized at once, to limit temporary memory
 
 
 class Int8Linear:
-    """Dynamic int8 by oneDNN: x W = s_x s_W (q_x q_W), where q = round(127 x / max |x|).
+    """W8A8 dynamic quantization by oneDNN: x W = s_x s_W (q_x q_W), q = round(127 x / max |x|).
 
-    A scale for each output and, found anew at each call, one for each row of x.
+    Weights have a scale per output (static), inputs one per row (computed at each call).
     """
 
     def __init__(self, weights: Sequence[Tensor], bias: Tensor | None) -> None:
-        """`weights`: (out, in) each, of one input; their outputs stand side by side."""
+        """`weights`: (out, in) each, with the same input; their outputs are concatenated."""
         integers, scale = _integers_of(weights, torch.float32)
         self.shape: tuple[int, int] = (len(integers), integers.shape[1])
-        self.scale = scale / _LARGEST  # that of a row of x is its largest then
+        self.scale = scale / _LARGEST  # the scale of a row of x is its absmax then
         self.packed = onednn.pack_int8(integers)
         self._zeros = torch.zeros(len(scale), dtype=torch.int64)
         self.bias = None if bias is None else bias.float()
@@ -48,7 +48,7 @@ class Int8Linear:
         return y.to(x.dtype).view(*x.shape[:-1], -1)
 
     def _of_rows(self, rows: Tensor) -> Tensor:
-        # Each operation counts: at one row of a small layer they take as long as the product.
+        # Few operations: for one row of a small layer they take as long as the GEMV.
         largest = _largest_of(rows)
         integers = torch.addcmul(_ROUNDED_OFFSET, rows, _LARGEST / largest).to(torch.uint8)
         y = onednn.linear_int8(integers, self.packed, self.scale, self._zeros)
@@ -56,14 +56,14 @@ class Int8Linear:
 
 
 class WeightOnlyInt8Linear:
-    """Weight-only int8, in torch's own order, by rows of bfloat16: for few rows, thrown away soon.
+    """Weight-only int8 with bfloat16 inputs, unpacked: for few rows and short-lived weights.
 
-    To pack 0.5B weights takes oneDNN 1.7 s. A pass of 2 rows then takes 38 ms, unpacked 43 ms; 16
-    rows take five times as long as packed.
+    oneDNN takes 1.7 s to pack 0.5B weights. A pass of 2 rows takes 38 ms packed and 43 ms unpacked;
+    with 16 rows unpacked takes five times as long.
     """
 
     def __init__(self, weights: Sequence[Tensor], bias: Tensor | None) -> None:
-        """`weights`: (out, in) each, of one input; their outputs stand side by side."""
+        """`weights`: (out, in) each, with the same input; their outputs are concatenated."""
         self._integers, self._scale = _integers_of(weights, torch.bfloat16)
         self._bias = bias
 
@@ -73,7 +73,7 @@ class WeightOnlyInt8Linear:
 
 
 def _integers_of(weights: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Weights (out, in) as one of 8-bit integers, and the scale of each output: (out,) of dtype."""
+    """Quantize weights (out, in) to one int8 tensor; return it and scales (out,) of dtype."""
     outputs = sum(map(len, weights))
     integers = torch.empty(outputs, weights[0].shape[1], dtype=torch.int8)
     scales = torch.empty(outputs, dtype=dtype)
@@ -89,15 +89,15 @@ def _integers_of(weights: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor,
 
 
 def _largest_of(rows: Tensor) -> Tensor:
-    """The largest absolute value of each row (N, K), and no zero: (N, 1)."""
+    """Return the absmax of each row, at least 1e-10: (N, K) to (N, 1)."""
     return rows.abs().amax(1, keepdim=True).clamp_(min=1e-10)
 
 
 class CastLinear:
-    """bfloat16 on a GPU, in torch's own order. Sums are float32."""
+    """bfloat16 on a GPU, unpacked. Accumulates in float32."""
 
     def __init__(self, weights: Sequence[Tensor], bias: Tensor | None) -> None:
-        """`weights`: (out, in) each, of one input; their outputs stand side by side."""
+        """`weights`: (out, in) each, with the same input; their outputs are concatenated."""
         self._weight = torch.cat([weight.to(torch.bfloat16) for weight in weights])
         self._bias = None if bias is None else bias.to(torch.bfloat16)
 
@@ -106,10 +106,10 @@ class CastLinear:
 
 
 class Bfloat16Linear:
-    """bfloat16 on a CPU, in the order that oneDNN reads fastest. Sums are float32."""
+    """bfloat16 on a CPU by oneDNN, packed. Accumulates in float32."""
 
     def __init__(self, weights: Sequence[Tensor], bias: Tensor | None) -> None:
-        """`weights`: (out, in) each, of one input; their outputs stand side by side."""
+        """`weights`: (out, in) each, with the same input; their outputs are concatenated."""
         halves = torch.cat([weight.to(torch.bfloat16) for weight in weights])
         self.shape: tuple[int, int] = (len(halves), halves.shape[1])
         self.packed = onednn.pack(halves)
@@ -120,13 +120,13 @@ class Bfloat16Linear:
 
 
 class SwappedLinears:
-    """Swaps a model's linear layers for others without a change to the model.
+    """Replaces a model's linear layers within one thread, without changing the model.
 
-    For models that several jobs use at the same time, each in a thread of its own.
+    For models that several jobs use concurrently, each in its own thread.
     """
 
     def __init__(self, model: nn.Module, make: LinearFactory) -> None:
-        # By identity: these layers must not outlive the model.
+        # Keyed by identity, so they must not outlive the model.
         self._layers = {
             id(module.weight): make(
                 [module.weight.detach()], None if module.bias is None else module.bias.detach()
@@ -136,12 +136,12 @@ class SwappedLinears:
         }
 
     def in_place(self) -> AbstractContextManager[Any]:
-        """Return a context in which this thread computes with them."""
+        """Return a context in which this thread uses the replacements."""
         return _Linear(self._layers)
 
 
 class _Linear(TorchFunctionMode):
-    """Computes `F.linear` by the layer that stands for its weight, if there is one."""
+    """Replaces `F.linear` by the layer for its weight, if there is one."""
 
     def __init__(self, layers: dict[int, LinearFn]) -> None:
         super().__init__()

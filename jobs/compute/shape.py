@@ -1,4 +1,4 @@
-"""The sizes that attention computes with."""
+"""Sizes of a decoder's attention."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Shape:
-    """What the attention of a decoder is like; `heads` is a multiple of `kv_heads`."""
+    """Attention sizes (GQA); `heads` is a multiple of `kv_heads`."""
 
     heads: int
     kv_heads: int

@@ -1,4 +1,4 @@
-"""How many threads a thread computes with: torch's setting, and its surprises. Imports torch."""
+"""The number of threads that a thread computes with: torch's setting, and its pitfalls."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 
 def compute_with(threads: int) -> None:
-    """Have this thread compute with so many threads, whatever others set.
+    """Set this thread's number of compute threads, whatever other threads set.
 
-    It is a setting of each thread. But when one asks or computes for the first time, torch gives it
-    the number that any thread has set last, in place of its own: so it asks before.
+    The setting is per thread. But at a thread's first read or computation torch initializes it to
+    the number that any thread has set last, so it is read before it is set.
     """
     torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -20,7 +20,7 @@ def compute_with(threads: int) -> None:
 
 @contextmanager
 def without_helpers() -> Iterator[None]:
-    """Compute in this thread alone for a while, for the engines to have all processors ready."""
+    """Compute with one thread in this context, to leave the processors to the engines."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,7 +1,7 @@
-"""How torch's own GEMM (MKL) compares with oneDNN's for what float32 training multiplies.
+"""Measures torch's GEMM (MKL) against oneDNN's on the GEMMs of float32 training.
 
-By the CPU time of one thread, in turn, which other processes and the number of threads change
-little. Imports torch.
+By the CPU time of one thread, alternating, so that other processes and the number of threads have
+little influence. Imports torch.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _TRIALS = 3
 
 @torch.no_grad()
 def measure_gemm() -> float:
-    """Return how many times as fast as torch's own GEMM oneDNN's is, for what training multiplies.
+    """Return the speed of oneDNN's GEMM relative to torch's (MKL), for training.
 
-    A linear layer's forward product, and the two of its backward pass, whose strides differ. Takes
-    some 40 ms in this thread alone. Needs `onednn.is_available`.
+    Measured on a linear layer's forward GEMM and the two of its backward pass, with other strides.
+    Takes about 40 ms in one thread. Needs `onednn.is_available`.
     """
-    # No random numbers: a job may count on its own.
+    # No random numbers: a job's generator must not advance.
     x, weight, gradient = (
         torch.linspace(-1, 1, rows * columns).view(rows, columns)
         for rows, columns in ((_ROWS, _INPUTS), (_OUTPUTS, _INPUTS), (_ROWS, _OUTPUTS))
@@ -38,7 +38,7 @@ def measure_gemm() -> float:
 
 
 def _seconds(a: Tensor, b: Tensor) -> tuple[float, float]:
-    """Return the CPU time of a @ b by torch's own GEMM and by oneDNN's, the best of some trials."""
+    """Return the CPU seconds of a @ b by torch's GEMM and by oneDNN's, the best of some trials."""
     y = torch.empty(len(a), b.shape[1])
 
     def stock() -> None:

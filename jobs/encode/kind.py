@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from ...configs.precision import NATIVE
 from ..context import Context, WarmModel
 from ..errors import Stopped
 from .options import CODE_GRAPH, EncodeSpec
@@ -101,7 +102,9 @@ def _identity(spec: EncodeSpec, warm: WarmModel) -> bytes:
     """Return the inputs of the embeddings other than the passages."""
     files = sorted(warm.path.glob("*.safetensors")) if warm.path.is_dir() else []
     weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    options = [spec.pooling, spec.normalize, spec.chains, spec.max_length, spec.dtype]
+    # "model" is what earlier versions call the native dtype: their journals are continued.
+    dtype = "model" if spec.dtype == NATIVE else spec.dtype
+    options = [spec.pooling, spec.normalize, spec.chains, spec.max_length, dtype]
     return orjson.dumps([str(warm.model.dtype), weights, options])
 
 

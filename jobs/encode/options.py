@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from ...configs.precision import FORMER_NAMES, NATIVE
 from ...configs.queues import INFER
 from ..errors import SpecError
 from ..spec import Spec, option, path_of
@@ -60,11 +61,12 @@ class EncodeSpec(Spec):
     )
     normalize: bool = option(False, "L2 normalization: every embedding has length 1", group="model")
     dtype: str = option(
-        "model",
-        "precision of the computation; model: the dtype of the model; int8: faster, with its "
-        "accuracy in the result",
+        NATIVE,
+        "precision of the computation; native: the dtype of the model; int8: W8A8 dynamic "
+        "quantization, faster, with its accuracy in the result",
         group="model",
-        choices=("model", "int8"),
+        choices=(NATIVE, "int8"),
+        former_names=FORMER_NAMES,
     )
     batch_size: int = option(
         16, "maximum passages per batch", group="model", minimum=1, maximum=4096

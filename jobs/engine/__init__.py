@@ -1,12 +1,13 @@
-"""The inference engine: one per model and precision, which batches whatever jobs ask of it.
+"""Inference engine with continuous batching (Orca, OSDI 2022), one per model and precision.
 
-    infer/answering.py -> Engine.submit(Generation) -> its turns: plan, forward, sample, decode
-                 <- Generation.pieces (text as it comes, then the end)
+    infer/answering.py -> Engine.submit(Request) -> steps: admit, forward, sample, detokenize
+                       <- Request.pieces (text deltas, then End)
 
-One thread computes for all engines of a process, turn by turn (`compute_thread.py`).
+One thread computes for all engines of a process, one scheduler step at a time
+(`compute_thread.py`).
 
-A sequence joins and leaves the running batch at any token, and gets the tokens that it would get
-alone, bit for bit: linear layers are padded to row counts whose rows do not depend on each other
-(`compute/linears.py`), attention is computed per sequence and on a fixed grid of chunks
-(`decoder.py`), and every sequence draws from a generator of its own (`sampling.py`).
+The engine is batch-invariant: a sequence joins and leaves the running batch at any token and gets
+the same tokens as alone, bit for bit. Linear layers are padded to row counts that their kernels
+compute batch-invariantly (`compute/linears.py`), attention is computed per sequence and on a fixed
+grid of chunks (`decoder.py`), and each sequence has its own random generator (`sampling.py`).
 """

@@ -1,10 +1,10 @@
-"""The thread in which all engines of a process compute, turn by turn.
+"""Compute thread: all engines of a process share it and take scheduler steps in round robin.
 
-OpenMP gives every thread that computes helpers of its own, and as soon as there are more of them
-than processors they all sleep between two operations instead of being ready for the next: with two
-such threads a 0.5B model in int8 wrote 30 tokens per second, with one 54. So there is one, and
-what prepares requests beside it computes without helpers (`without_helpers`); only who prepares an
-engine has some, for that while. Imports torch.
+OpenMP creates a pool of worker threads for each thread that computes. With more of them than
+processors they all sleep between two operations instead of spinning: a 0.5B model in int8 decoded
+30 tokens/s with two computing threads, 54 with one. So one thread computes, and request preparation
+runs concurrently without a pool (`without_helpers`). Only the preparation of an engine has one,
+while it lasts. Imports torch.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ import torch
 from ..compute.threads import compute_with
 
 
-class Turned(Protocol):
-    """An engine. Its properties are asked under the lock of `Turns.changed`."""
+class Steppable(Protocol):
+    """An engine. Its properties are read under the lock of `ComputeThread.changed`."""
 
-    threads: int  # that it computes with
+    threads: int  # OpenMP threads that it computes with
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has something to do and can."""
+        """Whether a step would make progress: the model is prepared and there are requests."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left that it was asked for."""
+        """Whether no request is left."""
 
     @property
-    def is_writing(self) -> bool:
-        """Whether somebody waits for the next token."""
+    def is_decoding(self) -> bool:
+        """Whether a sequence is decoding."""
 
     @property
-    def is_unsettled(self) -> bool:
-        """Whether there is something that it would do while nobody asks for anything."""
+    def has_idle_work(self) -> bool:
+        """Whether there is work for steps without requests, such as packing weights."""
 
-    def turn(self) -> None:
-        """Compute for a moment. Raises nothing."""
+    def step(self) -> None:
+        """Compute one scheduler step. Raises nothing."""
 
 
-class Turns:
-    """Gives each engine that has something to do its turn, one after the other."""
+class ComputeThread:
+    """Runs the steps of all engines that are ready, in round robin. Idle work comes last."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()  # to be notified of what an engine is to do
-        self._engines: list[Turned] = []
-        self._current: Turned | None = None  # the one whose turn it is
-        self._thread: threading.Thread | None = None  # as long as engines take part
+        self.changed = threading.Condition()  # notified when an engine has new work
+        self._engines: list[Steppable] = []
+        self._current: Steppable | None = None  # the engine that is taking a step
+        self._thread: threading.Thread | None = None  # None: no engines
 
-    def join(self, engine: Turned) -> None:
-        """Let an engine take part."""
+    def add(self, engine: Steppable) -> None:
+        """Add an engine; the first one starts the thread."""
         with self.changed:
             if self._thread is None:
                 thread = threading.Thread(target=self._serve, name="engines", daemon=True)
@@ -60,24 +60,24 @@ class Turns:
                 self._thread = thread
             self._engines.append(engine)
 
-    def leave(self, engine: Turned) -> None:
-        """Let an engine go as soon as it is idle; with the last one the thread ends."""
+    def remove(self, engine: Steppable) -> None:
+        """Remove an engine once it is idle; the thread ends with the last one."""
         with self.changed:
             thread = self._thread
             self.changed.wait_for(lambda: engine is not self._current and engine.is_idle)
-            if engine in self._engines:  # somebody else may have let it go
+            if engine in self._engines:  # another thread may have removed it
                 self._engines.remove(engine)
             is_last = not self._engines
             if is_last:
                 self._thread = None
             self.changed.notify_all()
         if is_last and thread is not None:
-            thread.join()  # a process that ends while it still ends would be aborted
+            thread.join()  # the process would be aborted if it exited before the thread has ended
 
-    def is_anyone_writing(self) -> bool:
-        """Whether somebody waits for the next token, of whatever engine."""
+    def is_any_decoding(self) -> bool:
+        """Whether a sequence of any engine is decoding."""
         with self.changed:
-            return any(engine.is_writing for engine in self._engines)
+            return any(engine.is_decoding for engine in self._engines)
 
     def _serve(self) -> None:
         threads = 0
@@ -89,26 +89,26 @@ class Turns:
                 if engine.threads != threads:
                     threads = engine.threads
                     compute_with(threads)
-                engine.turn()
-                del engine  # or it would be kept, closed as it may be, until the next turn
+                engine.step()
+                del engine  # a closed engine must not stay referenced until the next step
 
-    def _next(self) -> Turned | None:
-        """Wait for an engine that has something to do; None when this thread is to end."""
+    def _next(self) -> Steppable | None:
+        """Wait for an engine that has work; None when this thread is to end."""
         with self.changed:
             if self._thread is threading.current_thread():
                 self._current = None
-                self.changed.notify_all()  # who had its turn may be idle now
+                self.changed.notify_all()  # the engine may be idle after its step
             while self._thread is threading.current_thread():
                 ready = (engine for engine in self._engines if engine.is_ready)
-                unsettled = (engine for engine in self._engines if engine.is_unsettled)
-                engine = next(ready, None) or next(unsettled, None)
+                with_idle_work = (engine for engine in self._engines if engine.has_idle_work)
+                engine = next(ready, None) or next(with_idle_work, None)
                 if engine is not None:
                     self._engines.remove(engine)
-                    self._engines.append(engine)  # behind the others
+                    self._engines.append(engine)  # round robin
                     self._current = engine
                     return engine
                 self.changed.wait()
             return None
 
 
-TURNS = Turns()
+COMPUTE_THREAD = ComputeThread()  # of this process

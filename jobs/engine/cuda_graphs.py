@@ -1,4 +1,4 @@
-"""What a GPU is told once and then repeats: CUDA graphs."""
+"""CUDA graphs: computations that are captured once per shape and replayed."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from typing import Any
 
 import torch
 
-_WARM_UPS = 2  # before a capture, in which no library may choose or allocate for the first time
+_WARM_UPS = 2  # before a capture: libraries must not choose kernels or allocate during it
 
 
 class Graphs:
-    """Computations without a number that comes from the device, each captured the first time.
+    """Captures a computation at its first run, and replays it from then on.
 
-    What is captured reads and writes the memory that it found then: who gives it other tensors has
-    to `clear`. It computes twice more before: that must change nothing.
+    A graph reads and writes the memory of its capture: call `clear` when tensors are replaced. A
+    capture is preceded by two runs, which must have no side effects. Nothing may read from the
+    device.
     """
 
     def __init__(self) -> None:
         self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
-        self._pool: Any = None  # of memory, for all of them: they run one after the other
+        self._pool: Any = None  # memory pool, shared: graphs run one after another
 
     def clear(self) -> None:
-        """Forget what was captured."""
+        """Drop all captured graphs."""
         self._captured.clear()
         self._pool = None
 
     def run(self, key: Hashable, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Return what `compute` returns, in memory that the next run overwrites."""
+        """Return the result of `compute`, in memory that the next run overwrites."""
         if key not in self._captured:
             self._captured[key] = self._capture(compute)
         graph, result = self._captured[key]
@@ -45,7 +46,7 @@ class Graphs:
                 compute()
         current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may allocate meanwhile, as one that prepares another engine does.
+        # Other threads may allocate meanwhile, for example to prepare another engine.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = compute()
         self._pool = graph.pool()

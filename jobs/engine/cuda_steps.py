@@ -1,12 +1,12 @@
-"""Writing in steps of fixed shapes, for a GPU: what was launched once is replayed as one graph.
+"""Decode steps of fixed shapes for a GPU, replayed as CUDA graphs.
 
-A GPU computes a token of a small model in less time than Python takes to launch the hundreds of
-kernels for it. So the sequences that write have a row each in one buffer of keys and values, and
-everything that differs from token to token is a tensor: tokens, positions, and by them a mask over
-the buffer. The number of rows and the length that is looked at are rounded up to powers of two,
-and each such pair is captured once (`cuda_graphs.py`).
+A GPU computes a token of a small model in less time than Python takes to launch its hundreds of
+kernels. So decoding sequences share one KV buffer, a slot each, and whatever differs between steps
+is a tensor: tokens, positions, and the attention mask that follows from them. The number of slots
+and the attended length are rounded up to powers of two; each such shape is captured once
+(`cuda_graphs.py`).
 
-The step itself is plain torch, and on a CPU it is tested against the decoder's own pass.
+The step itself is plain torch, and tested on a CPU against the decoder's own pass.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from torch.nn import functional
 from ..compute.device import free_bytes
 from ..compute.shape import Shape
 from .cuda_graphs import Graphs
-from .kv_cache import KeyValues
+from .kv_cache import KVCache
 from .parts import Attend, Part
 from .rope import Rope
 
 Pass = Callable[[Sequence[Any]], torch.Tensor]  # over parts, as Decoder.forward
 
-SHORTEST = 256  # positions that are looked at: fewer would gain nothing
-_MEMORY_SHARE = 0.2  # of what is free at first: more takes the decoder's own pass
+SHORTEST = 256  # attended positions: fewer would gain nothing
+_MEMORY_SHARE = 0.2  # of the memory that is free at first; beyond it, the decoder's own pass
 
 
 class Model(Protocol):
@@ -47,7 +47,7 @@ class Model(Protocol):
     def rope(self) -> Rope:
         """Its rotary positions."""
 
-    def new(self, capacity: int) -> KeyValues:
+    def new(self, capacity: int) -> KVCache:
         """Return room for a sequence of at most so many positions."""
 
     def num_bytes(self, capacity: int) -> int:
@@ -63,27 +63,27 @@ class Model(Protocol):
 
 
 @dataclass
-class _Seat:
-    """The row of a sequence; it may be gone."""
+class _Slot:
+    """A slot's sequence, which may be dead."""
 
-    kv: weakref.ref[KeyValues]
-    begin: int  # positions before are in the sequence's own memory, too
+    kv: weakref.ref[KVCache]
+    begin: int  # positions before it are in the sequence's own KV cache, too
 
 
-class Rows:
-    """Keys and values of sequences that write, side by side: rows 0, 1, … without a gap."""
+class KVSlots:
+    """KV buffer of decoding sequences, in slots 0, 1, … without a gap."""
 
-    def __init__(self, decoder: Model, most_bytes: int) -> None:
+    def __init__(self, decoder: Model, max_bytes: int) -> None:
         self._decoder = decoder
-        self.most_bytes = most_bytes
+        self.max_bytes = max_bytes
         # (layers, keys and values, rows, heads, positions, size)
         like = decoder.new(0).data
         layers, two, heads, _, size = like.shape
         self.data = like.new_empty(layers, two, 0, heads, 0, size)
-        self._seats: list[_Seat] = []
+        self._slots: list[_Slot] = []
 
-    def seat(self, sequences: Sequence[KeyValues]) -> list[int] | None:
-        """Return the rows of sequences, and let all others go; None when there is no room."""
+    def assign(self, sequences: Sequence[KVCache]) -> list[int] | None:
+        """Return the slots of sequences and release all others; None when there is no room."""
         longest = max(kv.length for kv in sequences) + 1
         if not self._reserve(len(sequences), longest):
             self.keep([])
@@ -92,53 +92,53 @@ class Rows:
         rows = self._rows()
         for kv in sequences:
             if id(kv) not in rows:
-                rows[id(kv)] = len(self._seats)
-                self._sit_down(kv)
+                rows[id(kv)] = len(self._slots)
+                self._attach(kv)
         return [rows[id(kv)] for kv in sequences]
 
-    def keep(self, sequences: Sequence[KeyValues]) -> None:
-        """Let all others go."""
+    def keep(self, sequences: Sequence[KVCache]) -> None:
+        """Release all other sequences."""
         kept = {id(kv) for kv in sequences}
-        for row in reversed(range(len(self._seats))):
-            kv = self._seats[row].kv()
+        for row in reversed(range(len(self._slots))):
+            kv = self._slots[row].kv()
             if kv is None or id(kv) not in kept:
-                self._stand_up(row)
+                self._detach(row)
 
-    def release(self, kv: KeyValues) -> None:
-        """Let one go, if it has a row: its own memory has all of it again."""
+    def release(self, kv: KVCache) -> None:
+        """Release a sequence, if it has a slot: copy all of it back to its own KV cache."""
         row = self._rows().get(id(kv))
         if row is not None:
-            self._stand_up(row)
+            self._detach(row)
 
     def _rows(self) -> dict[int, int]:
-        alive = ((seat.kv(), row) for row, seat in enumerate(self._seats))
+        alive = ((seat.kv(), row) for row, seat in enumerate(self._slots))
         return {id(kv): row for kv, row in alive if kv is not None}
 
-    def _sit_down(self, kv: KeyValues) -> None:
-        row, length = len(self._seats), kv.length
+    def _attach(self, kv: KVCache) -> None:
+        row, length = len(self._slots), kv.length
         self.data[:, :, row, :, :length].copy_(kv.data[:, :, :, :length])
-        # Who sat here before may have left NaN, which a mask does not hide: 0 x NaN is NaN.
+        # An earlier sequence may have left NaN, which a mask does not hide: 0 x NaN is NaN.
         self.data[:, :, row, :, length:].zero_()
-        self._seats.append(_Seat(weakref.ref(kv), length))
+        self._slots.append(_Slot(weakref.ref(kv), length))
 
-    def _stand_up(self, row: int) -> None:
-        """Free a row; the last one moves there."""
-        seat = self._seats[row]
+    def _detach(self, row: int) -> None:
+        """Free a slot and move the last one there."""
+        seat = self._slots[row]
         kv = seat.kv()
         if kv is not None:
             new = slice(seat.begin, kv.length)
             kv.data[:, :, :, new].copy_(self.data[:, :, row, :, new])
-        last = self._seats.pop()
+        last = self._slots.pop()
         if last is not seat:
-            self.data[:, :, row].copy_(self.data[:, :, len(self._seats)])
-            self._seats[row] = last
+            self.data[:, :, row].copy_(self.data[:, :, len(self._slots)])
+            self._slots[row] = last
 
     def _reserve(self, rows: int, length: int) -> bool:
         has_rows, has_length = self.data.shape[2], self.data.shape[4]
         if rows <= has_rows and length <= has_length:
             return True
         rows, length = max(rounded(rows), has_rows), max(rounded(length, SHORTEST), has_length)
-        if rows * self._decoder.num_bytes(length) > self.most_bytes:
+        if rows * self._decoder.num_bytes(length) > self.max_bytes:
             return False
         layers, two, _, heads, _, size = self.data.shape
         grown = self.data.new_zeros(layers, two, rows, heads, length, size)
@@ -147,31 +147,31 @@ class Rows:
         return True
 
 
-class FixedSteps:
-    """Computes the next token of many sequences at once, whoever joins and leaves."""
+class CudaSteps:
+    """Decode steps of a changing set of sequences."""
 
-    def __init__(self, decoder: Model, *, most_bytes: int | None = None) -> None:
-        """`most_bytes`: for the keys and values of those that write."""
+    def __init__(self, decoder: Model, *, max_bytes: int | None = None) -> None:
+        """`max_bytes`: of the KV buffer."""
         device = decoder.embedding.device
-        if most_bytes is None:
-            most_bytes = int(free_bytes(device) * _MEMORY_SHARE)
-        # The decoder has these steps: a circle would keep a closed engine's memory.
+        if max_bytes is None:
+            max_bytes = int(free_bytes(device) * _MEMORY_SHARE)
+        # Weak: the decoder holds these steps, and a cycle would delay freeing a closed engine.
         self._decoder: Model = weakref.proxy(decoder)
-        self._rows = Rows(self._decoder, most_bytes)
+        self._rows = KVSlots(self._decoder, max_bytes)
         self._graphs = Graphs() if device.type == "cuda" else None
-        # The tokens, where their keys and values come to, and their rotary positions.
+        # (3, slots): tokens, cache positions, RoPE positions.
         self._inputs = torch.zeros(3, 0, dtype=torch.int64, device=device)
         self._cos, self._sin = decoder.rope.tables(0)
-        self._computed_in: torch.Tensor | None = None  # the buffer that graphs know
+        self._computed_in: torch.Tensor | None = None  # the buffer that was captured
 
-    def release(self, kv: KeyValues) -> None:
-        """Put all of a sequence into its own memory, for whoever looks there."""
+    def release(self, kv: KVCache) -> None:
+        """Copy all of a sequence back to its own KV cache."""
         self._rows.release(kv)
 
     def forward(self, parts: Sequence[Part], otherwise: Pass) -> torch.Tensor:
-        """Compute parts as Decoder.forward does; those that are not one token by `otherwise`."""
+        """Compute parts as Decoder.forward does; those with several tokens by `otherwise`."""
         writing = [part for part in parts if _is_one_token(part)]
-        rows = self._rows.seat([part.kv for part in writing]) if writing else None
+        rows = self._rows.assign([part.kv for part in writing]) if writing else None
         if rows is None:
             self._rows.keep([])
             return otherwise(parts)
@@ -188,10 +188,10 @@ class FixedSteps:
         return torch.cat([logits, of_others])[torch.tensor(order, device=logits.device)]
 
     def _step(self, parts: Sequence[Part], rows: Sequence[int]) -> torch.Tensor:
-        """Compute one token of each part: (parts, V)."""
+        """Compute one token of each part; return logits (parts, V)."""
         self._grow()
         shape = (rounded(len(parts)), rounded(max(p.kv.length for p in parts) + 1, SHORTEST))
-        inputs = [(0, 0, 0)] * shape[0]  # of rows that nobody has, too
+        inputs = [(0, 0, 0)] * shape[0]  # unused slots compute token 0
         for row, part in zip(rows, parts, strict=True):
             inputs[row] = (part.ids[0], part.kv.length, part.kv.length + part.offset)
         self._inputs[:, : shape[0]].copy_(torch.tensor(inputs).T)
@@ -201,25 +201,25 @@ class FixedSteps:
             logits = self._graphs.run(shape, lambda: self._compute(*shape))
         for part in parts:
             part.kv.length += 1
-        # A copy: the next step writes into what a graph returns.
+        # A copy: the next replay overwrites the graph's output.
         return logits[torch.tensor(rows, device=logits.device)]
 
     def _grow(self) -> None:
-        """Make everything else as large as the buffer, and forget what was captured before."""
+        """Resize inputs and tables to the buffer; drop graphs that were captured on another one."""
         data = self._rows.data
         if data is self._computed_in:
             return
         self._computed_in = data
         self._inputs = self._inputs.new_zeros(3, data.shape[2])
-        # Tables of their own: those of the decoder are replaced when they grow.
+        # Kept here: the decoder replaces its tables when they grow.
         self._cos, self._sin = self._decoder.rope.tables(data.shape[4])
         if self._graphs is not None:
             self._graphs.clear()
 
     def _compute(self, rows: int, length: int) -> torch.Tensor:
-        """One token of each of the first rows, which see positions up to `length`: (rows, V).
+        """Compute one token of the first `rows` slots, attending to `length` positions: (rows, V).
 
-        Nothing here asks the device for a number, and nothing depends on one: it can be captured.
+        No value is read from the device, so that it can be captured.
         """
         decoder, data = self._decoder, self._rows.data
         tokens, positions, places = self._inputs[:, :rows]
@@ -248,9 +248,9 @@ class FixedSteps:
 
 
 def _is_one_token(part: Part) -> bool:
-    return len(part.ids) == 1 and part.wants_logits and part.places is None and not part.seen
+    return len(part.ids) == 1 and part.wants_logits and part.positions is None and not part.features
 
 
 def rounded(number: int, least: int = 1) -> int:
-    """The next power of two, and no less than `least`."""
+    """Return the next power of two, at least `least`."""
     return max(least, 1 << (number - 1).bit_length())

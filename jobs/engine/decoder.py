@@ -1,11 +1,11 @@
-"""The forward pass of Llama-like models over a batch of sequences, without padding.
+"""Forward pass of Llama-like decoders over a ragged batch of sequences, without padding.
 
-Rows are positions: of many sequences side by side, one of each that writes and many of each whose
-prompt is read. All rows share every linear layer; attention is computed for each sequence by
-itself. Weights come from the transformers model; a test compares the logits with its own.
+The tokens of all sequences are concatenated: one of each decoding sequence, many of each prompt in
+prefill. They share every linear layer; attention is computed per sequence. Weights come from the
+transformers model, and a test compares the logits with its own.
 
-On a GPU, sequences that write are computed in steps of fixed shapes (`cuda_steps.py`): rows are the same
-to rounding there, not to the bit.
+On a GPU, decoding sequences are computed in steps of fixed shapes (`cuda_steps.py`), which are
+batch-invariant to rounding only, not to the bit.
 """
 
 from __future__ import annotations
@@ -19,44 +19,45 @@ import torch
 from torch.nn import functional
 
 from ..compute import hugepages, native
+from ..compute.levels import NATIVE
 from ..compute.linears import (
     LazilyPackedLinear,
     Linear,
-    Linears,
-    Uniform,
+    LinearBuilder,
+    UniformBuilder,
     packed_areas,
     served_precision,
 )
 from ..compute.quantized import LinearFactory
 from ..compute.shape import Shape
-from .cuda_steps import FixedSteps
-from .kv_cache import CHUNK, KeyValues
-from .layer_ops import Norms, Rowwise, Single, Torch
+from .cuda_steps import CudaSteps
+from .kv_cache import CHUNK, KVCache
+from .layer_ops import DecodeRow, LayerOps, Norms, TorchLayerOps
 from .parts import Attend, Part
 from .rope import Rope
 
 log = logging.getLogger(__name__)
 
-# Model types with this structure: RMSNorm, rotary positions, grouped heads, SwiGLU.
+# Model types with this structure: RMSNorm, RoPE, grouped-query attention (GQA), SwiGLU.
 _MODEL_TYPES = (
     *("llama", "mistral", "qwen2", "qwen3"),
     *("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"),
 )
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # whose frequencies depend on no length
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # frequencies do not depend on the length
 
-_MOST_SEQUENCES = 64  # of a fused decode step
-_PATIENCE = 4  # turns before the first layer is packed; after that one layer a turn
+_MAX_FUSED_SEQUENCES = 64
+_PATIENCE = 4  # passes before the first layer is packed; then one layer per pass
 
 
 @dataclass(frozen=True)
 class _Span:
-    """Rows of one sequence within one chunk of the grid, more than one."""
+    """Consecutive tokens of one sequence within one chunk of the grid, more than one."""
 
-    kv: KeyValues
+    kv: KVCache
     row: int
-    begin: int  # position of the first row
+    begin: int  # position of the first token
     end: int
-    mask: torch.Tensor  # (groups * rows, end)
+    mask: torch.Tensor  # causal, (groups * tokens, end)
 
 
 @dataclass(frozen=True)
@@ -71,28 +72,27 @@ class Layer:
 
     @property
     def norms(self) -> tuple[torch.Tensor, ...]:
-        """Before attention and the MLP, and of queries and keys, if there are such."""
+        """RMSNorm weights: before attention and the MLP; of queries and keys, if there are any."""
         return self.attention_norm, self.mlp_norm, *(self.head_norms or ())
 
 
 class Decoder:
-    """Computes logits for the parts of many sequences at once."""
+    """Computes logits for parts of many sequences in one pass."""
 
-    chunk: int | None = CHUNK  # a part must not begin or end within one, but for a prompt's end
+    chunk: int | None = CHUNK  # parts begin and end on this grid, except at a prompt's end
 
     def __init__(
         self,
         model: Any,
         *,
-        precision: str = "own",
+        precision: str = NATIVE,
         make: LinearFactory | None = None,
-        is_fixed: bool | None = None,
+        use_cuda_steps: bool | None = None,
         spare_bytes: int | None = None,
     ) -> None:
-        """`make`: the form of all linear layers, in the place of those that suit `precision`.
-
-        Rows may depend on each other then. `is_fixed`: whether to write in steps of fixed shapes;
-        by default on a GPU. `spare_bytes`: of memory that packing leaves free.
+        """`make`: the form of all linear layers, in place of the one that suits `precision`; not
+        batch-invariant. `use_cuda_steps`: whether to decode in steps of fixed shapes (default: on a
+        GPU). `spare_bytes`: memory that packing must leave free (default: 1 GiB).
         """
         config = model.config.get_text_config()
         text = _text_model(model)
@@ -107,7 +107,9 @@ class Decoder:
         self.embedding: torch.Tensor = text.embed_tokens.weight.detach()
         self.precision = served_precision(precision, self.embedding)
         self._linears = (
-            Linears(self.precision, spare_bytes=spare_bytes) if make is None else Uniform(make)
+            LinearBuilder(self.precision, spare_bytes=spare_bytes)
+            if make is None
+            else UniformBuilder(make)
         )
         self.layers = [
             _layer(layer, self._linears, patience=_PATIENCE + number)
@@ -118,22 +120,22 @@ class Decoder:
             [model.get_output_embeddings()], patience=_PATIENCE + len(self.layers)
         )
         self.rope = Rope(text.rotary_emb, self.embedding)
-        if is_fixed is None:
-            is_fixed = self.embedding.device.type == "cuda"
-        self._fixed = FixedSteps(self) if is_fixed else None
+        if use_cuda_steps is None:
+            use_cuda_steps = self.embedding.device.type == "cuda"
+        self._cuda_steps = CudaSteps(self) if use_cuda_steps else None
         norms = [norm for layer in self.layers for norm in layer.norms]
-        natively = _native_rowwise(self.shape, self.embedding, [self.norm, *norms])
-        self._rowwise: Rowwise = natively or Torch(self.shape)
-        self._steps = None if natively is None else self._decode_steps()
-        self._moving: Iterator[None] | None = None  # packed weights, into huge pages
+        natively = _native_layer_ops(self.shape, self.embedding, [self.norm, *norms])
+        self._layer_ops: LayerOps = natively or TorchLayerOps(self.shape)
+        self._fused_steps = None if natively is None else self._decode_steps()
+        self._page_moves: Iterator[None] | None = None  # of packed weights into huge pages
 
     def _decode_steps(self) -> Any:
-        from ..compute.native.fused import DecodeSteps, FusedLayer
+        from ..compute.native.fused import FusedDecodeSteps, FusedLayer
         from ..compute.native.openmp import openmp
 
-        team = openmp()
-        assert team is not None
-        return DecodeSteps(
+        omp = openmp()
+        assert omp is not None
+        return FusedDecodeSteps(
             self.shape,
             [
                 FusedLayer(layer.norms, (layer.qkv, layer.out, layer.gate_up, layer.down))
@@ -141,25 +143,25 @@ class Decoder:
             ],
             self.norm,
             self.head,
-            team,
+            omp,
         )
 
     @property
-    def is_exact(self) -> bool:
-        """Whether rows do not depend on each other."""
-        return self._linears.is_exact
+    def is_batch_invariant(self) -> bool:
+        """Whether a token gets the same bits whatever else is in the batch."""
+        return self._linears.is_batch_invariant
 
     @staticmethod
-    def takes(model: Any) -> bool:
-        """Whether this is a model of the right structure. Raises for none."""
+    def supports(model: Any) -> bool:
+        """Whether a model has the structure that this class computes. Raises nothing."""
         config = model.config.get_text_config(decoder=True)
         if config.model_type not in _MODEL_TYPES or model.get_output_embeddings() is None:
-            return False  # what its layers are called is not known
+            return False  # the names of its layers are not known
         layers = _text_model(model).layers
         if type(layers[0].self_attn.q_proj) is not torch.nn.Linear:
-            return False  # an adapter, perhaps
+            return False  # a LoRA layer, say
         if _num_deep(model) >= len(layers):
-            return False  # the last layer computes some rows alone
+            return False  # the last layer drops rows that later features would be added to
         window = getattr(config, "sliding_window", None)
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         rope = getattr(config, "rope_parameters", None) or {}
@@ -172,13 +174,13 @@ class Decoder:
         )
 
     def num_bytes(self, capacity: int) -> int:
-        """The memory of a sequence of that many positions."""
+        """Return the bytes of a KV cache for that many positions."""
         size: int = self.embedding.element_size() * self.shape.head_dim
         return 2 * len(self.layers) * self.shape.kv_heads * capacity * size
 
-    def new(self, capacity: int) -> KeyValues:
-        """Return room for a sequence of at most so many positions."""
-        return KeyValues(
+    def new(self, capacity: int) -> KVCache:
+        """Return an empty KV cache for at most that many positions."""
+        return KVCache(
             layers=len(self.layers),
             heads=self.shape.kv_heads,
             size=self.shape.head_dim,
@@ -186,36 +188,36 @@ class Decoder:
             like=self.embedding,
         )
 
-    def fork(self, kv: KeyValues, length: int, capacity: int) -> KeyValues:
-        """Return a sequence that begins with the first `length` positions of another."""
-        if self._fixed is not None:
-            self._fixed.release(kv)
+    def fork(self, kv: KVCache, length: int, capacity: int) -> KVCache:
+        """Return a KV cache with a copy of the first `length` positions of another."""
+        if self._cuda_steps is not None:
+            self._cuda_steps.release(kv)
         copy = self.new(capacity)
-        copy.fill_from(kv, length)
+        copy.copy_prefix(kv, length)
         return copy
 
     def forward(self, parts: Sequence[Part]) -> torch.Tensor:
-        """Compute the parts; return the logits after each that wants them: (wanting, V)."""
-        if self._fixed is not None:
-            return self._fixed.forward(parts, self._forward)
+        """Compute the parts; return logits (N, V) after each of the N parts that want them."""
+        if self._cuda_steps is not None:
+            return self._cuda_steps.forward(parts, self._forward)
         return self._forward(parts)
 
     def _forward(self, parts: Sequence[Part]) -> torch.Tensor:
         for part in parts:
-            if part.kv.length + len(part.ids) > part.kv.capacity:  # machine code would not see it
+            if part.kv.length + len(part.ids) > part.kv.capacity:  # native: unchecked
                 raise IndexError(f"a sequence has room for {part.kv.capacity} positions")
         ids = [token for part in parts for token in part.ids]
-        cos, sin = self.rope.at(_places(parts))
+        cos, sin = self.rope.at(_positions(parts))
         x = self.embedding[torch.tensor(ids, device=self.embedding.device)]
-        seen = _seen(parts)
+        seen = _image_features(parts)
         for where, features in seen:
             x[where] = features[0].to(x.dtype)
         deep = [(where, features[1:]) for where, features in seen if len(features) > 1]
         wanted = _wanted(parts)
-        is_step = len(wanted) == len(ids) <= _MOST_SEQUENCES and not deep
-        steps = self._ready_steps() if is_step else None
+        is_step = len(wanted) == len(ids) <= _MAX_FUSED_SEQUENCES and not deep
+        steps = self._ready_fused_steps() if is_step else None
         if steps is not None:
-            logits: torch.Tensor = steps.logits(x, cos, sin, [part.kv.place for part in parts])
+            logits: torch.Tensor = steps.logits(x, cos, sin, [part.kv.location for part in parts])
         else:
             rows = torch.tensor(wanted, dtype=torch.long, device=x.device)
             x = self.hidden(x, cos, sin, self._attention(parts), rows, deep)
@@ -224,21 +226,21 @@ class Decoder:
             part.kv.length += len(part.ids)
         return logits
 
-    def settle(self) -> bool:
-        """Do a part of what makes later passes faster; return whether there was something to do."""
+    def idle_step(self) -> bool:
+        """Pack a layer or move packed weights to huge pages; return whether anything was left."""
         for linear in self.linears:
-            if isinstance(linear, LazilyPackedLinear) and linear.settle():
+            if isinstance(linear, LazilyPackedLinear) and linear.pack_now():
                 return True
-        self._ready_steps()
-        if self._moving is None:
-            self._moving = hugepages.move(packed_areas(self.linears))
-        for _ in self._moving:
+        self._ready_fused_steps()
+        if self._page_moves is None:
+            self._page_moves = hugepages.move(packed_areas(self.linears))
+        for _ in self._page_moves:
             return True
         return False
 
     @property
     def linears(self) -> list[Linear]:
-        """All linear layers, in their order."""
+        """All linear layers, in order of computation."""
         of_layers = (
             linear
             for layer in self.layers
@@ -246,28 +248,28 @@ class Decoder:
         )
         return [*of_layers, self.head]
 
-    def _ready_steps(self) -> Any:
-        """The fused decode steps (native.fused.DecodeSteps), or None while they cannot be used."""
-        if self._steps is None:
+    def _ready_fused_steps(self) -> Any:
+        """Return native.fused.FusedDecodeSteps, or None while they cannot be used."""
+        if self._fused_steps is None:
             return None
-        from ..compute.native.fused import NotPackedAlike
+        from ..compute.native.fused import LayoutMismatch
 
         try:
-            return self._steps if self._steps.is_ready else None
-        except NotPackedAlike as error:
-            log.info("decode steps take PyTorch's operations: %s", error)
-            self._steps = None
+            return self._fused_steps if self._fused_steps.is_ready else None
+        except LayoutMismatch as error:
+            log.info("decode steps are not fused, which is slower: %s", error)
+            self._fused_steps = None
             return None
 
     def _attention(self, parts: Sequence[Part]) -> Attend:
-        singles, spans = self._spans(parts)
+        decode_rows, spans = self._spans(parts)
 
         def attend(qkv: torch.Tensor, number: int) -> torch.Tensor:
             attended = torch.empty_like(qkv[:, : self.shape.heads])
             for span in spans:
                 self._attend(qkv, attended, span, number)
-            if singles:
-                self._rowwise.attend(qkv, attended, singles, number)
+            if decode_rows:
+                self._layer_ops.attend(qkv, attended, decode_rows, number)
             return attended
 
         return attend
@@ -281,10 +283,11 @@ class Decoder:
         wanted: torch.Tensor | None = None,
         deep: Sequence[tuple[slice, torch.Tensor]] = (),
     ) -> torch.Tensor:
-        """All layers; return the rows `wanted` (int64), or all, of what is behind them.
+        """Compute all layers; return hidden states (tokens, hidden), or only those at `wanted`.
 
-        x: (rows, hidden); cos, sin: (rows, 1, size). `deep`: what is added to rows behind the first
-        layers, (layers, rows, hidden) each (DeepStack, arXiv:2406.04334).
+        x: (tokens, hidden); cos, sin: (tokens, 1, head_dim); wanted: int64. `deep`: image features
+        added to tokens after the first layers, (layers, tokens, hidden) each (DeepStack,
+        arXiv:2406.04334).
         """
         for number, layer in enumerate(self.layers):
             is_last = number == len(self.layers) - 1
@@ -295,30 +298,30 @@ class Decoder:
         return x
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """The logits of rows (rows, hidden) behind the last layer: (rows, V)."""
-        return self._product(self.head, self._rowwise.normalise(x, self.norm))
+        """Return logits (tokens, V) of hidden states (tokens, hidden) after the last layer."""
+        return self._linear(self.head, self._layer_ops.rms_norm(x, self.norm))
 
-    def _product(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
-        """A layer's outputs (rows, outputs) of x (rows, inputs)."""
-        steps = self._ready_steps()
+    def _linear(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        """Apply a linear layer: (tokens, in) to (tokens, out)."""
+        steps = self._ready_fused_steps()
         if steps is None:
             return linear(x)
-        y: torch.Tensor = steps.product(linear, x)
+        y: torch.Tensor = steps.linear(linear, x)
         return y
 
-    def _spans(self, parts: Sequence[Part]) -> tuple[list[Single], list[_Span]]:
-        singles, spans, row = [], [], 0
+    def _spans(self, parts: Sequence[Part]) -> tuple[list[DecodeRow], list[_Span]]:
+        decode_rows, spans, row = [], [], 0
         for part in parts:
             begin, last = part.kv.length, part.kv.length + len(part.ids)
             while begin < last:
                 end = min(begin // CHUNK * CHUNK + CHUNK, last)
                 if end - begin == 1:
-                    singles.append(Single(row, part.kv, begin))
+                    decode_rows.append(DecodeRow(row, part.kv, begin))
                 else:
                     spans.append(_Span(part.kv, row, begin, end, self._mask(begin, end)))
                 row += end - begin
                 begin = end
-        return singles, spans
+        return decode_rows, spans
 
     def _mask(self, begin: int, end: int) -> torch.Tensor:
         like = self.embedding
@@ -338,25 +341,25 @@ class Decoder:
         attend: Attend,
         wanted: torch.Tensor | None,
     ) -> torch.Tensor:
-        """One layer; of what comes behind its attention only the rows `wanted`, unless None."""
-        rowwise = self._rowwise
-        h = rowwise.normalise(x, layer.attention_norm)
+        """Compute one layer; after its attention only the tokens `wanted`, unless None."""
+        rowwise = self._layer_ops
+        h = rowwise.rms_norm(x, layer.attention_norm)
         shape = self.shape
-        qkv = self._product(layer.qkv, h).view(
+        qkv = self._linear(layer.qkv, h).view(
             len(x), shape.heads + 2 * shape.kv_heads, shape.head_dim
         )
-        rowwise.turn(qkv, layer.head_norms, cos, sin)
+        rowwise.norm_and_rope(qkv, layer.head_norms, cos, sin)
         attended = attend(qkv, number)
         if wanted is not None:
             x, attended = x[wanted], attended[wanted]
             if not len(wanted):
                 return x
-        x = x + self._product(layer.out, attended.view(len(x), shape.heads * shape.head_dim))
-        h = rowwise.normalise(x, layer.mlp_norm)
-        return x + self._product(layer.down, rowwise.gate(self._product(layer.gate_up, h)))
+        x = x + self._linear(layer.out, attended.view(len(x), shape.heads * shape.head_dim))
+        h = rowwise.rms_norm(x, layer.mlp_norm)
+        return x + self._linear(layer.down, rowwise.swiglu(self._linear(layer.gate_up, h)))
 
     def _attend(self, qkv: torch.Tensor, attended: torch.Tensor, span: _Span, number: int) -> None:
-        """Attention of one span, its groups of heads folded into the rows of a query."""
+        """Attention of one span. GQA: the query heads of a KV head are folded into query rows."""
         written, keys, values = span.kv.layers[number]
         begin, end = span.begin, span.end
         shape, heads, size = self.shape, self.shape.kv_heads, self.shape.head_dim
@@ -378,7 +381,7 @@ class Decoder:
 
 
 def _wanted(parts: Sequence[Part]) -> list[int]:
-    """The rows whose logits are asked for."""
+    """Return the indices of tokens whose logits are wanted."""
     wanted, row = [], 0
     for part in parts:
         row += len(part.ids)
@@ -387,11 +390,11 @@ def _wanted(parts: Sequence[Part]) -> list[int]:
     return wanted
 
 
-def _seen(parts: Sequence[Part]) -> list[tuple[slice, torch.Tensor]]:
-    """The features of images among all rows, and which rows they belong to."""
+def _image_features(parts: Sequence[Part]) -> list[tuple[slice, torch.Tensor]]:
+    """Return image features, each with its slice of the batch's tokens."""
     found, row = [], 0
     for part in parts:
-        for first, features in part.seen:
+        for first, features in part.features:
             begin = row + first
             found.append((slice(begin, begin + features.shape[1]), features))
         row += len(part.ids)
@@ -399,20 +402,20 @@ def _seen(parts: Sequence[Part]) -> list[tuple[slice, torch.Tensor]]:
 
 
 def _num_deep(model: Any) -> int:
-    """The number of layers behind which features of images are added (Qwen3-VL)."""
+    """Return the number of layers after which image features are added (Qwen3-VL)."""
     vision = getattr(model.config, "vision_config", None)
     return len(getattr(vision, "deepstack_visual_indexes", None) or ())
 
 
 def _text_model(model: Any) -> Any:
-    """The part of a model that reads text, where it has another one for images."""
+    """Return the text decoder of a model, which may have a vision tower, too."""
     inner = getattr(model, "model", None)
     return getattr(inner, "language_model", inner)
 
 
-def _places(parts: Sequence[Part]) -> torch.Tensor:
-    """The positions of all rows: (rows,), or (3, rows) as soon as one part has such."""
-    if all(part.places is None for part in parts):
+def _positions(parts: Sequence[Part]) -> torch.Tensor:
+    """Return the positions of all tokens: (tokens,), or (3, tokens) if a part has M-RoPE ones."""
+    if all(part.positions is None for part in parts):
         begins = [(part.kv.length + part.offset, len(part.ids)) for part in parts]
         line = [place for begin, count in begins for place in range(begin, begin + count)]
         return torch.tensor(line)
@@ -420,11 +423,11 @@ def _places(parts: Sequence[Part]) -> torch.Tensor:
     for part in parts:
         begin = part.kv.length + part.offset
         line_of_part = torch.arange(begin, begin + len(part.ids)).expand(3, -1)
-        columns.append(line_of_part if part.places is None else part.places)
+        columns.append(line_of_part if part.positions is None else part.positions)
     return torch.cat(columns, dim=1)
 
 
-def _layer(layer: Any, linears: Linears | Uniform, *, patience: int) -> Layer:
+def _layer(layer: Any, linears: LinearBuilder | UniformBuilder, *, patience: int) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
 
     def fused(*layers: torch.nn.Linear) -> Linear:
@@ -444,15 +447,15 @@ def _layer(layer: Any, linears: Linears | Uniform, *, patience: int) -> Layer:
     )
 
 
-def _native_rowwise(
+def _native_layer_ops(
     shape: Shape, embedding: torch.Tensor, norms: Sequence[torch.Tensor]
-) -> Rowwise | None:
-    """Return the native operations, or None where they cannot be had.
+) -> LayerOps | None:
+    """Return native layer operations, or None where they are not supported.
 
-    embedding: (V, hidden); norms: the weights of all of a decoder's.
+    embedding: (V, hidden); norms: all RMSNorm weights of the decoder.
     """
     if embedding.device.type != "cpu" or not native.is_available():
         return None
-    from .native_layer_ops import Native
+    from .native_layer_ops import NativeLayerOps
 
-    return Native(shape) if Native.takes(shape, embedding, norms) else None
+    return NativeLayerOps(shape) if NativeLayerOps.supports(shape, embedding, norms) else None

@@ -1,37 +1,37 @@
-"""From tokens to text as it grows: no half characters, and nothing of a stop string."""
+"""Incremental detokenizer: emits complete UTF-8 characters only, and no part of a stop string."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-_CONTEXT = 5  # tokens before the text, so that what they imply (a leading space) is seen
-_CHARACTER = 4  # bytes that a character has at most, and so tokens that it may take
-_HALF = "\ufffd"  # what half a character decodes to
+_CONTEXT = 5  # tokens of context, so that a token's leading space is decoded
+_CHARACTER = 4  # bytes of a UTF-8 character at most, and so tokens that it may take
+_INCOMPLETE = "\ufffd"  # what an incomplete character decodes to
 
 
 class TextStream:
-    """The text of one completion. `add` returns what is certain by now."""
+    """The text of one completion. `add` returns the text that later tokens cannot change."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int], stop: tuple[str, ...]) -> None:
         self._tokenizer = tokenizer
         self._ids = list(prompt[-_CONTEXT:])
-        self._begin = 0  # of the tokens whose text is context
-        self._read = len(self._ids)  # tokens whose text was taken
+        self._begin = 0  # first token of the context
+        self._read = len(self._ids)  # tokens whose text was returned or held back
         self._stop = stop
-        self._held = ""  # may be the beginning of a stop string
+        self._held = ""  # held back: may be the start of a stop string
         self.is_stopped = False
 
     def add(self, token: int) -> str:
-        """Take one more token; sets `is_stopped` when a stop string is whole."""
+        """Append a token and return new text; sets `is_stopped` at a complete stop string."""
         self._ids.append(token)
         return self._release(self._take(len(self._ids) - self._read < _CHARACTER))
 
     def finish(self) -> str:
-        """Return what was held back; half a character is dropped."""
+        """Return the text that was held back, without an incomplete character."""
         if self.is_stopped:
             return ""
-        rest = self._held + self._take(False).rstrip(_HALF)
+        rest = self._held + self._take(False).rstrip(_INCOMPLETE)
         self._held = ""
         for text in self._stop:
             rest = rest.partition(text)[0]
@@ -40,12 +40,12 @@ class TextStream:
     def _take(self, may_wait: bool) -> str:
         before = self._decode(self._ids[self._begin : self._read])
         after = self._decode(self._ids[self._begin :])
-        if may_wait and after.endswith(_HALF):
+        if may_wait and after.endswith(_INCOMPLETE):
             return ""
         if len(after) <= len(before):
             return ""
         self._begin, self._read = self._read, len(self._ids)
-        # Long enough a context for the next token, also where this one has no text of its own.
+        # Keep enough context for the next token, also when this one decodes to nothing.
         self._begin = min(self._begin, max(0, self._read - _CONTEXT))
         return after[len(before) :]
 
@@ -70,7 +70,7 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that `stop` begins with."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -1,9 +1,9 @@
-"""Models of any other structure: their own forward pass, one sequence after the other.
+"""Fallback runner: other architectures, by their own forward pass, one sequence after another.
 
-Sequences still join and leave at any token, and each gets what it would get alone. They share no
-computation, and no prefixes. Between two tokens the model's own kind of cache is kept. Where that
-does not hold all of a sequence (a model may keep a part in its modules, or have no cache), every
-token is computed from the whole sequence.
+Scheduling is the same: sequences join and leave at any token and get the same tokens as alone. But
+nothing is batched, and prefixes are not cached. Between two tokens the model's own cache is kept.
+Where that does not hold the whole state of a sequence (a model may keep a part in its modules, or
+have no cache), each token is computed from the whole sequence.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from typing import Any
 
 import torch
 
-from .image_encoding import Eyes
+from ..compute.levels import NATIVE
+from .image_encoding import VisionEncoder
 from .parts import Part
 
 log = logging.getLogger(__name__)
 
-_CACHE_NAMES = ("past_key_values", "cache_params")  # how models call what they keep of a sequence
-_ROUNDING = {torch.float64: 1e-3, torch.float32: 1e-3}  # of the range of logits
-_ROUNDING_OF_HALF = 0.05
+_CACHE_NAMES = ("past_key_values", "cache_params")  # argument names of caches
+_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}  # share of the range of logits
+_TOLERANCE_16_BIT = 0.05
 
 
 @dataclass(eq=False)
-class OwnSequence:
-    """The tokens of a sequence so far and the model's cache of them, None where it has none."""
+class FallbackSequence:
+    """The tokens of a sequence so far, and the model's cache (None: it has none)."""
 
     cache: Any
     ids: list[int] = field(default_factory=list)
@@ -40,38 +41,38 @@ class OwnSequence:
         return len(self.ids)
 
 
-class AsIs:
-    """Computes logits with the model's own forward."""
+class FallbackRunner:
+    """Computes logits with the model's own `forward`. Same interface as Decoder."""
 
-    chunk: int | None = None  # prompts are computed whole
-    precision = "own"
+    chunk: int | None = None  # prompts are computed in one pass
+    precision = NATIVE
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._parameters = inspect.signature(model.forward).parameters
-        self._has_axes = Eyes.are_in(model)  # positions of time, row and column
+        self._has_axes = VisionEncoder.is_in(model)  # M-RoPE: positions of time, row and column
         names = [name for name in _CACHE_NAMES if name in self._parameters]
-        self._cache_name = names[0] if names and self._caches_all(names[0]) else None
-        self._bytes_alone, self._bytes_each = self._measured()
+        self._cache_name = names[0] if names and self._is_cache_complete(names[0]) else None
+        self._bytes_alone, self._bytes_each = self._measure_bytes()
 
     def num_bytes(self, capacity: int) -> int:
-        """The memory of a sequence, about: as that of a short one has grown."""
+        """Estimate the bytes of a sequence, from the growth of a short one's cache."""
         return self._bytes_alone + capacity * self._bytes_each
 
-    def new(self, capacity: int) -> OwnSequence:
+    def new(self, capacity: int) -> FallbackSequence:
         """Return an empty sequence."""
-        return OwnSequence(self._new_cache() if self._cache_name else None)
+        return FallbackSequence(self._new_cache() if self._cache_name else None)
 
-    def fork(self, kv: OwnSequence, length: int, capacity: int) -> OwnSequence:
-        """Return a copy of a sequence; `length` is all of it."""
-        return OwnSequence(copy.deepcopy(kv.cache), list(kv.ids))
+    def fork(self, kv: FallbackSequence, length: int, capacity: int) -> FallbackSequence:
+        """Return a copy of a whole sequence; `length` is its length."""
+        return FallbackSequence(copy.deepcopy(kv.cache), list(kv.ids))
 
-    def settle(self) -> bool:
-        """Do nothing: it is as fast as it can be."""
+    def idle_step(self) -> bool:
+        """Return False: there is nothing to do while idle."""
         return False
 
     def forward(self, parts: Sequence[Part]) -> torch.Tensor:
-        """Compute the parts; return the logits after each that wants them: (wanting, V)."""
+        """Compute the parts; return logits (N, V) after each of the N parts that want them."""
         wanted = []
         for part in parts:
             logits = self._logits(part, self._cache_name)
@@ -86,7 +87,7 @@ class AsIs:
         given = part.ids if cache_name is not None else [*kv.ids, *part.ids]
         kv.ids += part.ids
         if "position_ids" in self._parameters and not self._has_axes:
-            # Some count wrong by themselves from a cache on (Bamba).
+            # Some models count positions wrongly after a cache (Bamba).
             places = torch.arange(kv.length - len(given), kv.length, device=self._model.device)
             how["position_ids"] = places[None]
         if "use_cache" in self._parameters:
@@ -100,21 +101,21 @@ class AsIs:
         return logits
 
     def _images(self, part: Part) -> dict[str, Any]:
-        """The positions of a part on three axes, and the features of its images."""
+        """Return M-RoPE positions and image features as arguments of the model's forward."""
         begin = part.kv.length + part.offset
-        places = part.places
+        places = part.positions
         if places is None:
             places = torch.arange(begin, begin + len(part.ids)).expand(3, -1)
         given: dict[str, Any] = {"position_ids": places[:, None].to(self._model.device)}
-        if part.seen:
-            levels = zip(*(features for _, features in part.seen), strict=True)
+        if part.features:
+            levels = zip(*(features for _, features in part.features), strict=True)
             first, *deep = map(list, levels)
-            # What the model's own vision part would return.
+            # The output of the model's own vision tower.
             seen = SimpleNamespace(pooler_output=first, deepstack_features=deep)
             given["mm_encoder_outputs"] = {"image": seen}
         return given
 
-    # What the model keeps.
+    # --- The cache ----------------------------------------------------------------------------
 
     def _new_cache(self) -> Any:
         from transformers import DynamicCache
@@ -122,30 +123,33 @@ class AsIs:
         return DynamicCache(config=self._model.config)
 
     @torch.inference_mode()
-    def _caches_all(self, name: str) -> bool:
-        """Whether going on from a cache gives the logits of the whole sequence.
+    def _is_cache_complete(self, name: str) -> bool:
+        """Whether decoding from the cache gives the logits of a full pass, to rounding.
 
-        Another sequence comes between: a model may keep something in its modules, which all share.
+        Another sequence is computed in between: a model may keep state in its modules.
         """
-        whole = self._logits(Part(OwnSequence(None), (1, 2, 3), True), None)
+        whole = self._logits(Part(FallbackSequence(None), (1, 2, 3), True), None)
         try:
-            sequence, other = OwnSequence(self._new_cache()), OwnSequence(self._new_cache())
+            sequence, other = (
+                FallbackSequence(self._new_cache()),
+                FallbackSequence(self._new_cache()),
+            )
             self._logits(Part(sequence, (1, 2), True), name)
             self._logits(Part(other, (4, 3), True), name)
             found = self._logits(Part(sequence, (3,), True), name)
-        except Exception as error:  # it takes a cache of another kind, and raises anything
+        except Exception as error:  # the model takes another kind of cache: any error
             log.info("%s is computed without a cache: %s", type(self._model).__name__, error)
             return False
-        rounding = _ROUNDING.get(whole.dtype, _ROUNDING_OF_HALF)
+        rounding = _TOLERANCE.get(whole.dtype, _TOLERANCE_16_BIT)
         is_same = (found - whole).abs().max() <= rounding * (whole.max() - whole.min())
         if not is_same:
             name = type(self._model).__name__
-            log.info("%s is computed without a cache: that holds too little", name)
+            log.info("%s is computed without a cache: the cache lacks a part of its state", name)
         return bool(is_same)
 
     @torch.inference_mode()
-    def _measured(self) -> tuple[int, int]:
-        """The bytes of a sequence: those that it always has, and those of each position."""
+    def _measure_bytes(self) -> tuple[int, int]:
+        """Return the bytes of a sequence's cache: the constant part, and those per position."""
         if self._cache_name is None:
             return 0, 0
         sequence = self.new(3)
@@ -161,7 +165,7 @@ def _num_bytes(cache: Any) -> int:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a value, through dicts and lists."""
+    """Yield the tensors in a value, in nested dicts and lists, too."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Completions that keep to a JSON Schema: llguidance says which tokens may come next."""
+"""Constrained decoding by JSON Schema: token masks from llguidance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .json_schemas import FIELD, grammar_of, unsupported
 
 
 class Grammar:
-    """Where a text stands in its grammar. What is `fork`ed goes on by itself."""
+    """The parser state of one completion. `fork` returns an independent copy."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
@@ -24,18 +24,18 @@ class Grammar:
         return Grammar(self._matcher.deep_copy())
 
     def allowed(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return logits (V,) with -inf for what must not come next. Raises JobFailed."""
+        """Return logits (V,) with -inf for tokens that the grammar forbids. Raises JobFailed."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
-        may_come = torch.from_numpy(np.unpackbits(bits, count=len(logits), bitorder="little"))
-        return logits.masked_fill(may_come.to(logits.device) == 0, float("-inf"))
+        is_allowed = torch.from_numpy(np.unpackbits(bits, count=len(logits), bitorder="little"))
+        return logits.masked_fill(is_allowed.to(logits.device) == 0, float("-inf"))
 
-    def take(self, token: int) -> bool:
-        """Go on by a token that is allowed; return whether the text is whole by it."""
+    def advance(self, token: int) -> bool:
+        """Advance by an allowed token; return whether the text is complete."""
         self._matcher.consume_token(token)
         self._check()
-        is_whole: bool = self._matcher.is_stopped()
-        return is_whole
+        is_complete: bool = self._matcher.is_stopped()
+        return is_complete
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -43,10 +43,10 @@ class Grammar:
 
 
 class Grammars:
-    """Makes the grammars of one model, from any thread."""
+    """Compiles grammars for one model's tokenizer, from any thread."""
 
     def __init__(self, warm: WarmModel, vocabulary: int, ends: Collection[int]) -> None:
-        """`vocabulary`: the number of logits. `ends`: the tokens that end a completion."""
+        """`vocabulary`: number of logits. `ends`: end-of-sequence tokens."""
         self._warm = warm
         self._vocabulary = vocabulary
         self._ends = sorted(ends)
@@ -54,9 +54,9 @@ class Grammars:
         self._tokenizer: Any = None
 
     def make(self, schema: str) -> Grammar:
-        """Return the grammar of a JSON Schema. Raises SpecError and JobFailed.
+        """Compile a JSON Schema. Raises SpecError and JobFailed.
 
-        The first one waits seconds for llguidance to read a large vocabulary.
+        The first call takes seconds for a large vocabulary, which llguidance has to read.
         """
         from llguidance import LLMatcher
 

@@ -1,4 +1,4 @@
-"""Images as a model of the Qwen2-VL family takes them: patches, and tokens in their place."""
+"""Image inputs of the Qwen-VL family: pixel patches, and placeholder tokens in the prompt."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from ..context import WarmModel
 from ..errors import JobFailed
 from ..models.adapters import model_folder
-from .image_encoding import Eyes
+from .image_encoding import VisionEncoder
 from .images import MODEL_TYPES, Budget, read
-from .request import Picture
+from .request import Image
 
 
-def place_pictures(
+def insert_image_tokens(
     warm: WarmModel, ids: Sequence[int], urls: Sequence[str], budget: Budget
-) -> tuple[list[int], list[Picture]]:
-    """Put as many tokens as each image has where the chat template put one.
+) -> tuple[list[int], list[Image]]:
+    """Expand each image token of the chat template to as many as its image has.
 
-    Returns the tokens and the pictures. Raises JobFailed for an image that cannot be read, and
-    where the tokens do not match the images.
+    Returns the tokens and the images. Raises JobFailed for an image that cannot be read, and
+    when the number of image tokens and images differ.
     """
     if urls:
         check_takes_images(warm)
@@ -32,27 +32,27 @@ def place_pictures(
             f"messages: the chat template makes {len(marked)} image tokens of {len(urls)} images"
         )
     placed: list[int] = []
-    pictures: list[Picture] = []
+    images: list[Image] = []
     copied = 0
     for place, url in zip(marked, urls, strict=True):
         placed += ids[copied:place]
-        picture = _picture(warm, url, budget, start=len(placed))
-        pictures.append(picture)
-        placed += [ids[place]] * picture.num_tokens
+        image = _image(warm, url, budget, start=len(placed))
+        images.append(image)
+        placed += [ids[place]] * image.num_tokens
         copied = place + 1
-    return [*placed, *ids[copied:]], pictures
+    return [*placed, *ids[copied:]], images
 
 
 def check_takes_images(warm: WarmModel) -> None:
-    """Raise JobFailed for a model that would answer as if there were no images."""
-    if not Eyes.are_in(warm.model):
+    """Raise JobFailed for a model without a vision encoder: it would ignore the images."""
+    if not VisionEncoder.is_in(warm.model):
         raise JobFailed(
             f"messages: images must go with a model of type {' or '.join(MODEL_TYPES)}, got "
             f"{warm.name} of type {warm.model.config.model_type}"
         )
 
 
-def _picture(warm: WarmModel, url: str, budget: Budget, *, start: int) -> Picture:
+def _image(warm: WarmModel, url: str, budget: Budget, *, start: int) -> Image:
     image, size, digest = read(url, budget)
     processor = _processor(model_folder(warm.path))
     bounds = {}
@@ -61,11 +61,11 @@ def _picture(warm: WarmModel, url: str, budget: Budget, *, start: int) -> Pictur
         bounds["size"] = {"shortest_edge": smallest, "longest_edge": budget.max_pixels}
     try:
         made = processor(images=[image], return_tensors="pt", **bounds)
-    except ValueError as error:  # 200 times longer than wide
+    except ValueError as error:  # an aspect ratio above 200
         raise JobFailed(f"image: {error}") from error
     grid = made["image_grid_thw"][0].tolist()
     num_tokens = grid[0] * grid[1] * grid[2] // processor.merge_size**2
-    return Picture(start, num_tokens, tuple(grid), made["pixel_values"], digest, size)
+    return Image(start, num_tokens, tuple(grid), made["pixel_values"], digest, size)
 
 
 @lru_cache(maxsize=16)
@@ -73,7 +73,9 @@ def _processor(folder: Path) -> Any:
     from transformers import AutoImageProcessor
 
     try:
-        return AutoImageProcessor.from_pretrained(folder, backend="pil")  # without torchvision
+        return AutoImageProcessor.from_pretrained(
+            folder, backend="pil"
+        )  # torchvision is not needed
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise JobFailed(f"messages: the model has no image processor: {reason}") from error

@@ -1,4 +1,4 @@
-"""Images of a chat: from a file or a data URL to pixels, within bounds. Needs Pillow, no torch."""
+"""Reads images of chats, from files and data URLs, within size limits. Imports Pillow, no torch."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ MODEL_TYPES = (
     "qwen2_vl",
     "qwen2_5_vl",
     "qwen3_vl",
-)  # in config.json: the models that are shown images
-MAX_PIXELS = 2**26  # of an image as it comes: 64 million; a bomb unpacks to many more
+)  # model_type in config.json
+MAX_PIXELS = 2**26  # 67 million, before resizing: a decompression bomb has many more
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How large an image may be for the model; larger ones are made smaller."""
+    """Size limits of an image for the model; larger ones are resized."""
 
-    thumbnail: int | None = None  # pixels of the longer side
+    thumbnail: int | None = None  # longer side, in pixels
     max_pixels: int | None = None
 
 
@@ -56,24 +56,24 @@ def check(path: str) -> None:
 
 
 def read(url: str, budget: Budget) -> tuple[Image, tuple[int, int], int]:
-    """Return the image of a URL, its width and height as a person sees it, and a digest.
+    """Return an image in RGB, its width and height before resizing, and a digest (63 bits).
 
-    Raises JobFailed for what is no image, or too large a one.
+    The EXIF orientation is applied. Raises JobFailed for anything but an image within MAX_PIXELS.
     """
     from PIL import Image, ImageOps
 
     data = _bytes(url)
     image = _open(data, "the image")
     try:
-        ImageOps.exif_transpose(image, in_place=True)  # cameras say so how it is to be turned
+        ImageOps.exif_transpose(image, in_place=True)  # cameras store the orientation
         picture = image.convert("RGB")
-    except Exception as error:  # a spoilt file: decoders raise anything
+    except Exception as error:  # a corrupt file: decoders raise anything
         raise JobFailed(f"image: it cannot be read: {error}") from error
     size = picture.size
     if budget.thumbnail is not None:
         picture.thumbnail((budget.thumbnail, budget.thumbnail), Image.Resampling.LANCZOS)
     digest = hashlib.sha256(data + repr(budget).encode()).digest()
-    return picture, size, int.from_bytes(digest[:8]) >> 1  # 63 bits
+    return picture, size, int.from_bytes(digest[:8]) >> 1
 
 
 def _bytes(url: str) -> bytes:
@@ -99,11 +99,11 @@ def _open(data: bytes, name: str) -> Image:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(data))
-    except Exception as error:  # a spoilt file: decoders raise anything
-        raise JobFailed(f"image: {name} is none that can be read: {error}") from error
+    except Exception as error:  # a corrupt file: decoders raise anything
+        raise JobFailed(f"image: {name} cannot be read: {error}") from error
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise JobFailed(
-            f"image: {name} has {width}x{height} pixels: at most {MAX_PIXELS} can be read"
+            f"image: {name} must have at most {MAX_PIXELS} pixels, got {width}x{height}"
         )
     return image

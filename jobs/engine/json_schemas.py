@@ -1,4 +1,4 @@
-"""JSON Schemas that completions keep to: read and checked where they come in. No torch."""
+"""JSON Schemas for constrained decoding, read and checked at submit. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FIELD = "json_schema"
 
 
 def text_of(given: str, folder: Path) -> str:
-    """Return the text of a schema: `given` itself, or the file that it names. Raises SpecError."""
+    """Return the text of a schema: `given`, or the content of the file at it. Raises SpecError."""
     if not given or is_schema(given):
         return given
     path = path_of(FIELD, given, folder)
@@ -24,16 +24,16 @@ def text_of(given: str, folder: Path) -> str:
 
 
 def is_schema(given: str) -> bool:
-    """Whether a text is a schema itself, and no file's name."""
+    """Whether a text is a schema, not a file name."""
     return given.lstrip().startswith("{")
 
 
 def grammar_of(schema: str) -> str:
-    """Return llguidance's grammar of a schema. Raises SpecError for one that it cannot enforce."""
+    """Return the llguidance grammar of a schema. Raises SpecError for an unsupported one."""
     from llguidance import LLMatcher, LLTokenizer
 
     try:
-        # Compact: a model that may write spaces may write them for ever.
+        # Compact: where whitespace is allowed, a model may generate it without end.
         grammar = LLMatcher.grammar_from_json_schema(
             schema, overrides={"whitespace_flexible": False}
         )
@@ -42,7 +42,7 @@ def grammar_of(schema: str) -> str:
     is_wrong, problems = LLMatcher.validate_grammar_with_warnings(grammar)
     if is_wrong:
         raise SpecError(FIELD, unsupported(problems[0]))
-    # What is valid may still have no first character.
+    # A valid grammar may still accept no text.
     matcher = LLMatcher(LLTokenizer("byte"), grammar)
     matcher.compute_bitmask()
     if matcher.is_error():
@@ -51,7 +51,7 @@ def grammar_of(schema: str) -> str:
 
 
 def unsupported(error: str) -> str:
-    """What is said of a schema, by what llguidance says of it."""
+    """Return the message for an error of llguidance."""
     reason = error.strip().partition("\n")[0]
     if reason == "NoExtensionBias":
         reason = "no text satisfies it; does it refer to itself without end?"

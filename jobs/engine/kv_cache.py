@@ -1,4 +1,4 @@
-"""Keys and values of sequences, and the memory of prefixes that were computed before."""
+"""KV caches of sequences, and the cache of prompt prefixes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-MOST_PREFIXES = 256  # each is compared with every new prompt
-CHUNK = 32  # tokens: attention of a prompt is computed chunk by chunk, from position 0 on
+MAX_PREFIXES = 256  # every new prompt is compared with each
+CHUNK = 32  # tokens: prefill attention is computed in chunks of this grid, from position 0 on
 
 
-class KeyValues:
-    """The keys and values of one sequence; `length` positions are filled."""
+class KVCache:
+    """The KV cache of one sequence: (layers, 2, kv_heads, capacity, head_dim), `length` filled."""
 
     def __init__(
         self, *, layers: int, heads: int, size: int, capacity: int, like: torch.Tensor
     ) -> None:
-        # Memory that is not touched yet costs nothing on a CPU.
+        # Uninitialized: on a CPU, pages that were never written take no memory.
         self.data = like.new_empty(layers, 2, heads, capacity, size)
-        # Of each layer: keys and values as they are written, and each as attention reads them.
+        # For each layer: (2, heads, capacity, head_dim) to write; keys and values,
+        # (1, heads, capacity, head_dim), for attention.
         self.layers = [(layer, layer[:1], layer[1:]) for layer in self.data]
         self.length = 0
         self.capacity = capacity
@@ -30,44 +31,44 @@ class KeyValues:
         return self.data.nbytes
 
     @property
-    def place(self) -> tuple[int, int, int]:
-        """Where the data lies, its capacity, and its length: what a fused decode step takes."""
+    def location(self) -> tuple[int, int, int]:
+        """Address of the data, capacity and length: the input of a fused decode step."""
         return self.data.data_ptr(), self.capacity, self.length
 
-    def fill_from(self, other: KeyValues, length: int) -> None:
-        """Copy the first positions of another sequence."""
+    def copy_prefix(self, other: KVCache, length: int) -> None:
+        """Copy the first `length` positions of another sequence's cache."""
         self.data[:, :, :, :length].copy_(other.data[:, :, :, :length])
         self.length = length
 
 
 @dataclass(eq=False)
-class Prefix:
-    """The beginning of a sequence, computed in whole chunks."""
+class CachedPrefix:
+    """A prompt prefix of whole chunks, with its KV cache."""
 
-    keys: np.ndarray  # (T,) int64: what each position was computed from
-    kv: KeyValues
+    keys: np.ndarray  # (T,) int64: see sequence.keys_of
+    kv: KVCache
     used_at: float = field(default_factory=time.monotonic)
 
 
-class Prefixes:
-    """Beginnings of finished sequences, the least recently used go first.
+class PrefixCache:
+    """LRU cache of prompt prefixes.
 
-    Only whole chunks of prompts are kept: they are computed in the same way whoever asks, so that
-    going on from one gives the very bits that computing it again would. Completions are not: their
-    tokens were computed one by one, and a chunk of them differs in the last bits.
+    Only whole chunks of prompts are cached: they are computed in the same way for every request,
+    so a prefill that starts from them gives the same bits as a full one. Completions are not
+    cached: their tokens were computed one by one, which differs from a chunk in the last bits.
     """
 
     def __init__(self) -> None:
-        self._kept: list[Prefix] = []
+        self._entries: list[CachedPrefix] = []
         self.num_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
-    def find(self, keys: np.ndarray) -> tuple[KeyValues, int] | None:
-        """Return what has the most whole chunks in common with `keys`, and their length."""
+    def find(self, keys: np.ndarray) -> tuple[KVCache, int] | None:
+        """Return the KV cache with the longest common prefix in whole chunks, and its length."""
         best, length = None, 0
-        for prefix in self._kept:
+        for prefix in self._entries:
             common = _common(prefix.keys, keys) // CHUNK * CHUNK
             if common > length:
                 best, length = prefix, common
@@ -77,37 +78,37 @@ class Prefixes:
         return best.kv, length
 
     def has(self, keys: np.ndarray) -> bool:
-        """Whether all of a beginning is kept already."""
-        for prefix in self._kept:
+        """Whether a prefix is cached already, alone or as a part of a longer one."""
+        for prefix in self._entries:
             if _common(prefix.keys, keys) == len(keys):
                 prefix.used_at = time.monotonic()
                 return True
         return False
 
-    def make_way(self, keys: np.ndarray, num_bytes: int) -> None:
-        """Drop those that a beginning goes on from, and then others until the rest fits."""
-        for prefix in list(self._kept):
+    def make_room(self, keys: np.ndarray, num_bytes: int) -> None:
+        """Evict the prefixes of `keys`, then others (LRU) until at most `num_bytes` are used."""
+        for prefix in list(self._entries):
             if _common(prefix.keys, keys) == len(prefix.keys):
-                self._drop(prefix)
+                self._evict(prefix)
         self.shrink_to(num_bytes)
 
-    def keep(self, keys: np.ndarray, kv: KeyValues) -> None:
-        """Keep a beginning, for which way was made; `keys` of all of `kv`."""
-        self._kept.append(Prefix(keys, kv))
+    def add(self, keys: np.ndarray, kv: KVCache) -> None:
+        """Add a prefix; `keys` are those of all of `kv`. Call `make_room` before."""
+        self._entries.append(CachedPrefix(keys, kv))
         self.num_bytes += kv.num_bytes
-        if len(self._kept) > MOST_PREFIXES:
-            self._drop_oldest()
+        if len(self._entries) > MAX_PREFIXES:
+            self._evict_oldest()
 
     def shrink_to(self, num_bytes: int) -> None:
-        """Drop what was not used for longest until the rest fits."""
-        while self._kept and self.num_bytes > num_bytes:
-            self._drop_oldest()
+        """Evict the least recently used until at most `num_bytes` are used."""
+        while self._entries and self.num_bytes > num_bytes:
+            self._evict_oldest()
 
-    def _drop_oldest(self) -> None:
-        self._drop(min(self._kept, key=lambda prefix: prefix.used_at))
+    def _evict_oldest(self) -> None:
+        self._evict(min(self._entries, key=lambda prefix: prefix.used_at))
 
-    def _drop(self, prefix: Prefix) -> None:
-        self._kept.remove(prefix)
+    def _evict(self, prefix: CachedPrefix) -> None:
+        self._entries.remove(prefix)
         self.num_bytes -= prefix.kv.num_bytes
 
 

@@ -1,4 +1,4 @@
-"""What a forward pass computes: the next positions of each sequence, and how they attend."""
+"""Inputs of a forward pass: the next tokens of each sequence, and attention as a callback."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import Any
 
 import torch
 
-# Of one layer: what its rows see, (rows, heads, size), from their queries, keys and values, side by
-# side in (rows, heads + 2 key heads, size), and the number of the layer.
+# Attention of one layer: (qkv, layer number) -> outputs (tokens, heads, head_dim), where
+# qkv (tokens, heads + 2 kv_heads, head_dim) has queries, keys and values side by side.
 Attend = Callable[[torch.Tensor, int], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Part:
-    """The next positions of one sequence: `ids` follow what `kv` holds."""
+    """The next tokens of one sequence; `ids` follow the positions that `kv` holds."""
 
-    kv: Any  # what the runner's `new` made
+    kv: Any  # from the runner's `new`
     ids: Sequence[int]
-    wants_logits: bool
-    # Of sequences with pictures: where the positions are, and the rows that stand for pictures.
-    places: torch.Tensor | None = None  # (3, ids): time, row, column
-    offset: int = 0  # of the position of ids that have no places
-    # The first of the ids, and (1 + deep, rows, hidden): the features in the place of embeddings,
-    # and those that are added behind the first layers.
-    seen: Sequence[tuple[int, torch.Tensor]] = ()
+    wants_logits: bool  # of the last token
+    positions: torch.Tensor | None = None  # (3, ids) of M-RoPE: time, row, column; None: text
+    offset: int = 0  # added to the positions of text after images
+    # Image features (1 + deep, tokens, hidden) with the index of their first token in `ids`: the
+    # first replace embeddings, the others are added after the first layers.
+    features: Sequence[tuple[int, torch.Tensor]] = ()

@@ -1,4 +1,4 @@
-"""What a job asks of an engine, and what it gets back. Knows neither jobs nor torch."""
+"""Requests to an engine and their results. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the next token is chosen."""
+    """Sampling parameters."""
 
-    temperature: float = 1.0  # 0: the likeliest
+    temperature: float = 1.0  # 0: greedy
     top_p: float = 1.0
     top_k: int = 0  # 0: all
     frequency_penalty: float = 0.0
@@ -20,25 +20,25 @@ class Sampling:
     seed: int = 0
 
     @property
-    def is_penalised(self) -> bool:
+    def is_penalized(self) -> bool:
         return self.frequency_penalty != 0 or self.presence_penalty != 0
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
-    """An image in a prompt, which has `num_tokens` tokens for it from position `start` on."""
+class Image:
+    """An image in a prompt, with `num_tokens` placeholder tokens from position `start` on."""
 
     start: int
     num_tokens: int
-    grid: tuple[int, int, int]  # of patches: times, rows, columns
-    patches: Any  # (patches, values) float32, as the model's image processor makes them
-    digest: int  # of what they were made from: 63 bits
-    size: tuple[int, int] = (0, 0)  # width and height of the image as it came
+    grid: tuple[int, int, int]  # patches: time, rows, columns
+    patches: Any  # (patches, values) float32, from the model's image processor
+    digest: int  # of the image file and its resizing: 63 bits
+    size: tuple[int, int] = (0, 0)  # width and height before resizing, in pixels
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some text of one choice; the last one of a choice says why it ends."""
+    """A text delta of one completion. The last one of a completion has its finish reason."""
 
     index: int
     text: str
@@ -47,8 +47,8 @@ class Piece:
 
 
 @dataclass
-class Measures:
-    """Where the time of a generation went. Written in its engine's turns."""
+class RequestStats:
+    """Timings of a request, in seconds, and its prefix cache hits. Written by the engine."""
 
     cached_tokens: int = 0
     queued_s: float = 0.0
@@ -59,22 +59,22 @@ class Measures:
 
 @dataclass(frozen=True)
 class End:
-    """Nothing comes after it. `error` is what went wrong in the engine."""
+    """The end of a request. `error`: the engine's, if it failed."""
 
     error: BaseException | None = None
 
 
 @dataclass(kw_only=True, eq=False)
-class Generation:
-    """One prompt and its completions. Given to an engine once."""
+class Request:
+    """A prompt and how to complete it. Submitted to an engine once."""
 
-    ids: Sequence[int]  # of the prompt, at least one
+    ids: Sequence[int]  # prompt tokens, at least one
     sampling: Sampling
-    pictures: Sequence[Picture] = ()  # in their order
-    num_choices: int = 1
+    images: Sequence[Image] = ()  # in prompt order
+    num_completions: int = 1
     max_tokens: int
     stop: tuple[str, ...] = ()
-    grammar: Any = None  # engine.grammar.Grammar that each completion keeps to
-    is_cancelled: Callable[[], bool] = field(default=lambda: False)  # looked at for every token
+    grammar: Any = None  # engine.grammar.Grammar that constrains every completion
+    is_canceled: Callable[[], bool] = field(default=lambda: False)  # polled at every step
     pieces: SimpleQueue[Piece | End] = field(default_factory=SimpleQueue)
-    measures: Measures = field(default_factory=Measures)
+    stats: RequestStats = field(default_factory=RequestStats)

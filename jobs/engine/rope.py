@@ -8,7 +8,7 @@ import torch
 
 
 class Rope:
-    """Cosines and sines of positions, computed once and then looked up."""
+    """Table of cos and sin by position, grown on demand. M-RoPE models have three axes."""
 
     def __init__(self, rotary: Any, like: torch.Tensor) -> None:
         self._axes = _axes(rotary, like.device) if hasattr(rotary, "mrope_section") else None
@@ -18,9 +18,9 @@ class Rope:
         self._cos = self._sin = like.new_empty(0, 0)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of positions (rows,) or (3, rows), on the CPU, as (rows, 1, size).
+        """Return cos and sin, (tokens, 1, head_dim) each. positions: (tokens,) or (3, tokens), CPU.
 
-        The first half of sin is negated: then x cos + roll(x, size / 2) sin turns x.
+        The first half of sin is negated: x cos + roll(x, head_dim / 2) sin rotates x.
         """
         self.tables(int(positions.max()) + 1)
         positions = positions.to(self._cos.device)
@@ -28,12 +28,12 @@ class Rope:
             return self._cos[positions][:, None], self._sin[positions][:, None]
         assert self._axes is not None
         elements = torch.arange(len(self._axes), device=positions.device)
-        # (rows, size): the position that turns each element. What is looked up lies in its order.
-        rows = positions[self._axes].T.contiguous()
-        return self._cos[rows, elements][:, None], self._sin[rows, elements][:, None]
+        # (tokens, head_dim): the position of each element's axis.
+        places = positions[self._axes].T.contiguous()
+        return self._cos[places, elements][:, None], self._sin[places, elements][:, None]
 
     def tables(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of at least so many positions, (positions, size) each; never changed."""
+        """Return tables of at least `length` positions, (positions, head_dim) each; read-only."""
         if length > len(self._cos):
             self._grow(max(length, 2 * len(self._cos), 256))
         return self._cos, self._sin
@@ -47,11 +47,11 @@ class Rope:
 
 
 def _axes(rotary: Any, device: torch.device) -> torch.Tensor:
-    """Which of time, row and column turns each element of a head: (size,) of 0, 1 and 2.
+    """Return the axis of each element of a head, (head_dim,): 0 time, 1 row, 2 column.
 
-    Asked of the model's own: Qwen2-VL has a section for each, Qwen3-VL has them in turn.
+    Probed on the model's rotary module: Qwen2-VL has one section per axis, Qwen3-VL interleaves.
     """
-    # Three positions, each of them 1 on one axis and 0 on the others: (axes, 1, positions).
+    # Three positions, each 1 on one axis and 0 on the others: (axes, 1, positions).
     positions = torch.eye(3, device=device)[:, None]
     _, sin = rotary(torch.zeros(0, device=device), positions)
     axes: torch.Tensor = sin[0].abs().argmax(0)

@@ -1,7 +1,7 @@
-"""The engine: batches what jobs ask of a model, token by token.
+"""Continuous-batching scheduler (Orca, Yu et al., OSDI 2022) with chunked prefill.
 
-Every turn computes one row for each sequence that writes and as many rows of prompts as fit into
-a moment, so that a long prompt does not keep the others waiting.
+Each step computes one token of every decoding sequence, and as many prompt tokens as fit into a
+time budget, so that a long prompt does not delay the sequences that are decoding.
 """
 
 from __future__ import annotations
@@ -10,103 +10,105 @@ import logging
 import threading
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ..compute.device import free_bytes
+from ..compute.levels import NATIVE
 from ..compute.linears import served_precision
 from ..compute.threads import compute_with
 from ..context import WarmModel
 from ..errors import JobFailed
 from ..models.architectures import check_can_generate
-from .compute_thread import TURNS
+from .compute_thread import COMPUTE_THREAD
 from .decoder import Decoder
-from .fallback import AsIs
+from .fallback import FallbackRunner
 from .grammar import Grammar, Grammars
-from .image_encoding import Eyes, Sight
+from .image_encoding import PromptImages, VisionEncoder
 from .image_tokens import check_takes_images
-from .kv_cache import Prefixes
+from .kv_cache import PrefixCache
 from .parts import Part
-from .request import End, Generation
-from .sequence import Choice, keys_of, now
+from .request import End, Request
+from .sequence import Sequence, keys_of, now
 
 log = logging.getLogger(__name__)
 
-MAX_SEQUENCES = 64  # that are computed at once
-_ALONE_S = 0.5  # of prompts per turn, while nobody writes
-_BESIDE_S = 0.2  # the same, at least, while somebody writes, by this model or another one
-_MEMORY_SHARE = 0.4  # of the memory that is free when the engine starts: for keys and values
-_NO_ROOM = 2**62  # bytes: no machine has so many to spare
-_FEATURES_SHARE = 0.1  # of the same, in addition: for the features of pictures
+MAX_SEQUENCES = 64  # in a batch
+_PREFILL_ALONE_S = 0.5  # of prefill per step, while no sequence of any model is decoding
+_PREFILL_SHARED_S = 0.2  # least prefill per step, while a sequence of any model is decoding
+_KV_SHARE = 0.4  # of the memory that is free when the engine is created
+_NEVER_PACK = 2**62  # bytes that packing must leave free: more than any machine has
+_FEATURES_SHARE = 0.1  # of `budget_bytes`, in addition to it: the cache of image features
 
 
 class Engine:
-    """Serves the generations of one model; `submit` may be called from any thread."""
+    """Schedules the requests of one model. `submit` may be called from any thread."""
 
     def __init__(
-        self, warm: WarmModel, *, precision: str = "own", budget_bytes: int | None = None
+        self, warm: WarmModel, *, precision: str = NATIVE, budget_bytes: int | None = None
     ) -> None:
-        """`budget_bytes`: for keys and values of what runs and of kept prefixes."""
+        """`budget_bytes`: KV caches of running sequences and the prefix cache together."""
         self._warm = warm
         self._precision = precision
-        self._budget_bytes = budget_bytes or int(free_bytes(warm.model.device) * _MEMORY_SHARE)
+        self._budget_bytes = budget_bytes or int(free_bytes(warm.model.device) * _KV_SHARE)
         self._vocabulary: int = warm.model.get_input_embeddings().num_embeddings
         self.threads = torch.get_num_threads()
-        self._ends = _ends(warm)
-        self._grammars = Grammars(warm, self._vocabulary, self._ends)
+        self._eos_tokens = _eos_tokens(warm)
+        self._grammars = Grammars(warm, self._vocabulary, self._eos_tokens)
         self._runner: Any = None
-        self._is_settled = False  # whether the runner is as fast as it can be
-        self._vision: Eyes | None = None  # of a model that takes pictures
-        self._is_preparing = False  # both, which takes a moment
-        self._preparer: threading.Thread | None = None  # that does it or did it last
-        self._prefixes = Prefixes()
-        self._arrivals: deque[tuple[Generation, float]] = deque()
+        self._idle_work_done = False
+        self._vision: VisionEncoder | None = None  # None: a text model
+        self._is_preparing = False  # the runner and the vision encoder
+        self._preparer: threading.Thread | None = None  # the latest thread that prepares them
+        self._prefix_cache = PrefixCache()
+        self._submitted: deque[tuple[Request, float]] = deque()
         self._is_closed = False
-        self._waiting: deque[tuple[Generation, float]] = deque()
-        self._reading: deque[Choice] = deque()  # whose prompt is being computed
-        self._writing: list[Choice] = []
-        self._rows_per_s = 0.0  # of prompts, as measured
-        TURNS.join(self)
+        self._waiting: deque[tuple[Request, float]] = deque()
+        self._prefilling: deque[Sequence] = deque()
+        self._decoding: list[Sequence] = []
+        self._prefill_tokens_per_s = 0.0  # measured, moving average
+        COMPUTE_THREAD.add(self)
 
-    def submit(self, generation: Generation) -> None:
-        """Have it computed; its `pieces` tell how it goes, up to an End. Raises JobFailed."""
-        highest = max(generation.ids)
-        if highest >= self._vocabulary:  # it would fail the whole batch
+    def submit(self, request: Request) -> None:
+        """Queue a request; results arrive in `request.pieces`, up to an End. Raises JobFailed."""
+        highest = max(request.ids)
+        if highest >= self._vocabulary:  # the embedding lookup would fail for the whole batch
             raise JobFailed(
                 f"prompt: token {highest} is not among the {self._vocabulary} of {self._warm.name}"
             )
-        if generation.pictures:
+        if request.images:
             check_takes_images(self._warm)
-        with TURNS.changed:
+        with COMPUTE_THREAD.changed:
             if self._is_closed:
                 raise JobFailed("engine: it is closed")
             if self._runner is None and not self._is_preparing:
-                thread = threading.Thread(target=self._prepare, name="engine's begin", daemon=True)
+                thread = threading.Thread(target=self._prepare, name="engine-prepare", daemon=True)
                 thread.start()
                 self._preparer, self._is_preparing = thread, True
-            self._arrivals.append((generation, now()))
-            TURNS.changed.notify_all()
+            self._submitted.append((request, now()))
+            COMPUTE_THREAD.changed.notify_all()
 
     def grammar(self, schema: str) -> Grammar:
-        """Return what a generation's completions keep to. Raises SpecError and JobFailed."""
+        """Compile a JSON Schema for `Request.grammar`. Raises SpecError and JobFailed."""
         return self._grammars.make(schema)
 
     @property
     def precision(self) -> str:
-        """What the model is served in: "int8", "bf16" or "own". Known once an answer was begun."""
+        """The served precision: "int8", "bf16" or "native". Known from the first token on."""
         precision: str = self._runner.precision
         return precision
 
     def close(self) -> None:
-        """Take nothing more, and return when what was asked for is done."""
-        with TURNS.changed:
+        """Accept no more requests, and return when all submitted ones are finished."""
+        with COMPUTE_THREAD.changed:
             self._is_closed = True
-        TURNS.leave(self)
+        COMPUTE_THREAD.remove(self)
         if self._preparer is not None:
-            self._preparer.join()  # as Turns.leave does: it has nothing left to do but to end
+            # The process must not exit while a thread of it ends: see ComputeThread.remove.
+            self._preparer.join()
 
     @property
     def is_ready(self) -> bool:
@@ -114,323 +116,334 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        return not (self._arrivals or self._waiting or self._reading or self._writing)
+        return not (self._submitted or self._waiting or self._prefilling or self._decoding)
 
     @property
-    def is_writing(self) -> bool:
-        return bool(self._writing)
+    def is_decoding(self) -> bool:
+        return bool(self._decoding)
 
     @property
-    def is_unsettled(self) -> bool:
-        return self._runner is not None and not self._is_settled
+    def has_idle_work(self) -> bool:
+        return self._runner is not None and not self._idle_work_done
 
     def _prepare(self) -> None:
-        """Bring the model into the form that is computed with, while other engines go on."""
+        """Create the runner and the vision encoder, concurrently with other engines' steps."""
         compute_with(self.threads)
         try:
-            runner, vision = self._make()
-        except BaseException as error:  # no memory, say: it is told, and the next one tries again
+            runner, vision = self._make_runner()
+        except BaseException as error:  # out of memory, say: reported; the next request retries
             log.exception("engine of %s", self._warm.name)
-            with TURNS.changed:
+            with COMPUTE_THREAD.changed:
                 self._is_preparing = False
-                self._waiting.extend(self._arrivals)
-                self._arrivals.clear()
+                self._waiting.extend(self._submitted)
+                self._submitted.clear()
                 self._fail_all(error)
-                TURNS.changed.notify_all()
+                COMPUTE_THREAD.changed.notify_all()
             return
-        with TURNS.changed:
+        with COMPUTE_THREAD.changed:
             self._runner, self._vision, self._is_preparing = runner, vision, False
-            TURNS.changed.notify_all()
+            COMPUTE_THREAD.changed.notify_all()
 
     @torch.inference_mode()
-    def _make(self) -> tuple[Any, Eyes | None]:
-        """Return the runner, and the eyes of a model that has some."""
+    def _make_runner(self) -> tuple[Any, VisionEncoder | None]:
+        """Return the runner, and the vision encoder of a model that has one."""
         model = self._warm.model
-        # What packing leaves free is for keys and values.
-        spare = self._budget_bytes if self._warm.may_pack else _NO_ROOM
+        # Packing must leave enough memory free for the KV caches.
+        spare = self._budget_bytes if self._warm.may_pack else _NEVER_PACK
         runner: Any = (
             Decoder(model, precision=self._precision, spare_bytes=spare)
-            if Decoder.takes(model)
-            else AsIs(model)
+            if Decoder.supports(model)
+            else FallbackRunner(model)
         )
-        if not Eyes.are_in(model):
+        if not VisionEncoder.is_in(model):
             return runner, None
         features_bytes = int(self._budget_bytes * _FEATURES_SHARE)
-        return runner, Eyes(model, features_bytes, precision=runner.precision)
+        return runner, VisionEncoder(model, features_bytes, precision=runner.precision)
 
-    # --- a turn -------------------------------------------------------------------------------
+    # --- Scheduler step -----------------------------------------------------------------------
 
-    def turn(self) -> None:
+    def step(self) -> None:
         try:
-            self._turn()
-        except BaseException as error:  # no memory, a panic in Rust: it is told, others go on
+            self._step()
+        except (
+            BaseException
+        ) as error:  # out of memory, a Rust panic: reported; other engines run on
             log.exception("engine of %s", self._warm.name)
             self._fail_all(error)
 
-    def _turn(self) -> None:
-        with TURNS.changed:
-            self._waiting.extend(self._arrivals)
-            self._arrivals.clear()
-        self._drop_cancelled()
+    def _step(self) -> None:
+        with COMPUTE_THREAD.changed:
+            self._waiting.extend(self._submitted)
+            self._submitted.clear()
+        self._drop_canceled()
         self._admit()
-        writing = list(self._writing)
-        reading = self._plan()
-        if not writing and not reading:
-            self._settle()
+        decoding = list(self._decoding)
+        prefilling = self._schedule_prefill()
+        if not decoding and not prefilling:
+            self._idle_step()
             return
-        parts = [Part(c.kv, (c.next_token,), True, offset=_offset(c)) for c in writing]
-        parts += [part for _, part in reading]
+        parts = [Part(s.kv, (s.next_token,), True, offset=_position_offset(s)) for s in decoding]
+        parts += [part for _, part in prefilling]
         begun = now()
         logits = self._runner.forward(parts)
-        if reading and logits.is_cuda:
-            torch.cuda.synchronize(logits.device)  # it computes on by itself; what is timed is over
-        self._measure(reading, now() - begun, beside=len(writing))
+        if prefilling and logits.is_cuda:
+            torch.cuda.synchronize(logits.device)  # CUDA is asynchronous: wait before timing
+        self._measure_prefill(prefilling, now() - begun, num_decoding=len(decoding))
         rows = iter(logits)
-        for choice in writing:
-            with self._failing_alone(choice.generation):
-                self._take(choice, next(rows))
-        for choice, part in reading:
+        for sequence in decoding:
+            with self._isolating_errors(sequence.request):
+                self._append_token(sequence, next(rows))
+        for sequence, part in prefilling:
             if part.wants_logits:
-                with self._failing_alone(choice.generation):
-                    self._begin_writing(choice, next(rows))
+                with self._isolating_errors(sequence.request):
+                    self._start_decoding(sequence, next(rows))
             else:
-                self._reading.remove(choice)
-                self._reading.append(choice)  # its turn comes after those of the others
+                self._prefilling.remove(sequence)
+                self._prefilling.append(sequence)  # round robin over prompts
 
-    def _settle(self) -> None:
+    def _idle_step(self) -> None:
         try:
-            self._is_settled = not self._runner.settle()
-        except BaseException:  # no memory, say: it is told, and not tried for ever
-            self._is_settled = True
+            self._idle_work_done = not self._runner.idle_step()
+        except BaseException:  # out of memory, say: reported, and not retried forever
+            self._idle_work_done = True
             raise
 
-    def _drop_cancelled(self) -> None:
-        for choice in [*self._reading, *self._writing]:
-            if choice.generation.is_cancelled():
-                choice.cancel()
-                self._remember(choice)
-                self._leave(choice)
-        for item in [item for item in self._waiting if item[0].is_cancelled()]:
+    def _drop_canceled(self) -> None:
+        for sequence in [*self._prefilling, *self._decoding]:
+            if sequence.request.is_canceled():
+                sequence.cancel()
+                self._cache_prefix(sequence)
+                self._finish(sequence)
+        for item in [item for item in self._waiting if item[0].is_canceled()]:
             self._waiting.remove(item)
             item[0].pieces.put(End())
 
     def _admit(self) -> None:
-        """Let in, in their order, those for whom there is room."""
+        """Admit waiting requests in FIFO order, as far as the memory budget has room."""
         while self._waiting:
-            generation, since = self._waiting[0]
-            needed = self._runner.num_bytes(_capacity(generation)) * generation.num_choices
+            request, since = self._waiting[0]
+            needed = self._runner.num_bytes(_capacity(request)) * request.num_completions
             left = self._budget_bytes - self._held_bytes() - needed
-            is_first = not self._reading and not self._writing
-            places = len(self._writing) + sum(c.generation.num_choices for c in self._reading)
-            if not is_first and (left < 0 or places + generation.num_choices > MAX_SEQUENCES):
+            is_first = not self._prefilling and not self._decoding
+            num_sequences = len(self._decoding) + sum(
+                s.request.num_completions for s in self._prefilling
+            )
+            if not is_first and (
+                left < 0 or num_sequences + request.num_completions > MAX_SEQUENCES
+            ):
                 return
-            self._prefixes.shrink_to(max(0, left))
+            self._prefix_cache.shrink_to(max(0, left))
             self._waiting.popleft()
-            with self._failing_alone(generation):
-                kv = self._runner.new(_capacity(generation))
-                choice = Choice(generation, 0, kv, self._warm.tokenizer)
-                generation.measures.queued_s = now() - since
-                self._reading.append(choice)
+            with self._isolating_errors(request):
+                kv = self._runner.new(_capacity(request))
+                sequence = Sequence(request, 0, kv, self._warm.tokenizer)
+                request.stats.queued_s = now() - since
+                self._prefilling.append(sequence)
 
     def _held_bytes(self) -> int:
-        """What is set aside for those who run, the choices that a prompt is to have among them."""
-        choices = [(c.generation, c.generation.num_choices) for c in self._reading]
-        choices += [(c.generation, 1) for c in self._writing]
-        return sum(self._runner.num_bytes(_capacity(asked)) * count for asked, count in choices)
+        """Bytes reserved for running sequences, with those that a prompt will fork into."""
+        sequences = [(s.request, s.request.num_completions) for s in self._prefilling]
+        sequences += [(s.request, 1) for s in self._decoding]
+        return sum(self._runner.num_bytes(_capacity(asked)) * count for asked, count in sequences)
 
-    def _plan(self) -> list[tuple[Choice, Part]]:
-        """Choose what to compute of prompts this turn, in whole chunks; they take turns."""
-        seconds = self._moment()
-        room = max(1, int(self._rows_per_s * seconds))
-        looking_until = now() + seconds
+    def _schedule_prefill(self) -> list[tuple[Sequence, Part]]:
+        """Choose the prompt tokens of this step, in whole chunks, round robin over prompts."""
+        seconds = self._prefill_seconds()
+        room = max(1, int(self._prefill_tokens_per_s * seconds))
+        encode_until = now() + seconds
         planned = []
-        for choice in self._reading:
+        for sequence in self._prefilling:
             if room <= 0:
                 break
-            with self._failing_alone(choice.generation):
-                if self._is_ready(choice, looking_until):
-                    part = self._part(choice, room)
-                    planned.append((choice, part))
+            with self._isolating_errors(sequence.request):
+                if self._is_ready(sequence, encode_until):
+                    part = self._prefill_part(sequence, room)
+                    planned.append((sequence, part))
                     room -= len(part.ids)
         return planned
 
-    def _moment(self) -> float:
-        """Return how many seconds this turn may spend on prompts.
+    def _prefill_seconds(self) -> float:
+        """Return the prefill time budget of this step, in seconds.
 
-        Larger passes read prompts faster, but those who write wait meanwhile. So the time grows
-        with the share of prompts among all that this engine computes for.
+        Larger passes prefill faster, but decoding sequences wait meanwhile. So the budget grows
+        with the share of prompts among the sequences of this engine.
         """
-        if not TURNS.is_anyone_writing():
-            return _ALONE_S
-        reading, writing = len(self._reading), max(1, len(self._writing))
-        return max(_BESIDE_S, _ALONE_S * reading / (reading + writing))
+        if not COMPUTE_THREAD.is_any_decoding():
+            return _PREFILL_ALONE_S
+        prefilling, decoding = len(self._prefilling), max(1, len(self._decoding))
+        return max(_PREFILL_SHARED_S, _PREFILL_ALONE_S * prefilling / (prefilling + decoding))
 
-    def _part(self, choice: Choice, room: int) -> Part:
-        ids, begin = choice.generation.ids, choice.kv.length
+    def _prefill_part(self, sequence: Sequence, room: int) -> Part:
+        ids, begin = sequence.request.ids, sequence.kv.length
         chunk = self._runner.chunk
         if chunk is None:
             end = len(ids)
         else:
             end = max(begin + room, begin + 1)
             end = min(-(-end // chunk) * chunk, len(ids))
-        if choice.sight is None:
-            return Part(choice.kv, ids[begin:end], end == len(ids))
+        if sequence.images is None:
+            return Part(sequence.kv, ids[begin:end], end == len(ids))
         return Part(
-            choice.kv,
+            sequence.kv,
             ids[begin:end],
             end == len(ids),
-            places=choice.sight.places[:, begin:end],
-            seen=choice.sight.rows(begin, end),
+            positions=sequence.images.positions[:, begin:end],
+            features=sequence.images.features(begin, end),
         )
 
-    def _is_ready(self, choice: Choice, looking_until: float) -> bool:
-        """Prepare a choice whose prompt is next; False while it looks at its pictures."""
-        if choice.begun_at is None:
-            choice.begun_at = now()
-            self._reuse(choice)
-            if choice.generation.pictures:
+    def _is_ready(self, sequence: Sequence, encode_until: float) -> bool:
+        """Prepare the next prompt; return False while its images are still being encoded."""
+        if sequence.begun_at is None:
+            sequence.begun_at = now()
+            self._reuse_prefix(sequence)
+            if sequence.request.images:
                 assert self._vision is not None
-                choice.sight = Sight(self._vision, choice.generation, choice.kv.length)
-        if choice.sight is None or choice.sight.is_whole:
+                sequence.images = PromptImages(self._vision, sequence.request, sequence.kv.length)
+        if sequence.images is None or sequence.images.is_complete:
             return True
         begun = now()
-        choice.sight.look(until=looking_until)
-        choice.begun_at = now()
-        choice.generation.measures.vision_s += choice.begun_at - begun
-        return choice.sight.is_whole
+        sequence.images.encode(until=encode_until)
+        sequence.begun_at = now()
+        sequence.request.stats.vision_s += sequence.begun_at - begun
+        return sequence.images.is_complete
 
-    def _measure(
-        self, reading: Sequence[tuple[Choice, Part]], seconds: float, *, beside: int
+    def _measure_prefill(
+        self, prefilling: list[tuple[Sequence, Part]], seconds: float, *, num_decoding: int
     ) -> None:
-        rows = sum(len(part.ids) for _, part in reading)
-        if rows:
-            speed = (rows + beside) / seconds
-            self._rows_per_s = speed if not self._rows_per_s else (self._rows_per_s + speed) / 2
+        tokens = sum(len(part.ids) for _, part in prefilling)
+        if tokens:
+            speed = (tokens + num_decoding) / seconds
+            self._prefill_tokens_per_s = (
+                speed
+                if not self._prefill_tokens_per_s
+                else (self._prefill_tokens_per_s + speed) / 2
+            )
 
-    def _begin_writing(self, choice: Choice, logits: torch.Tensor) -> None:
-        """All choices of a generation go on from its prompt, which is computed."""
-        generation = choice.generation
-        self._remember(choice)
-        assert choice.begun_at is not None
+    def _start_decoding(self, sequence: Sequence, logits: torch.Tensor) -> None:
+        """Fork the prefilled prompt into all sequences of its request; sample first tokens."""
+        request = sequence.request
+        self._cache_prefix(sequence)
+        assert sequence.begun_at is not None
         done = now()
-        generation.measures.prefill_s = done - choice.begun_at
-        choices = [choice]
-        for index in range(1, generation.num_choices):
-            kv = self._runner.fork(choice.kv, len(generation.ids), _capacity(generation))
-            sibling = Choice(generation, index, kv, self._warm.tokenizer)
-            sibling.sight = choice.sight
-            choices.append(sibling)
-        self._writing.extend(choices)
-        self._reading.remove(choice)
-        for sibling in choices:
-            sibling.begun_at = done
-            self._take(sibling, logits)
+        request.stats.prefill_s = done - sequence.begun_at
+        sequences = [sequence]
+        for index in range(1, request.num_completions):
+            kv = self._runner.fork(sequence.kv, len(request.ids), _capacity(request))
+            forked = Sequence(request, index, kv, self._warm.tokenizer)
+            forked.images = sequence.images
+            sequences.append(forked)
+        self._decoding.extend(sequences)
+        self._prefilling.remove(sequence)
+        for one in sequences:
+            one.begun_at = done
+            self._append_token(one, logits)
 
-    def _take(self, choice: Choice, logits: torch.Tensor) -> None:
-        if choice not in self._writing:
-            return  # it ended with a sibling that failed
-        choice.take(logits, self._ends)
-        if choice.finish_reason is not None:
-            self._leave(choice)
+    def _append_token(self, sequence: Sequence, logits: torch.Tensor) -> None:
+        if sequence not in self._decoding:
+            return  # another sequence of its request has failed
+        sequence.append(logits, self._eos_tokens)
+        if sequence.finish_reason is not None:
+            self._finish(sequence)
 
-    def _leave(self, choice: Choice) -> None:
-        """Take a choice out; the last one of its generation ends that."""
-        generation = choice.generation
-        if choice in self._reading:
-            self._reading.remove(choice)
+    def _finish(self, sequence: Sequence) -> None:
+        """Remove a sequence; the last one of a request ends the request."""
+        request = sequence.request
+        if sequence in self._prefilling:
+            self._prefilling.remove(sequence)
         else:
-            self._writing.remove(choice)
-            assert choice.begun_at is not None
-            generation.measures.decode_s = now() - choice.begun_at
-        if not any(c.generation is generation for c in [*self._reading, *self._writing]):
-            generation.pieces.put(End())
+            self._decoding.remove(sequence)
+            assert sequence.begun_at is not None
+            request.stats.decode_s = now() - sequence.begun_at
+        if not any(s.request is request for s in [*self._prefilling, *self._decoding]):
+            request.pieces.put(End())
 
     @contextmanager
-    def _failing_alone(self, generation: Generation) -> Iterator[None]:
-        """Have an error of what is done for one generation end that, while others go on."""
+    def _isolating_errors(self, request: Request) -> Iterator[None]:
+        """Let an error in this block fail one request only."""
         try:
             yield
-        except BaseException as error:  # no memory, a panic of its grammar in Rust: it is told
+        except BaseException as error:  # out of memory, a Rust panic in its grammar
             if not isinstance(error, JobFailed):
                 log.exception("engine of %s", self._warm.name)
-            # A traceback would hold this turn, with the sequences of all.
-            self._fail(generation, error.with_traceback(None))
+            # A traceback would keep this frame alive, with the sequences of all requests.
+            self._fail(request, error.with_traceback(None))
 
-    def _fail(self, generation: Generation, error: BaseException) -> None:
-        self._reading = deque(c for c in self._reading if c.generation is not generation)
-        self._writing = [c for c in self._writing if c.generation is not generation]
-        generation.pieces.put(End(error))
+    def _fail(self, request: Request, error: BaseException) -> None:
+        self._prefilling = deque(s for s in self._prefilling if s.request is not request)
+        self._decoding = [s for s in self._decoding if s.request is not request]
+        request.pieces.put(End(error))
 
     def _fail_all(self, error: BaseException) -> None:
-        """Tell an error to all but those that have just arrived."""
-        # Else it would hold what was computed with: memory, of which perhaps there is too little.
+        """Fail all running and waiting requests, but not those submitted since this step began."""
+        # The frames hold tensors, and memory may be what is short.
         traceback.clear_frames(error.__traceback__)
-        running = {id(c.generation): c.generation for c in [*self._reading, *self._writing]}
-        for generation in [*running.values(), *(item[0] for item in self._waiting)]:
-            # One for each of them: who raises an error writes into it.
+        running = {id(s.request): s.request for s in [*self._prefilling, *self._decoding]}
+        for request in [*running.values(), *(item[0] for item in self._waiting)]:
+            # One exception for each: raising it writes its traceback.
             own = RuntimeError(f"engine: {type(error).__name__}: {error}")
             own.__cause__ = error
-            self._fail(generation, own)
+            self._fail(request, own)
         self._waiting.clear()
 
-    # --- prefixes -----------------------------------------------------------------------------
+    # --- Prefix cache -------------------------------------------------------------------------
 
-    def _reuse(self, choice: Choice) -> None:
-        """Begin with what an earlier prompt has in common with this one."""
+    def _reuse_prefix(self, sequence: Sequence) -> None:
+        """Start from the longest cached prefix of this prompt."""
         if self._runner.chunk is None:
             return
-        # The last token is always computed: its logits are needed.
-        found = self._prefixes.find(keys_of(choice.generation)[:-1])
+        # The last prompt token is always computed: its logits give the first new token.
+        found = self._prefix_cache.find(keys_of(sequence.request)[:-1])
         if found is not None:
             kv, length = found
-            choice.kv.fill_from(kv, length)
-            choice.generation.measures.cached_tokens = length
+            sequence.kv.copy_prefix(kv, length)
+            sequence.request.stats.cached_tokens = length
 
-    def _remember(self, choice: Choice) -> None:
-        """Keep the whole chunks of a prompt, as far as it was computed and there is room."""
+    def _cache_prefix(self, sequence: Sequence) -> None:
+        """Cache the whole chunks of a prompt that were computed, if the budget has room."""
         chunk = self._runner.chunk
-        if chunk is None or choice.index:
+        if chunk is None or sequence.index:
             return
-        length = min(choice.kv.length, len(choice.generation.ids)) // chunk * chunk
-        keys = keys_of(choice.generation)[:length]
-        if not length or self._prefixes.has(keys):
+        length = min(sequence.kv.length, len(sequence.request.ids)) // chunk * chunk
+        keys = keys_of(sequence.request)[:length]
+        if not length or self._prefix_cache.has(keys):
             return
         room = self._budget_bytes - self._held_bytes() - self._runner.num_bytes(length)
         if room >= 0:
-            self._prefixes.make_way(keys, room)
-            self._prefixes.keep(keys, self._runner.fork(choice.kv, length, length))
+            self._prefix_cache.make_room(keys, room)
+            self._prefix_cache.add(keys, self._runner.fork(sequence.kv, length, length))
 
 
-def _offset(choice: Choice) -> int:
-    return 0 if choice.sight is None else choice.sight.offset
+def _position_offset(sequence: Sequence) -> int:
+    return 0 if sequence.images is None else sequence.images.offset
 
 
-def _capacity(generation: Generation) -> int:
-    return len(generation.ids) + generation.max_tokens
+def _capacity(request: Request) -> int:
+    return len(request.ids) + request.max_tokens
 
 
-def _ends(warm: WarmModel) -> frozenset[int]:
-    """The tokens that end a completion."""
+def _eos_tokens(warm: WarmModel) -> frozenset[int]:
+    """The tokens that end a completion: those of the generation config and of the tokenizer."""
     configured = warm.model.generation_config.eos_token_id
     ends = configured if isinstance(configured, list) else [configured]
     return frozenset(e for e in [*ends, warm.tokenizer.eos_token_id] if e is not None)
 
 
-_engines: dict[tuple[int, str], Engine] = {}  # by model and the precision that it is served in
+_engines: dict[tuple[int, str], Engine] = {}  # by model and served precision
 _making = threading.Lock()
 
 
-def engine_of(warm: WarmModel, precision: str = "own") -> Engine:
-    """Return this process's engine of a model, the same for every job that is served alike.
+def engine_of(warm: WarmModel, precision: str = NATIVE) -> Engine:
+    """Return this process's engine for a model and precision; jobs share it.
 
     Raises JobFailed for a model that generates no text.
     """
     model = warm.model
     check_can_generate(model)
     with _making:
-        served = "own"  # by AsIs
-        if Decoder.takes(model):
-            # Not what is asked for: two engines would have a copy of the weights and a budget each.
+        served = NATIVE  # FallbackRunner has no other
+        if Decoder.supports(model):
+            # By the served precision, not the requested one: two engines would each have packed
+            # weights and a memory budget.
             served = served_precision(precision, model.get_input_embeddings().weight)
         key = (id(model), served)
         if key not in _engines:

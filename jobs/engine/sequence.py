@@ -1,4 +1,4 @@
-"""One completion on its way through the engine."""
+"""A running sequence: a prompt, and one completion of it that grows by a token per step."""
 
 from __future__ import annotations
 
@@ -9,71 +9,71 @@ import numpy as np
 import torch
 
 from .detokenizer import TextStream
-from .image_encoding import Sight
-from .request import Generation, Piece
-from .sampling import Sampler
+from .image_encoding import PromptImages
+from .request import Piece, Request
+from .sampling import SequenceSampler
 
 
-class Choice:
-    """A sequence: the prompt and the completion behind it, which grows in its engine's turns."""
+class Sequence:
+    """The state of one completion: KV cache, sampler, grammar and detokenizer."""
 
-    def __init__(self, generation: Generation, index: int, kv: Any, tokenizer: Any) -> None:
-        self.generation = generation
+    def __init__(self, request: Request, index: int, kv: Any, tokenizer: Any) -> None:
+        self.request = request
         self.index = index
         self.kv = kv
-        self.next_token = -1  # written, and not yet computed; none as long as the prompt is not
-        self.begun_at: float | None = None  # when its prompt was first computed
+        self.next_token = -1  # sampled, not yet computed; -1 during prefill
+        self.begun_at: float | None = None  # start of prefill, then of decoding
         self.finish_reason: str | None = None
-        self.sight: Sight | None = None  # of its pictures, once they are looked at
-        self._sampler = Sampler(generation.sampling, index)
-        self._grammar = None if generation.grammar is None else generation.grammar.fork()
-        self._text = TextStream(tokenizer, generation.ids, generation.stop)
+        self.images: PromptImages | None = None  # from the start of prefill on
+        self._sampler = SequenceSampler(request.sampling, index)
+        self._grammar = None if request.grammar is None else request.grammar.fork()
+        self._text = TextStream(tokenizer, request.ids, request.stop)
         self._num_tokens = 0
-        self._unsaid = 0  # tokens whose text was not handed out yet
+        self._unsent = 0  # tokens whose text was not emitted yet
 
-    def take(self, logits: torch.Tensor, ends: frozenset[int]) -> None:
-        """Choose the next token by logits (V,) and hand out its text; sets `finish_reason`.
+    def append(self, logits: torch.Tensor, ends: frozenset[int]) -> None:
+        """Sample the next token from logits (V,) and emit its text; may set `finish_reason`.
 
         Raises JobFailed.
         """
         if self._grammar is not None:
             logits = self._grammar.allowed(logits)
-        token = self._sampler.choose(logits)
+        token = self._sampler.sample(logits)
         self._num_tokens += 1
-        self._unsaid += 1
+        self._unsent += 1
         text = ""
         if token in ends:
             self.finish_reason = "stop"
         else:
             text = self._text.add(token)
             self.next_token = token
-            is_whole = self._grammar is not None and self._grammar.take(token)
-            if self._text.is_stopped or is_whole:
+            is_complete = self._grammar is not None and self._grammar.advance(token)
+            if self._text.is_stopped or is_complete:
                 self.finish_reason = "stop"
-            elif self._num_tokens == self.generation.max_tokens:
+            elif self._num_tokens == self.request.max_tokens:
                 self.finish_reason = "length"
         if self.finish_reason is not None:
             text += self._text.finish()
         if text or self.finish_reason is not None:
-            self._say(text)
+            self._emit(text)
 
     def cancel(self) -> None:
-        """End with what there is."""
+        """End with the tokens so far."""
         self.finish_reason = "cancelled"
-        self._say(self._text.finish())
+        self._emit(self._text.finish())
 
-    def _say(self, text: str) -> None:
-        piece = Piece(self.index, text, self._unsaid, self.finish_reason)
-        self._unsaid = 0
-        self.generation.pieces.put(piece)
+    def _emit(self, text: str) -> None:
+        piece = Piece(self.index, text, self._unsent, self.finish_reason)
+        self._unsent = 0
+        self.request.pieces.put(piece)
 
 
-def keys_of(generation: Generation) -> np.ndarray:
-    """What each position of the prompt is computed from, to compare prompts by."""
-    keys = np.array(generation.ids, dtype=np.int64)
-    for picture in generation.pictures:
-        # All of its tokens are the same. No token has a negative number.
-        keys[picture.start : picture.start + picture.num_tokens] = -1 - picture.digest
+def keys_of(request: Request) -> np.ndarray:
+    """Prefix cache key of a prompt, (T,) int64: token ids, and digests in place of image tokens."""
+    keys = np.array(request.ids, dtype=np.int64)
+    for image in request.images:
+        # All placeholder tokens are alike; token ids are never negative.
+        keys[image.start : image.start + image.num_tokens] = -1 - image.digest
     return keys
 
 

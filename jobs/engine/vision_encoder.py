@@ -1,8 +1,8 @@
-"""The vision encoders of the Qwen-VL models, block by block, of one image at a time.
+"""Vision encoders of the Qwen-VL models, one image at a time, as generators over their blocks.
 
-Each yields what a block makes of the patches, for its caller to do something else meanwhile, and
-last the features (1 + deep, tokens, hidden): those in the place of embeddings, then those that are
-added behind the first layers. The order of operations is that of transformers.
+Each yields the output of every block, so that the caller can interleave other work, and last the
+features (1 + deep, tokens, hidden): the first replace token embeddings, the others are added after
+the first decoder layers (DeepStack, arXiv:2406.04334). Same order of operations as in transformers.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from transformers.vision_utils import (
     get_vision_window_index,
 )
 
-# From the vision part, patches (patches, values) and the grid (1, 3) int64 of times, rows, columns.
+# Takes the vision tower, patches (patches, values), and the grid (1, 3) int64 (t, rows, columns).
 Encode = Callable[[Any, Tensor, Tensor], Iterator[Tensor]]
 
 
 def _qwen2_vl(visual: Any, patches: Tensor, grid: Tensor) -> Iterator[Tensor]:
-    """Attention over all patches of an image (arXiv:2409.12191)."""
+    """Qwen2-VL (arXiv:2409.12191): attention over all patches of an image."""
     ends, longest = get_vision_attention_seqlens(grid, visual.config, kwargs={})
     x = visual.patch_embed(patches)
-    turns = _turns(visual, x, grid)
+    rope = _rope(visual, x, grid)
     for block in visual.blocks:
-        x = block(x, cu_seqlens=ends, max_seqlen=longest, position_embeddings=turns)
+        x = block(x, cu_seqlens=ends, max_seqlen=longest, position_embeddings=rope)
         yield x
     yield visual.merger(x)[None]
 
 
 def _qwen2_5_vl(visual: Any, patches: Tensor, grid: Tensor) -> Iterator[Tensor]:
-    """Attention within windows, and over all patches in a few blocks (arXiv:2502.13923)."""
+    """Qwen2.5-VL (arXiv:2502.13923): window attention, and full attention in a few blocks."""
     whole, _ = get_vision_attention_seqlens(grid, visual.config, kwargs={})
     order, windows = get_vision_window_index(
         grid,
@@ -46,24 +46,24 @@ def _qwen2_5_vl(visual: Any, patches: Tensor, grid: Tensor) -> Iterator[Tensor]:
     )
     order = order.to(patches.device)
     x = visual.patch_embed(patches)
-    turns = tuple(_permuted(visual, part, order) for part in _turns(visual, x, grid))
+    rope = tuple(_permuted(visual, part, order) for part in _rope(visual, x, grid))
     x = _permuted(visual, x, order)
     for number, block in enumerate(visual.blocks):
         ends = whole if number in visual.fullatt_block_indexes else windows
-        x = block(x, cu_seqlens=ends, position_embeddings=turns)
+        x = block(x, cu_seqlens=ends, position_embeddings=rope)
         yield x
     yield visual.merger(x)[torch.argsort(order)][None]
 
 
 def _qwen3_vl(visual: Any, patches: Tensor, grid: Tensor) -> Iterator[Tensor]:
-    """Learned positions in addition, and features from several depths (arXiv:2511.21631)."""
+    """Qwen3-VL (arXiv:2511.21631): learned position embeddings, and features of several depths."""
     ends, longest = get_vision_attention_seqlens(grid, visual.config, kwargs={})
     x = visual.patch_embed(patches)
     x = x + _learned_positions(visual, grid).to(x.dtype)
-    turns = _turns(visual, x, grid)
+    rope = _rope(visual, x, grid)
     deep = []
     for number, block in enumerate(visual.blocks):
-        x = block(x, cu_seqlens=ends, max_seqlen=longest, position_embeddings=turns)
+        x = block(x, cu_seqlens=ends, max_seqlen=longest, position_embeddings=rope)
         if number in visual.deepstack_visual_indexes:
             place = visual.deepstack_visual_indexes.index(number)
             deep.append(visual.deepstack_merger_list[place](x))
@@ -78,19 +78,19 @@ ENCODERS: dict[str, Encode] = {
 }
 
 
-def _turns(visual: Any, x: Tensor, grid: Tensor) -> Any:
-    """The rotary positions of patches: cosines and sines, (patches, size) each."""
+def _rope(visual: Any, x: Tensor, grid: Tensor) -> Any:
+    """Return 2D RoPE of the patches: cos and sin, (patches, head_dim) each."""
     places = get_vision_position_ids(grid, visual.spatial_merge_size, kwargs={})
     return visual.rotary_pos_emb(x, places.to(x.device))
 
 
 def _permuted(visual: Any, x: Tensor, order: Tensor) -> Tensor:
-    """Patches (patches, values) with those that make one token together in another order."""
+    """Reorder patches (patches, values) in groups that are merged into one token."""
     return x.reshape(len(order), visual.spatial_merge_unit, -1)[order].reshape(len(x), -1)
 
 
 def _learned_positions(visual: Any, grid: Tensor) -> Tensor:
-    """The learned grid of positions, resampled to the image's: (patches, hidden)."""
+    """Return learned position embeddings, interpolated to the image's grid: (patches, hidden)."""
     taps, weights = get_vision_interpolation_indices_and_weights(
         grid,
         num_grid_per_side=visual.num_grid_per_side,

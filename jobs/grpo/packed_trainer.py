@@ -31,7 +31,7 @@ from ..compute.levels import levels
 from ..compute.linears import InPlaceLinear, has_onednn, int8_linear, packed_float32
 from ..compute.quantized import CastLinear, LinearFactory, WeightOnlyInt8Linear
 from ..engine.decoder import Decoder
-from ..engine.token_sampling import Sampler
+from ..engine.sampling import BatchSampler
 from .packing import Pack, Sample, can_pack, packed_attention
 from .rollout import Completion, generate, split_processors
 from .scoring import Embedded, samples_of, score_pack, split, tokens_that_fit
@@ -116,10 +116,10 @@ class PackedTrainer(GRPOTrainer):
         listed = self.model._get_logits_processor(
             config, input_ids_seq_length=max(map(len, prompts)), device=self.model.device
         )
-        sampler = Sampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+        sampler = BatchSampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
         processors, sampler = split_processors(listed, sampler)
         # A new decoder, since every step has new weights.
-        decoder = Decoder(self.model, make=self._linear_factory(len(prompts)), is_fixed=False)
+        decoder = Decoder(self.model, make=self._linear_factory(len(prompts)), use_cuda_steps=False)
         return generate(
             decoder,
             prompts,

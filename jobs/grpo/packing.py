@@ -33,7 +33,7 @@ def can_pack(model: Any) -> bool:
     """
     config = model.config
     return (
-        Decoder.takes(model)
+        Decoder.supports(model)
         and config is config.get_text_config()  # vision-language models have 3-axis positions
         and getattr(model, "_supports_sdpa", False)
         and not config.attention_dropout

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.generation import logits_process
 
 from ..engine.decoder import Decoder
-from ..engine.token_sampling import Sampler, entropy, logp
+from ..engine.sampling import BatchSampler, entropy, logp
 from .packing import Pack, Sample
 
 # (ids (B, T) padded on the left, logits (B, V)) to logits, as those of transformers.
@@ -40,7 +40,7 @@ def generate(
     decoder: Decoder,
     prompts: Sequence[Sequence[int]],
     *,
-    sampler: Sampler,
+    sampler: BatchSampler,
     temperature: float,
     max_new_tokens: int,
     end_ids: Sequence[int],
@@ -95,7 +95,9 @@ def generate(
     return completions
 
 
-def split_processors(processors: Sequence[Any], sampler: Sampler) -> tuple[list[Any], Sampler]:
+def split_processors(
+    processors: Sequence[Any], sampler: BatchSampler
+) -> tuple[list[Any], BatchSampler]:
     """Split the logits processors of transformers from temperature, top-k and top-p.
 
     The sampler applies those three faster, unless another processor follows one of them.
@@ -107,7 +109,7 @@ def split_processors(processors: Sequence[Any], sampler: Sampler) -> tuple[list[
     )
     is_known = [isinstance(process, known) for process in processors]
     if is_known != sorted(is_known):
-        return list(processors), Sampler()
+        return list(processors), BatchSampler()
     return [p for p, does in zip(processors, is_known, strict=True) if not does], sampler
 
 

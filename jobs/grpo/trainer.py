@@ -19,7 +19,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.utils import RepeatSampler
 
 from ..context import Context
-from ..engine.token_sampling import NotFiniteError
+from ..engine.sampling import NotFiniteError
 from ..errors import JobFailed, Stopped
 from ..files.atomic import write_atomic
 from ..training.options import TrainingSpec

@@ -17,7 +17,7 @@ from ..compute.levels import compute_summary
 from ..compute.threads import without_helpers
 from ..context import Context, WarmModel
 from ..engine.grammar import Grammar
-from ..engine.request import End, Generation, Piece, Sampling
+from ..engine.request import End, Piece, Request, Sampling
 from ..engine.scheduler import Engine, engine_of
 from ..errors import JobFailed, Stopped
 from . import batch_file, gui_actions
@@ -32,7 +32,7 @@ _ROWS_AT_ONCE = 32
 class Answer:
     """The completions of one prompt as they grow."""
 
-    generation: Generation
+    request: Request
     tokenise_s: float
     spec: InferSpec
     texts: list[str] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Answer:
     reasons: list[str | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        count = self.generation.num_choices
+        count = self.request.num_completions
         self.texts, self.tokens, self.reasons = [""] * count, [0] * count, [None] * count
 
     def add(self, piece: Piece) -> None:
@@ -59,7 +59,7 @@ class Answer:
         """Return the actions in the text, if requested."""
         if self.spec.actions == "none":
             return {}
-        seen = self.generation.pictures
+        seen = self.request.images
         screen = seen[-1].size if seen else None
         if self.spec.screen:
             screen = gui_actions.parse_screen(self.spec.screen)
@@ -67,26 +67,26 @@ class Answer:
 
     @property
     def usage(self) -> dict[str, int]:
-        prompt, completion = len(self.generation.ids), sum(self.tokens)
+        prompt, completion = len(self.request.ids), sum(self.tokens)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "cached_tokens": self.generation.measures.cached_tokens,
+            "cached_tokens": self.request.stats.cached_tokens,
         }
 
     @property
     def timings(self) -> dict[str, float]:
-        measures = self.generation.measures
+        stats = self.request.stats
         # The first token of each choice is part of the prefill.
-        written = sum(self.tokens) - self.generation.num_choices
-        speed = written / measures.decode_s if measures.decode_s else 0.0
+        written = sum(self.tokens) - self.request.num_completions
+        speed = written / stats.decode_s if stats.decode_s else 0.0
         return {
-            "queued_s": round(measures.queued_s, 6),
+            "queued_s": round(stats.queued_s, 6),
             "tokenise_s": round(self.tokenise_s, 6),
-            "vision_s": round(measures.vision_s, 6),
-            "prefill_s": round(measures.prefill_s, 6),
-            "decode_s": round(measures.decode_s, 6),
+            "vision_s": round(stats.vision_s, 6),
+            "prefill_s": round(stats.prefill_s, 6),
+            "decode_s": round(stats.decode_s, 6),
             "tokens_per_s": round(speed, 3),
         }
 
@@ -95,13 +95,13 @@ def answer_one(spec: InferSpec, ctx: Context, warm: WarmModel, prompt: Prompt) -
     """Answer one prompt and stream its text as events. Raises Stopped and JobFailed."""
     seed = _seed(spec)
     engine = _engine(spec, warm)
-    with _cancel_on_exit(ctx) as is_cancelled:
-        answer = _prepare(spec, warm, prompt, seed, _grammar(spec, engine), is_cancelled)
-        images = [picture.num_tokens for picture in answer.generation.pictures]
+    with _cancel_on_exit(ctx) as is_canceled:
+        answer = _prepare(spec, warm, prompt, seed, _grammar(spec, engine), is_canceled)
+        images = [image.num_tokens for image in answer.request.images]
         about: dict[str, Any] = {"image_tokens": images} if images else {}
         about |= compute_summary(ctx.device)
-        ctx.emit("begin", prompt_tokens=len(answer.generation.ids), **about)
-        engine.submit(answer.generation)
+        ctx.emit("begin", prompt_tokens=len(answer.request.ids), **about)
+        engine.submit(answer.request)
         _emit_text(ctx, answer)
         _check_complete(answer)
     return {
@@ -146,13 +146,13 @@ def _prepare(
     prompt: Prompt,
     seed: int,
     grammar: Grammar | None,
-    is_cancelled: Callable[[], bool],
+    is_canceled: Callable[[], bool],
 ) -> Answer:
     begun = time.perf_counter()
     ids, seen = encode(spec, warm, prompt)
-    generation = Generation(
+    request = Request(
         ids=ids,
-        pictures=seen,
+        images=seen,
         sampling=Sampling(
             temperature=spec.temperature,
             top_p=spec.top_p,
@@ -161,20 +161,20 @@ def _prepare(
             presence_penalty=spec.presence_penalty,
             seed=seed,
         ),
-        num_choices=spec.n,
+        num_completions=spec.n,
         max_tokens=room(spec, warm, len(ids)),
         stop=spec.stop,
         grammar=grammar,
-        is_cancelled=is_cancelled,
+        is_canceled=is_canceled,
     )
-    return Answer(generation, time.perf_counter() - begun, spec)
+    return Answer(request, time.perf_counter() - begun, spec)
 
 
 def _emit_text(ctx: Context, answer: Answer) -> None:
     """Stream the text, in at most 20 events per second. Raises the error of the engine."""
     pending: dict[int, tuple[str, int]] = {}
     due = time.perf_counter()
-    pieces = answer.generation.pieces
+    pieces = answer.request.pieces
     while True:
         wait_s = None if not pending else max(0.0, due - time.perf_counter())
         try:
@@ -214,12 +214,12 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
     begun = time.perf_counter()
     with (
         batch_file.Answers(Path(spec.output), ctx.job_id) as answers,
-        _cancel_on_exit(ctx) as is_cancelled,
+        _cancel_on_exit(ctx) as is_canceled,
     ):
         ctx.emit("begin", rows=total, done=answers.done, **compute_summary(ctx.device))
         ctx.emit("progress", done=answers.done, total=total)
         emitted_at = time.perf_counter()
-        found = _in_order(spec, warm, engine, source, answers.done, seed, is_cancelled)
+        found = _in_order(spec, warm, engine, source, answers.done, seed, is_canceled)
         for answer in found:
             if isinstance(answer, JobFailed):
                 answers.append_error(str(answer))
@@ -258,7 +258,7 @@ def _in_order(
     source: Path,
     done: int,
     seed: int,
-    is_cancelled: Callable[[], bool],
+    is_canceled: Callable[[], bool],
 ) -> Iterator[Answer | JobFailed]:
     """Yield the answers to the records after the first `done`, with many in flight.
 
@@ -271,8 +271,8 @@ def _in_order(
             continue
         row_seed = (seed + number) % 2**63
         try:
-            answer = _prepare(spec, warm, prompt, row_seed, grammar, is_cancelled)
-            engine.submit(answer.generation)
+            answer = _prepare(spec, warm, prompt, row_seed, grammar, is_canceled)
+            engine.submit(answer.request)
             in_flight.append(answer)
         except JobFailed as error:
             in_flight.append(error)
@@ -286,7 +286,7 @@ def _wait_for(answer: Answer | JobFailed) -> Answer | JobFailed:
     """Wait for an answer. Raises Stopped, and errors of the engine."""
     if isinstance(answer, JobFailed):
         return answer
-    while not isinstance(piece := answer.generation.pieces.get(), End):
+    while not isinstance(piece := answer.request.pieces.get(), End):
         answer.add(piece)
     if isinstance(piece.error, JobFailed):
         return piece.error

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from ...configs.entries import PRECISIONS
+from ...configs.precision import FORMER_NAMES, PRECISIONS
 from ...configs.queues import INFER
 from ..engine import images, json_schemas
 from ..engine.options import MOST_TOKENS, SamplingSpec
@@ -77,11 +77,12 @@ class InferSpec(SamplingSpec):
     model: str = option("demo", "warm model that answers", group="model")
     precision: str | None = option(
         None,
-        "precision of the computation; own: the dtype of the model; bf16: where it is faster, on a "
-        "CPU by measurement; int8: quantized weights on a CPU, bf16 on a GPU",
+        "precision of the computation; native: the dtype of the model; bf16: where it is faster, on "
+        "a CPU by measurement; int8: W8A8 dynamic quantization on a CPU, bf16 on a GPU",
         group="model",
         default_text="as the model was loaded",
         choices=PRECISIONS,
+        former_names=FORMER_NAMES,
     )
 
     max_tokens: int | None = option(

@@ -7,8 +7,8 @@ from weakref import WeakKeyDictionary
 
 from ..context import WarmModel
 from ..engine import images
-from ..engine.image_tokens import place_pictures
-from ..engine.request import Picture
+from ..engine.image_tokens import insert_image_tokens
+from ..engine.request import Image
 from ..errors import JobFailed
 from ..models import chat_templates
 from . import chat_messages
@@ -19,8 +19,8 @@ Prompt = str | list[dict[str, Any]]
 _longest: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
-def encode(spec: InferSpec, warm: WarmModel, prompt: Prompt) -> tuple[list[int], list[Picture]]:
-    """Return the tokens of a prompt and its pictures. Raises JobFailed."""
+def encode(spec: InferSpec, warm: WarmModel, prompt: Prompt) -> tuple[list[int], list[Image]]:
+    """Return the tokens of a prompt and its images. Raises JobFailed."""
     urls: list[str] = []
     if isinstance(prompt, str) and not spec.chat_template:
         ids = _tokens(warm, prompt)
@@ -34,7 +34,7 @@ def encode(spec: InferSpec, warm: WarmModel, prompt: Prompt) -> tuple[list[int],
     if not ids:
         raise JobFailed("prompt: it has no tokens")
     budget = images.Budget(thumbnail=spec.thumbnail, max_pixels=spec.max_pixels)
-    return place_pictures(warm, ids, urls, budget)
+    return insert_image_tokens(warm, ids, urls, budget)
 
 
 def room(spec: InferSpec, warm: WarmModel, num_prompt: int) -> int:

@@ -4,9 +4,9 @@
 
 MODEL is the folder of a model of the Qwen2-VL family, REQUEST a JSON list of messages with a
 screenshot. All tokens are forced: no answer ends early. For each way, stock (transformers in the
-model's dtype), int8, bf16 (where this machine serves it) and own: the seconds of a first turn,
+model's dtype), int8, bf16 (where this machine serves it) and native: the seconds of a first turn,
 where they go, and of a second turn that goes on from it by a line. A 2B model takes 18 GB. Every
-line has the load average beside it; to run it in slices, skip the other ways.
+line has the load average beside it; to run it in slices, skip the other layouts.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from warmd.jobs.bench.apart import apart
 from warmd.jobs.compute.allocator import keep_freed_memory
 from warmd.jobs.compute.threads import without_helpers
 from warmd.jobs.context import WarmModel
-from warmd.jobs.engine.image_tokens import place_pictures
+from warmd.jobs.engine.image_tokens import insert_image_tokens
 from warmd.jobs.engine.images import Budget
-from warmd.jobs.engine.request import End, Generation, Picture, Sampling
+from warmd.jobs.engine.request import End, Image, Request, Sampling
 from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.infer import chat_messages
 
 GREEDY = Sampling(temperature=0)
-WAYS = ("stock", "int8", "bf16", "own")
+WAYS = ("stock", "int8", "bf16", "native")
 SECOND = "It did nothing. Try another way."
 
 
@@ -75,7 +75,7 @@ def main() -> None:
         if engine.precision != precision:
             say(f"{precision}: not faster here")
             continue
-        while engine.is_unsettled:
+        while engine.has_idle_work:
             time.sleep(0.1)
         say(f"{precision}: ready after {time.perf_counter() - begun:.1f} s")
         text = ask(engine, first, args.tokens, f"{precision}: first turn")
@@ -106,29 +106,27 @@ def say(line: str) -> None:
 
 def encode(
     warm: WarmModel, messages: list[dict[str, Any]], budget: Budget
-) -> tuple[list[int], list[Picture]]:
+) -> tuple[list[int], list[Image]]:
     chat, urls = chat_messages.split(messages)
     text = warm.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     ids = warm.tokenizer(text, add_special_tokens=False)["input_ids"]
-    return place_pictures(warm, ids, urls, budget)
+    return insert_image_tokens(warm, ids, urls, budget)
 
 
-def stock(model: Any, ids: list[int], pictures: list[Picture], tokens: int) -> None:
+def stock(model: Any, ids: list[int], images: list[Image], tokens: int) -> None:
     tensor = torch.tensor([ids])
     model.generate(
         tensor, attention_mask=torch.ones_like(tensor), do_sample=False, max_new_tokens=tokens,
         min_new_tokens=tokens, pad_token_id=0,
-        pixel_values=torch.cat([picture.patches for picture in pictures]),
-        image_grid_thw=torch.tensor([picture.grid for picture in pictures]),
+        pixel_values=torch.cat([image.patches for image in images]),
+        image_grid_thw=torch.tensor([image.grid for image in images]),
         mm_token_type_ids=(tensor == model.config.image_token_id).int(),
     )  # fmt: skip
 
 
-def ask(
-    engine: Engine, prompt: tuple[list[int], list[Picture]], tokens: int, name: str = ""
-) -> str:
-    ids, pictures = prompt
-    asked = Generation(ids=ids, pictures=pictures, sampling=GREEDY, max_tokens=tokens)
+def ask(engine: Engine, prompt: tuple[list[int], list[Image]], tokens: int, name: str = "") -> str:
+    ids, images = prompt
+    asked = Request(ids=ids, images=images, sampling=GREEDY, max_tokens=tokens)
     begun = time.perf_counter()
     engine.submit(asked)
     text = ""
@@ -137,7 +135,7 @@ def ask(
     if piece.error is not None:
         raise piece.error
     if name:
-        m = asked.measures
+        m = asked.stats
         say(
             f"{name} {time.perf_counter() - begun:.1f} s: vision {m.vision_s:.1f}, prompt "
             f"{m.prefill_s:.1f} ({m.cached_tokens} tokens known), decode {m.decode_s:.1f}"

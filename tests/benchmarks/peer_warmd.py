@@ -22,7 +22,7 @@ from peer_child import THREADS, Answer, Burst, serve
 import warmd
 from warmd.jobs.bench import model
 from warmd.jobs.context import WarmModel
-from warmd.jobs.engine.request import End, Generation, Sampling
+from warmd.jobs.engine.request import End, Request, Sampling
 from warmd.jobs.engine.scheduler import Engine
 
 WARM_UP = (100, 40)  # tokens of a prompt and new ones, until the engine has packed all layers
@@ -39,28 +39,27 @@ def start(folder: Path, precision: str) -> tuple[str, Burst]:
 
     def burst(prompts: Sequence[Sequence[int]], tokens: int) -> Answer:
         sampling = Sampling(temperature=0)
-        generations = [Generation(ids=ids, sampling=sampling, max_tokens=tokens) for ids in prompts]
+        requests = [Request(ids=ids, sampling=sampling, max_tokens=tokens) for ids in prompts]
         began = time.perf_counter()
-        for generation in generations:
-            engine.submit(generation)
+        for request in requests:
+            engine.submit(request)
         last_s, texts = [], []
-        for generation in generations:
+        for request in requests:
             text = ""
-            while not isinstance(piece := generation.pieces.get(), End):
+            while not isinstance(piece := request.pieces.get(), End):
                 text += piece.text
             if piece.error is not None:
                 raise piece.error
             last_s.append(time.perf_counter() - began)
             texts.append(text)
         first_s = [
-            last - generation.measures.decode_s
-            for last, generation in zip(last_s, generations, strict=True)
+            last - request.stats.decode_s for last, request in zip(last_s, requests, strict=True)
         ]
         return Answer(first_s, last_s, texts)
 
     prompt, tokens = WARM_UP
     burst([list(range(prompt))], tokens)
-    while engine.is_unsettled:
+    while engine.has_idle_work:
         time.sleep(0.1)
     if engine.precision != precision:
         raise RuntimeError(f"{precision} is not served on this machine")

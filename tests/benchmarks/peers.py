@@ -42,6 +42,7 @@ os.environ["OMP_NUM_THREADS"] = str(THREADS)  # before torch is imported, here a
 
 import torch
 
+from warmd.configs.precision import NATIVE
 from warmd.daemon.host.parent_death import leashed
 from warmd.jobs.bench import machine
 from warmd.jobs.bench.apart import apart
@@ -49,7 +50,6 @@ from warmd.jobs.compute.device import processor_name
 from warmd.jobs.compute.levels import instructions
 
 HERE = Path(__file__).parent
-NATIVE = "own"  # what warmd calls the precision that the model has
 WHEEL = ("xllamacpp==2026.10.11549",)
 SOURCE = ("llama-cpp-python==0.3.36",)
 BUILD = ("cmake==4.4.4", "ninja==1.13.2", "scikit-build-core==1.1.2")

@@ -54,12 +54,12 @@ def main() -> int:
         openai.OpenAI(base_url=api_of(daemon), api_key="unused") as client,
     ):
         known = {"prompt": args.prompt, "max_tokens": length + 8, "temperature": 0.0}
-        ways: dict[str, Callable[[], str]] = {
+        layouts: dict[str, Callable[[], str]] = {
             "warmd run": partial(run, daemon.config.home, known),
             "HTTP": partial(ask, client, known),
             "HTTP, streamed": partial(stream, client, known),
         }
-        right = [tell(name, way().startswith(args.sentence)) for name, way in ways.items()]
+        right = [tell(name, way().startswith(args.sentence)) for name, way in layouts.items()]
         requests = [mixed(number, known) for number in range(args.requests)]
         alone = [ask(client, request) for request in requests]
         with ThreadPoolExecutor(len(requests)) as pool:
@@ -127,7 +127,7 @@ def compare_precisions(folder: Path, tokenizer: Any, prompt: str, sentence: str)
             pad_token_id=0,
         )[0].tolist()  # fmt: skip
         likeliest: list[int] = []
-        for precision in ("own", "bf16", "int8"):
+        for precision in ("native", "bf16", "int8"):
             decoder = Decoder(model, precision=precision)
             if decoder.precision != precision:
                 say(f"{precision}: not faster here")
@@ -143,7 +143,7 @@ def compare_precisions(folder: Path, tokenizer: Any, prompt: str, sentence: str)
             say(
                 f"{precision}: perplexity {losses[: len(ids) - 1].mean().exp():.4f} of the prompt "
                 f"and sentence, {losses.mean().exp():.4f} with {LONGER} tokens more; likeliest "
-                f"token as in own: {agreeing} of {len(longer)}"
+                f"token as in native: {agreeing} of {len(longer)}"
             )
 
 

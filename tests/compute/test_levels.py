@@ -160,8 +160,8 @@ def test_without_memory_to_measure_libraries_compute_and_the_next_process_tries_
 
 def test_a_precision_is_served_where_a_kernel_for_it_was_measured_to_be_faster():
     weight = torch.ones(4, 4)
-    for asked, kernel in (("int8", levels().int8), ("bf16", levels().bfloat16), ("own", None)):
-        assert served_precision(asked, weight) == (asked if kernel else "own")
+    for asked, kernel in (("int8", levels().int8), ("bf16", levels().bfloat16), ("native", None)):
+        assert served_precision(asked, weight) == (asked if kernel else "native")
 
 
 def test_int8_has_the_same_bits_by_every_kernel():

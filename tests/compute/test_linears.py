@@ -7,29 +7,29 @@ import torch
 from needs import needs
 
 from warmd.jobs.compute import onednn
-from warmd.jobs.compute.linears import Linears, UnpackedLinear, innermost, served_precision
+from warmd.jobs.compute.linears import LinearBuilder, UnpackedLinear, innermost, served_precision
 
 
 @pytest.mark.parametrize("inputs", [96, 4864])  # in one block of oneDNN's kernel, and in several
-@pytest.mark.parametrize("precision", ["own", "bf16", "int8"])
-def test_a_row_has_the_same_bits_alone_and_in_a_batch_in_every_form_of_a_layer(precision, inputs):
+@pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
+def test_every_form_of_a_layer_is_batch_invariant(precision, inputs):
     torch.manual_seed(0)
     with torch.inference_mode():
-        linears = Linears(served_precision(precision, torch.ones(1)))
+        linears = LinearBuilder(served_precision(precision, torch.ones(1)))
         parts = [torch.nn.Linear(inputs, 200), torch.nn.Linear(inputs, 40, bias=False)]
         layer = linears.fused(parts, patience=9)
         x = torch.randn(23, inputs)
         found = [torch.cat([layer(rows) for rows in x.split(size)]) for size in (23, 1, 3, 7)]
-    assert linears.is_exact
+    assert linears.is_batch_invariant
     assert all(torch.equal(y, found[0]) for y in found)
     wanted = torch.cat([part(x) for part in parts], dim=1)
     torch.testing.assert_close(found[0], wanted, rtol=0.05, atol=0.05)
 
 
 @torch.inference_mode()
-def test_sums_that_bfloat16_rounds_alike_by_chance_do_not_hide_that_rows_depend_on_each_other():
+def test_bfloat16_rounding_does_not_hide_that_a_form_is_not_batch_invariant():
     torch.manual_seed(0)
-    linears = Linears("own")
+    linears = LinearBuilder("native")
     layer = linears.fused([torch.nn.Linear(1216, 240, dtype=torch.bfloat16)], patience=9)
     x = torch.randn(200, 1216, dtype=torch.bfloat16)
     assert torch.equal(torch.cat([layer(row) for row in x.split(1)]), layer(x))
@@ -38,7 +38,7 @@ def test_sums_that_bfloat16_rounds_alike_by_chance_do_not_hide_that_rows_depend_
 @torch.inference_mode()
 def test_layers_without_memory_to_pack_stay_unpacked_and_one_line_says_it(caplog):
     needs(onednn.is_available(), "oneDNN in torch")
-    linears = Linears("own", spare_bytes=2**60)  # more than any machine has
+    linears = LinearBuilder("native", spare_bytes=2**60)  # more than any machine has
     layers = [linears.fused([torch.nn.Linear(48, 20)], patience=2) for _ in range(3)]
     x = torch.randn(5, 48)
     before = [layer(x) for layer in layers]

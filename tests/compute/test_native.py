@@ -1,4 +1,4 @@
-"""Native kernels and fused decode steps: they have the bits of the decoder's own pass."""
+"""NativeLayerOps kernels and fused decode steps: they have the bits of the decoder's own pass."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from warmd.jobs.compute import linears, native
 from warmd.jobs.compute.levels import MANY_ROWS, levels
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.kv_cache import CHUNK
-from warmd.jobs.engine.layer_ops import Single, Torch
-from warmd.jobs.engine.native_layer_ops import Native
+from warmd.jobs.engine.layer_ops import DecodeRow, TorchLayerOps
+from warmd.jobs.engine.native_layer_ops import NativeLayerOps
 from warmd.jobs.engine.parts import Part
 
-MOST_PRODUCT_ROWS = 512  # that were measured
-MOST_ROWS = 14  # three groups: four, five and five
+MAX_GEMM_ROWS = 512  # that were measured
+MAX_ROWS = 14  # three groups: four, five and five
 PACKED = 8  # turns after which every layer of these models is packed
 
 
@@ -36,7 +36,7 @@ PACKED = 8  # turns after which every layer of these models is packed
 def inference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     needs(native.is_available(), "numba and PyTorch's OpenMP")
     # Also where they were measured to be slower than oneDNN, and are not used.
-    ours = replace(levels(), float32="warmd", most_rows=MANY_ROWS)
+    ours = replace(levels(), float32="warmd", max_rows=MANY_ROWS)
     monkeypatch.setattr(linears, "levels", lambda: ours)
     with torch.inference_mode():
         yield
@@ -54,23 +54,23 @@ def small(name: str = "Qwen2", **sizes: Any) -> Any:
     return make(name, **{**NATIVE_SIZES, **sizes})
 
 
-def packed(model: Any, precision: str = "own") -> Decoder:
+def packed(model: Any, precision: str = "native") -> Decoder:
     decoder = Decoder(model, precision=precision)
     for _ in range(PACKED):
         decoder.forward([Part(decoder.new(1), [3], True)])
-    assert decoder._steps is not None
-    assert decoder._steps.is_ready
+    assert decoder._fused_steps is not None
+    assert decoder._fused_steps.is_ready
     return decoder
 
 
 def without_steps(decoder: Decoder, parts: list[Part]) -> torch.Tensor:
-    steps, decoder._steps = decoder._steps, None
+    steps, decoder._fused_steps = decoder._fused_steps, None
     logits = decoder.forward(parts)
-    decoder._steps = steps
+    decoder._fused_steps = steps
     return logits
 
 
-@pytest.mark.parametrize("precision", ["own", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
 @pytest.mark.parametrize(
     ("name", "sizes", "threads"),
     [
@@ -82,15 +82,15 @@ def without_steps(decoder: Decoder, parts: list[Part]) -> torch.Tensor:
     ],
     indirect=["threads"],
 )
-def test_a_step_has_the_bits_of_the_own_pass(name, sizes, precision, threads):
+def test_a_fused_step_has_the_bits_of_the_unfused_pass(name, sizes, precision, threads):
     decoder = packed(small(name, **sizes), precision)
-    kvs = [decoder.new(200) for _ in range(2 * MOST_ROWS)]
-    prompts = [prompt(1 + 37 * number % 100, number) for number in range(MOST_ROWS)]
+    kvs = [decoder.new(200) for _ in range(2 * MAX_ROWS)]
+    prompts = [prompt(1 + 37 * number % 100, number) for number in range(MAX_ROWS)]
     for kv, ids in zip(kvs, prompts * 2, strict=True):
         decoder.forward([Part(kv, ids, True)])
-    twins = list(zip(kvs[:MOST_ROWS], kvs[MOST_ROWS:], strict=True))
+    twins = list(zip(kvs[:MAX_ROWS], kvs[MAX_ROWS:], strict=True))
     for turn in range(40):
-        rows = 1 + turn * 3 % MOST_ROWS
+        rows = 1 + turn * 3 % MAX_ROWS
         one = decoder.forward([Part(kv, [turn], True) for kv, _ in twins[:rows]])
         other = without_steps(decoder, [Part(kv, [turn], True) for _, kv in twins[:rows]])
         assert torch.equal(one, other)
@@ -98,11 +98,11 @@ def test_a_step_has_the_bits_of_the_own_pass(name, sizes, precision, threads):
         assert torch.equal(kv.data[..., : kv.length, :], twin.data[..., : kv.length, :])
 
 
-@pytest.mark.parametrize("precision", ["own", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)
-def test_prompts_have_the_bits_of_pytorchs_products(precision, threads):
+def test_prefill_has_the_bits_of_onednns_gemm(precision, threads):
     decoder = packed(small("Qwen2"), precision)
-    for rows in (5, 10, 48, MOST_PRODUCT_ROWS, MOST_PRODUCT_ROWS + 1):
+    for rows in (5, 10, 48, MAX_GEMM_ROWS, MAX_GEMM_ROWS + 1):
         length = rows - 3  # three are of another prompt
         kv, twin, other = (decoder.new(max(3, length)) for _ in range(3))
         ids, beside = prompt(length), Part(other, prompt(3), True)
@@ -115,20 +115,20 @@ def test_prompts_have_the_bits_of_pytorchs_products(precision, threads):
 def test_operations_on_rows_are_those_of_pytorch():
     decoder = Decoder(small("Qwen3", head_dim=64, num_attention_heads=6, num_key_value_heads=3))
     shape = decoder.shape
-    ours, theirs = Native(shape), Torch(shape)
+    ours, theirs = NativeLayerOps(shape), TorchLayerOps(shape)
     heads, kv_heads, size = shape.heads, shape.kv_heads, shape.head_dim
     for rows in (1, 5, 300):
         x, weight = torch.randn(rows, 128) * 5, torch.randn(128)
-        torch.testing.assert_close(ours.normalise(x, weight), theirs.normalise(x, weight))
+        torch.testing.assert_close(ours.rms_norm(x, weight), theirs.rms_norm(x, weight))
         gate_up = torch.randn(rows, 2 * 192) * 20
-        torch.testing.assert_close(ours.gate(gate_up), theirs.gate(gate_up))
+        torch.testing.assert_close(ours.swiglu(gate_up), theirs.swiglu(gate_up))
         qkv = torch.randn(rows, heads + 2 * kv_heads, size)
         turned, expected = qkv.clone(), qkv.clone()
         cos, sin = decoder.rope.at(torch.arange(rows))
         norms = (torch.randn(size), torch.randn(size))
         for given in (norms, None):
-            ours.turn(turned, given, cos, sin)
-            theirs.turn(expected, given, cos, sin)
+            ours.norm_and_rope(turned, given, cos, sin)
+            theirs.norm_and_rope(expected, given, cos, sin)
             torch.testing.assert_close(turned, expected)
         kvs = [decoder.new(100) for _ in range(rows)]
         for kv in kvs:
@@ -136,8 +136,8 @@ def test_operations_on_rows_are_those_of_pytorch():
         own = [decoder.fork(kv, 100, 100) for kv in kvs]
         found, wanted = torch.zeros(2, rows, heads, size)
         for operations, sequences, attended in ((ours, own, found), (theirs, kvs, wanted)):
-            singles = [Single(row, kv, row % 99) for row, kv in enumerate(sequences)]
-            operations.attend(qkv, attended, singles, 1)
+            decode_rows = [DecodeRow(row, kv, row % 99) for row, kv in enumerate(sequences)]
+            operations.attend(qkv, attended, decode_rows, 1)
         torch.testing.assert_close(found, wanted)
         assert all(torch.equal(kv.data, other.data) for kv, other in zip(kvs, own, strict=True))
 
@@ -149,19 +149,19 @@ def test_gates_of_any_size_are_those_of_pytorch(gate):
     gate_up[:, 192:] = 1
     wanted = torch.nn.functional.silu(torch.tensor(gate))
     torch.testing.assert_close(
-        Native(decoder.shape).gate(gate_up)[0, 5], wanted, atol=1e-35, rtol=1e-6
+        NativeLayerOps(decoder.shape).swiglu(gate_up)[0, 5], wanted, atol=1e-35, rtol=1e-6
     )
 
 
-def test_positions_in_a_picture_turn_heads_as_transformers_does():
+def test_m_rope_is_that_of_transformers():
     rope = {"rope_type": "default", "mrope_section": [8, 12, 12], "rope_theta": 10000.0}
     model = eyes.make("Qwen2VL", **NATIVE_SIZES, rope_parameters=rope)
     ids = prompt(CHUNK + 1)  # the last one is attended for by itself
     places = torch.randint(0, 60, (3, len(ids)), generator=torch.Generator().manual_seed(0))
     decoder = packed(model)
     sequences = [decoder.new(len(ids) + 1) for _ in range(2)]
-    read = decoder.forward([Part(kv, ids, True, places=places) for kv in sequences])
-    written = decoder.forward([Part(kv, [9], True, places=places[:, :1]) for kv in sequences])
+    read = decoder.forward([Part(kv, ids, True, positions=places) for kv in sequences])
+    written = decoder.forward([Part(kv, [9], True, positions=places[:, :1]) for kv in sequences])
     hidden = model.model.language_model(
         input_ids=torch.tensor([[*ids, 9]]),
         position_ids=torch.cat([places, places[:, :1]], dim=1)[:, None],
@@ -171,9 +171,9 @@ def test_positions_in_a_picture_turn_heads_as_transformers_does():
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["own", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
 @pytest.mark.parametrize("part", ["model.embed_tokens", "model.layers.1.mlp.down_proj"])
-def test_numbers_that_are_none_are_not_hidden(precision, part):
+def test_nan_weights_give_nan_logits(precision, part):
     model = small(tie_word_embeddings=False)
     weight = model.get_submodule(part).weight
     weight[3] = math.nan
@@ -187,7 +187,7 @@ def test_sizes_that_are_no_multiples_take_pytorchs_operations(sizes):
     decoder = Decoder(small(**sizes))
     for _ in range(PACKED + 1):
         logits = decoder.forward([Part(decoder.new(1), [3], True)])
-    assert decoder._steps is None
+    assert decoder._fused_steps is None
     assert logits.isfinite().all()
 
 
@@ -222,7 +222,7 @@ def test_norms_of_another_form_take_pytorchs_operations(name, change):
     decoder = Decoder(model)
     for _ in range(PACKED + 1):
         logits = decoder.forward([Part(decoder.new(1), [3], True)])
-    assert decoder._steps is None
+    assert decoder._fused_steps is None
     torch.testing.assert_close(logits[0], model(torch.tensor([[3]])).logits[0, 0])
 
 
@@ -243,11 +243,11 @@ def test_layers_of_several_sizes_take_pytorchs_operations():
     decoder = Decoder(model)
     for _ in range(PACKED + 1):
         logits = decoder.forward([Part(decoder.new(1), [3], True)])
-    assert decoder._steps is None
+    assert decoder._fused_steps is None
     torch.testing.assert_close(logits[0], model(torch.tensor([[3]])).logits[0, 0])
 
 
-@pytest.mark.parametrize("precision", ["own", "bf16"])
+@pytest.mark.parametrize("precision", ["native", "bf16"])
 @pytest.mark.parametrize("name", ["model.layers.0.mlp.down_proj", "lm_head"])
 def test_zeros_tell_no_order_of_sums(name, precision):
     model = small(intermediate_size=1536, hidden_size=896, vocab_size=2048)
@@ -267,7 +267,7 @@ from engines import NATIVE_SIZES, make
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.parts import Part
 torch.inference_mode().__enter__()
-for precision in ("own", "bf16", "int8"):
+for precision in ("native", "bf16", "int8"):
     decoder = Decoder(make("Qwen2", **NATIVE_SIZES), precision=precision)
     ones = [decoder.forward([Part(decoder.new(1), [3], True)]) for _ in range(9)]
     assert all(torch.equal(one, ones[0]) for one in ones)
@@ -282,7 +282,7 @@ for precision in ("own", "bf16", "int8"):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["spoilt", "nowhere to write", "several at once", "no JIT"])
-def test_whatever_became_of_the_machine_code_that_was_kept_it_is_compiled(tmp_path, trouble):
+def test_machine_code_is_compiled_whatever_the_state_of_its_cache(tmp_path, trouble):
     sources = tmp_path / "compute"
     shutil.copytree(Path(compute.__file__).parent, sources, ignore=shutil.ignore_patterns("__py*"))
     (tmp_path / "pyproject.toml").touch()

@@ -213,7 +213,7 @@ def test_model_line_names_a_folder_or_a_hub_id(tmp_path, text, expected):
         ),
         (
             "m=x,precision=int4",
-            "model.precision: must be one of own, bf16, int8, got 'int4'",
+            "model.precision: must be one of native, bf16, int8, got 'int4'",
         ),
         ("m=x,dtype=auto,dtype=auto", "model.dtype: must stand once"),
         ("m=x,name=y", "model.name: must stand once"),
@@ -229,6 +229,14 @@ def test_wrong_model_line_is_refused_by_the_key(text, message):
     with pytest.raises(ConfigError) as caught:
         parse_model(text, Path("/"))
     assert str(caught.value).startswith(message)
+
+
+def test_former_names_of_the_native_precision_are_read(home):
+    (model,) = loaded(home, "models: [{name: m, path: builtin:demo, precision: own}]").models
+    assert model.precision == "native"
+    assert parse_model("m=builtin:demo,precision=own", Path("/")).precision == "native"
+    # As the file of warm models and the records of jobs of earlier versions have it.
+    assert ModelConfig(name="m", path="builtin:demo", precision="own").precision == "native"
 
 
 def test_paths_in_a_file_start_from_its_folder_and_others_from_the_current_one(

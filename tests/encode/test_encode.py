@@ -326,6 +326,15 @@ def test_a_killed_job_goes_on_behind_the_last_row(tmp_path, tokenizer, monkeypat
     assert not journal.exists()
 
 
+def test_a_job_of_an_earlier_version_continues_its_journal(code_job):
+    """Earlier versions call the native dtype "model", in the spec and in the journal's identity."""
+    spec = EncodeSpec.parse({"text": TEXTS, "dtype": "model"})
+    assert spec.dtype == "native"
+    options = ["mean", False, False, None, "model"]
+    warm = code_job.made.ctx.models.take("demo")
+    assert orjson.loads(kind._identity(spec, warm))[-1] == options
+
+
 def test_rows_of_another_input_are_not_taken_over(code_job, tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", TEXTS)
     code_job.made.stop.set()

@@ -1,4 +1,4 @@
-"""All engines of a process compute in one thread, turn by turn."""
+"""All engines of a process share one compute thread."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import torch
 from warmd.jobs.compute.threads import compute_with, without_helpers
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine import scheduler as engines
-from warmd.jobs.engine.compute_thread import Turns
+from warmd.jobs.engine.compute_thread import ComputeThread
 from warmd.jobs.engine.decoder import Decoder
-from warmd.jobs.engine.request import End, Generation, Sampling
+from warmd.jobs.engine.request import End, Request, Sampling
 from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import JobFailed
 
@@ -27,10 +27,10 @@ GREEDY = Sampling(temperature=0)
 
 
 @pytest.fixture(autouse=True)
-def turns(monkeypatch: pytest.MonkeyPatch) -> Turns:
-    """Turns of which nobody else in this process has heard."""
-    turns = Turns()
-    monkeypatch.setattr(engines, "TURNS", turns)
+def turns(monkeypatch: pytest.MonkeyPatch) -> ComputeThread:
+    """ComputeThread of which nobody else in this process has heard."""
+    turns = ComputeThread()
+    monkeypatch.setattr(engines, "COMPUTE_THREAD", turns)
     return turns
 
 
@@ -40,27 +40,27 @@ def start() -> Engine:
     return Engine(WarmModel(name="m", path=Path("m"), model=model, tokenizer=tiny.tokenizer()))
 
 
-def ask(engine: Engine, tokens: int, **how: Any) -> Generation:
-    generation = Generation(ids=[4, 5, 6], sampling=GREEDY, max_tokens=tokens, **how)
-    engine.submit(generation)
-    return generation
+def ask(engine: Engine, tokens: int, **how: Any) -> Request:
+    request = Request(ids=[4, 5, 6], sampling=GREEDY, max_tokens=tokens, **how)
+    engine.submit(request)
+    return request
 
 
-def whole(generation: Generation) -> int:
+def whole(request: Request) -> int:
     """The number of tokens that it got. Raises what ended it."""
     tokens = 0
-    while not isinstance(piece := generation.pieces.get(timeout=60), End):
+    while not isinstance(piece := request.pieces.get(timeout=60), End):
         tokens += piece.tokens
     if piece.error is not None:
         raise piece.error
     return tokens
 
 
-def test_engines_take_turns_in_one_thread_that_ends_with_the_last_of_them():
+def test_engines_share_a_thread_that_ends_with_the_last_of_them():
     before = set(threading.enumerate())
     first, second = start(), start()
     enough = threading.Event()
-    endless = ask(first, 10_000, is_cancelled=enough.is_set)
+    endless = ask(first, 10_000, is_canceled=enough.is_set)
     endless.pieces.get(timeout=60)
     assert whole(ask(second, 5)) == 5
     assert not first.is_idle
@@ -77,7 +77,7 @@ def test_engines_take_turns_in_one_thread_that_ends_with_the_last_of_them():
     again.close()
 
 
-def test_a_model_that_cannot_be_prepared_is_told_of_and_tried_again(monkeypatch):
+def test_a_failed_preparation_is_reported_and_retried(monkeypatch):
     class Broken(Decoder):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             raise MemoryError("no room for it")
@@ -108,7 +108,7 @@ def test_a_thread_that_cannot_begin_fails_the_request_and_not_those_after_it(mon
     engine.close()
 
 
-def test_an_engine_may_be_closed_by_many():
+def test_an_engine_may_be_closed_by_several_threads():
     engine = start()
     asked = ask(engine, 50)
     with ThreadPoolExecutor(3) as pool:
@@ -135,13 +135,13 @@ class PanicError(BaseException):
 @pytest.mark.parametrize(
     "error", [PanicError("a panic"), OSError(errno.EACCES, "no entry", "a file")]
 )
-def test_an_error_in_a_turn_ends_what_was_asked_of_that_engine_alone(error):
+def test_an_error_in_a_step_fails_the_requests_of_that_engine_only(error):
     def fail() -> bool:
         raise error
 
     first, second = start(), start()
     with pytest.raises(RuntimeError, match=re.escape(f"{type(error).__name__}: {error}")):
-        whole(ask(first, 5, is_cancelled=fail))
+        whole(ask(first, 5, is_canceled=fail))
     assert whole(ask(second, 5)) == whole(ask(first, 5)) == 5
     first.close()
     second.close()
@@ -173,17 +173,17 @@ class Stuck:
 
 
 @pytest.mark.parametrize("error", [JobFailed, MemoryError, PanicError])
-def test_a_choice_that_fails_ends_its_siblings_and_nobody_else(error):
+def test_a_failed_sequence_ends_its_request_only(error):
     engine = start()
     other = ask(engine, 50)
     other.pieces.get(timeout=60)
     with pytest.raises(error, match="stuck"):
-        whole(ask(engine, 3, num_choices=2, grammar=Stuck(error)))
+        whole(ask(engine, 3, num_completions=2, grammar=Stuck(error)))
     assert whole(other) > 0
     engine.close()
 
 
-def test_the_error_of_a_choice_holds_no_sequence(monkeypatch):
+def test_the_error_of_a_sequence_keeps_none_alive(monkeypatch):
     made = []
 
     def new(decoder: Decoder, capacity: int, new: Any = Decoder.new) -> Any:
@@ -192,7 +192,7 @@ def test_the_error_of_a_choice_holds_no_sequence(monkeypatch):
 
     monkeypatch.setattr(Decoder, "new", new)
     engine = start()
-    asked = ask(engine, 3, num_choices=2, grammar=Stuck(JobFailed))
+    asked = ask(engine, 3, num_completions=2, grammar=Stuck(JobFailed))
     engine.close()
     assert [kv() for kv in made] == [None, None]
     with pytest.raises(JobFailed, match="stuck"):

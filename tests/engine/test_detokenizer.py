@@ -1,4 +1,4 @@
-"""The text of a completion as it grows, and the choice of its tokens."""
+"""Incremental detokenization and sampling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from warmd.jobs.engine.detokenizer import TextStream
 from warmd.jobs.engine.request import Sampling
-from warmd.jobs.engine.sampling import Sampler
+from warmd.jobs.engine.sampling import SequenceSampler
 
 TOKENIZER = tiny.tokenizer()
 
@@ -43,7 +43,7 @@ def stream(text: str, stop: tuple[str, ...] = (), tokenizer: Any = TOKENIZER) ->
 
 
 @given(st.text(min_size=1, max_size=40))
-def test_no_character_is_ever_half(text):
+def test_only_complete_characters_are_emitted(text):
     said = stream(text, tokenizer=BYTEWISE)
     assert "".join(said) == text.rstrip("\ufffd")  # a whole one cannot be told from a half
     assert all(part in text for part in said)
@@ -55,7 +55,7 @@ def test_half_a_character_at_the_end_is_dropped():
     assert "".join(growing.add(token) for token in ids[:-1]) + growing.finish() == "a"
 
 
-def test_bytes_that_are_no_text_hold_nothing_back_for_ever():
+def test_invalid_utf_8_is_not_held_back_forever():
     growing = TextStream(BYTEWISE, [1], ())
     (half,) = set(BYTEWISE("😀")["input_ids"][1:2])
     (letter,) = BYTEWISE("a")["input_ids"]
@@ -93,8 +93,8 @@ def test_spaces_between_words_survive_a_tokenizer_that_hides_them():
 
 
 def draws(sampling: Sampling, logits: list[float], count: int = 2000) -> list[float]:
-    sampler = Sampler(sampling, 0)
-    chosen = torch.tensor([sampler.choose(torch.tensor(logits)) for _ in range(count)])
+    sampler = SequenceSampler(sampling, 0)
+    chosen = torch.tensor([sampler.sample(torch.tensor(logits)) for _ in range(count)])
     return (chosen.bincount(minlength=len(logits)) / count).tolist()
 
 
@@ -116,30 +116,32 @@ def test_top_k_and_top_p_leave_the_likeliest():
 
 
 def test_top_p_of_a_flat_distribution_takes_more_than_a_glance():
-    sampler = Sampler(Sampling(top_p=0.9, seed=1), 0)
-    chosen = {sampler.choose(torch.zeros(5000)) for _ in range(3000)}
+    sampler = SequenceSampler(Sampling(top_p=0.9, seed=1), 0)
+    chosen = {sampler.sample(torch.zeros(5000)) for _ in range(3000)}
     assert 1500 < len(chosen) <= 4500
 
 
 @pytest.mark.parametrize("temperature", [0, 1e-30, 1e-6])
-def test_no_temperature_takes_the_likeliest(temperature):
+def test_temperature_0_is_greedy(temperature):
     assert draws(Sampling(temperature=temperature), [5.0, 100.0, 99.0], 20) == [0, 1, 0]
 
 
-def test_penalties_are_taken_from_what_was_written():
-    sampler = Sampler(Sampling(temperature=0, frequency_penalty=0.4, presence_penalty=0.2), 0)
+def test_penalties_lower_the_logits_of_generated_tokens():
+    sampler = SequenceSampler(
+        Sampling(temperature=0, frequency_penalty=0.4, presence_penalty=0.2), 0
+    )
     logits = torch.tensor([1.0, 0.5, 0.0])
     # 1.0, then 0.4 against 0.5, then 0.4 against -0.1, then 0.0 against -0.1, then -0.4.
-    assert [sampler.choose(logits) for _ in range(5)] == [0, 1, 0, 0, 2]
+    assert [sampler.sample(logits) for _ in range(5)] == [0, 1, 0, 0, 2]
     assert logits.tolist() == [1.0, 0.5, 0.0]
 
 
-def test_choices_of_one_seed_differ_and_repeat():
+def test_completions_of_one_seed_differ_and_repeat():
     logits = torch.zeros(100)
 
     def tokens(index: int) -> list[int]:
-        sampler = Sampler(Sampling(seed=5), index)
-        return [sampler.choose(logits) for _ in range(10)]
+        sampler = SequenceSampler(Sampling(seed=5), index)
+        return [sampler.sample(logits) for _ in range(10)]
 
     assert tokens(0) == tokens(0)
     assert tokens(0) != tokens(1)

@@ -1,4 +1,4 @@
-"""Completions that keep to a JSON Schema, from a random model that would write anything."""
+"""Constrained decoding by JSON Schema, with a random model that would generate anything."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from waiting import wait_until
 from warmd.configs.config import ModelConfig
 from warmd.daemon.client import control
 from warmd.jobs.context import WarmModel
-from warmd.jobs.engine.request import End, Generation, Sampling
+from warmd.jobs.engine.request import End, Request, Sampling
 from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.infer.options import InferSpec
@@ -83,15 +83,15 @@ def engine(folder: Path) -> Iterator[Engine]:
     engine.close()
 
 
-def ask(engine: Engine, *, schema: str = SCHEMA, **how: Any) -> Generation:
+def ask(engine: Engine, *, schema: str = SCHEMA, **how: Any) -> Request:
     how = {"sampling": Sampling(temperature=0), "max_tokens": 90, **how}
-    return Generation(ids=[40, 41, 42], grammar=engine.grammar(schema), **how)
+    return Request(ids=[40, 41, 42], grammar=engine.grammar(schema), **how)
 
 
-def answers(engine: Engine, generation: Generation) -> list[tuple[str, str | None]]:
-    engine.submit(generation)
-    choices: list[tuple[str, str | None]] = [("", None)] * generation.num_choices
-    while not isinstance(piece := generation.pieces.get(timeout=60), End):
+def answers(engine: Engine, request: Request) -> list[tuple[str, str | None]]:
+    engine.submit(request)
+    choices: list[tuple[str, str | None]] = [("", None)] * request.num_completions
+    while not isinstance(piece := request.pieces.get(timeout=60), End):
         choices[piece.index] = (choices[piece.index][0] + piece.text, piece.finish_reason)
     if piece.error is not None:
         raise piece.error
@@ -111,7 +111,7 @@ def is_person(text: str) -> bool:
 def test_every_completion_keeps_to_the_schema_and_ends_with_it(engine):
     for seed in range(5):
         sampling = Sampling(temperature=1.5, seed=seed, top_p=0.9, top_k=40)
-        for text, reason in answers(engine, ask(engine, sampling=sampling, num_choices=4)):
+        for text, reason in answers(engine, ask(engine, sampling=sampling, num_completions=4)):
             assert reason == "stop"
             assert is_person(text), text
 
@@ -123,9 +123,9 @@ def test_completion_that_is_cut_is_the_beginning_of_a_whole_one(engine):
     assert whole.startswith(cut)
 
 
-def test_those_who_write_freely_are_not_touched_by_one_that_does_not(engine):
-    def free() -> Generation:
-        return Generation(ids=[40, 41, 42], sampling=Sampling(temperature=0), max_tokens=40)
+def test_unconstrained_sequences_are_not_affected_by_a_constrained_one(engine):
+    def free() -> Request:
+        return Request(ids=[40, 41, 42], sampling=Sampling(temperature=0), max_tokens=40)
 
     alone = answers(engine, free())
     beside, held = free(), ask(engine)
@@ -145,9 +145,7 @@ def test_those_who_write_freely_are_not_touched_by_one_that_does_not(engine):
         ("nowhere.json", "No such file"),
     ],
 )
-def test_schema_that_cannot_be_held_to_is_refused_before_the_job_is_queued(
-    schema, problem, tmp_path
-):
+def test_an_unsupported_schema_is_refused_before_the_job_is_queued(schema, problem, tmp_path):
     spec = InferSpec.parse({"prompt": "a", "json_schema": schema})
     with pytest.raises(SpecError, match=problem) as caught:
         spec.located(tmp_path).check_inputs(None)
@@ -161,7 +159,7 @@ def test_schema_of_a_file_is_kept_with_the_job(tmp_path):
     assert spec.json_schema == SCHEMA
 
 
-def test_tokenizer_that_cannot_be_held_to_a_schema_is_named(folder):
+def test_an_unsupported_tokenizer_is_named(folder):
     model: Any = LlamaForCausalLM.from_pretrained(folder)
     engine = Engine(WarmModel(name="m", path=folder, model=model, tokenizer=tiny.tokenizer()))
     with pytest.raises(JobFailed, match=r"json_schema: unsupported tokenizer \(m\)"):
@@ -196,7 +194,7 @@ def test_response_format_of_openai_is_served(served):
     assert chat(served, {"type": "text"}, temperature=0).choices[0].message.content
 
 
-def test_response_format_that_cannot_be_held_to_is_refused_by_its_name(served):
+def test_an_unsupported_response_format_is_refused_by_its_name(served):
     wanted = {"type": "json_schema", "json_schema": {"name": "p", "schema": {"type": "objekt"}}}
     with pytest.raises(openai.BadRequestError, match="objekt") as caught:
         chat(served, wanted)

@@ -1,4 +1,4 @@
-"""The engine: what a sequence gets does not depend on who else is computed beside it."""
+"""Continuous batching: a sequence gets the same tokens alone and in a batch."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from warmd.jobs.compute.levels import levels
 from warmd.jobs.compute.linears import UnpackedLinear, innermost, packed_float32
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine import scheduler as engines
-from warmd.jobs.engine.compute_thread import TURNS
+from warmd.jobs.engine.compute_thread import COMPUTE_THREAD
 from warmd.jobs.engine.decoder import Decoder
-from warmd.jobs.engine.fallback import AsIs
-from warmd.jobs.engine.kv_cache import CHUNK, MOST_PREFIXES, Prefixes
+from warmd.jobs.engine.fallback import FallbackRunner
+from warmd.jobs.engine.kv_cache import CHUNK, MAX_PREFIXES, PrefixCache
 from warmd.jobs.engine.parts import Part
-from warmd.jobs.engine.request import End, Generation, Piece, Sampling
+from warmd.jobs.engine.request import End, Piece, Request, Sampling
 from warmd.jobs.engine.scheduler import Engine, engine_of
 from warmd.jobs.errors import JobFailed
 
@@ -56,11 +56,11 @@ def start(model: Any, *, made_by: type[Engine] = Engine, **settings: Any) -> Eng
     return made_by(warm, **settings)
 
 
-def collect(generation: Generation, timeout_s: float = 60) -> list[tuple[str, str | None, int]]:
+def collect(request: Request, timeout_s: float = 60) -> list[tuple[str, str | None, int]]:
     """The text, finish reason and number of tokens of every choice."""
-    choices: list[tuple[str, str | None, int]] = [("", None, 0)] * generation.num_choices
+    choices: list[tuple[str, str | None, int]] = [("", None, 0)] * request.num_completions
     while True:
-        piece = generation.pieces.get(timeout=timeout_s)
+        piece = request.pieces.get(timeout=timeout_s)
         if isinstance(piece, End):
             if piece.error is not None:
                 raise piece.error
@@ -69,16 +69,16 @@ def collect(generation: Generation, timeout_s: float = 60) -> list[tuple[str, st
         choices[piece.index] = (text + piece.text, piece.finish_reason, tokens + piece.tokens)
 
 
-def generate(engine: Engine, generation: Generation) -> list[tuple[str, str | None, int]]:
-    engine.submit(generation)
-    return collect(generation)
+def generate(engine: Engine, request: Request) -> list[tuple[str, str | None, int]]:
+    engine.submit(request)
+    return collect(request)
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3", "Mistral"])
 def test_logits_are_those_of_transformers(name):
     extra = {"head_dim": 24} if name == "Qwen3" else {}
     model = make(name, **({"sliding_window": None} if name == "Mistral" else {}), **extra)
-    assert Decoder.takes(model)
+    assert Decoder.supports(model)
     ids = prompt(CHUNK * 2 + 7)
     with torch.inference_mode():
         wanted = model(torch.tensor([ids])).logits[0, [-3, -2, -1]]
@@ -90,11 +90,11 @@ def test_logits_are_those_of_transformers(name):
     torch.testing.assert_close(torch.stack(logits), wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["own", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
 def test_bfloat16_models_are_served_too(precision):
     model = make("Qwen2", vocab_size=81).to(torch.bfloat16)
     engine = start(model, precision=precision)
-    asked = Generation(ids=prompt(50), sampling=GREEDY, max_tokens=5)
+    asked = Request(ids=prompt(50), sampling=GREEDY, max_tokens=5)
     assert generate(engine, asked)[0][2] == 5
     engine.close()
 
@@ -104,7 +104,7 @@ def test_rope_of_llama_3_is_that_of_transformers():
             "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
             "rope_theta": 10000.0}  # fmt: skip
     model = make("Llama", rope_parameters=rope)
-    assert Decoder.takes(model)
+    assert Decoder.supports(model)
     ids = prompt(150)
     with torch.inference_mode():
         decoder = Decoder(model)
@@ -113,8 +113,8 @@ def test_rope_of_llama_3_is_that_of_transformers():
     torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["own", "bf16", "int8"])
-def test_rows_have_the_same_bits_whatever_is_computed_beside_them(qwen, precision):
+@pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
+def test_logits_are_batch_invariant(qwen, precision):
     with torch.inference_mode():
         decoder = Decoder(qwen, precision=precision)
         prompts = [prompt(length, length) for length in (1, 5, 31, 32, 33, 64, 100, 7, 2, 3)]
@@ -126,20 +126,20 @@ def test_rows_have_the_same_bits_whatever_is_computed_beside_them(qwen, precisio
         kvs = [decoder.new(200) for _ in prompts]
         first = decoder.forward([Part(kv, ids, True) for kv, ids in zip(kvs, prompts, strict=True)])
         second = decoder.forward([Part(kv, [9], True) for kv in kvs])
-    assert decoder.is_exact
+    assert decoder.is_batch_invariant
     for number, (one, two) in enumerate(alone):
         assert torch.equal(first[number], one)
         assert torch.equal(second[number], two)
 
 
-def test_each_of_many_mixed_requests_gets_the_tokens_that_it_gets_alone(engine, qwen):
-    def ask(number: int) -> Generation:
+def test_mixed_requests_get_the_same_tokens_alone_and_batched(engine, qwen):
+    def ask(number: int) -> Request:
         sampling = GREEDY if number % 2 else Sampling(seed=number, top_p=0.9, top_k=50)
-        return Generation(
+        return Request(
             ids=prompt(1 + 17 * number % 150, number),
             sampling=sampling,
             max_tokens=5 + number % 40,
-            num_choices=3 if number % 7 == 0 else 1,
+            num_completions=3 if number % 7 == 0 else 1,
         )
 
     alone = []
@@ -148,9 +148,9 @@ def test_each_of_many_mixed_requests_gets_the_tokens_that_it_gets_alone(engine, 
         alone.append(generate(fresh, ask(number)))
         fresh.close()
     together = [ask(number) for number in range(32)]
-    for generation in together:
-        engine.submit(generation)
-    assert [collect(generation) for generation in together] == alone
+    for request in together:
+        engine.submit(request)
+    assert [collect(request) for request in together] == alone
 
 
 def test_reused_prefixes_change_nothing_and_are_counted(engine, qwen):
@@ -158,30 +158,30 @@ def test_reused_prefixes_change_nothing_and_are_counted(engine, qwen):
     longer = [*first, *prompt(50, 1)]
     other = [*first[: CHUNK + 5], *prompt(100, 2)]
     for ids, cached in ((first, 0), (longer, 3 * CHUNK), (other, CHUNK), (first, 3 * CHUNK)):
-        with_reuse = Generation(ids=ids, sampling=GREEDY, max_tokens=30)
+        with_reuse = Request(ids=ids, sampling=GREEDY, max_tokens=30)
         answer = generate(engine, with_reuse)
         fresh = start(qwen)
-        assert answer == generate(fresh, Generation(ids=ids, sampling=GREEDY, max_tokens=30))
+        assert answer == generate(fresh, Request(ids=ids, sampling=GREEDY, max_tokens=30))
         fresh.close()
-        assert with_reuse.measures.cached_tokens == cached
+        assert with_reuse.stats.cached_tokens == cached
 
 
 def test_bits_do_not_change_while_layers_are_packed(qwen):
     with torch.inference_mode():
         decoder = Decoder(qwen)
         logits = [decoder.forward([Part(decoder.new(9), prompt(9), True)]) for _ in range(20)]
-        while decoder.settle():
+        while decoder.idle_step():
             logits.append(decoder.forward([Part(decoder.new(9), prompt(9), True)]))
     assert all(torch.equal(found, logits[0]) for found in logits)
 
 
-def test_layers_are_packed_while_nobody_asks(engine):
-    asked = Generation(ids=prompt(5), sampling=GREEDY, max_tokens=1)
+def test_layers_are_packed_while_the_engine_is_idle(engine):
+    asked = Request(ids=prompt(5), sampling=GREEDY, max_tokens=1)
     generate(engine, asked)
-    wait_until(lambda: engine._is_settled)
+    wait_until(lambda: engine._idle_work_done)
     packed = [innermost(linear) for linear in engine._runner.linears]
     assert {type(form) for form in packed} == {type(packed_float32([torch.ones(64, 64)], None))}
-    again = Generation(ids=prompt(5), sampling=GREEDY, max_tokens=20)
+    again = Request(ids=prompt(5), sampling=GREEDY, max_tokens=20)
     assert generate(engine, again)[0][2] == 20
 
 
@@ -195,68 +195,66 @@ def test_reused_prefixes_give_the_same_bits(qwen):
         assert torch.equal(decoder.forward([Part(other, ids[2 * CHUNK :], True)]), wanted)
 
 
-def test_prefixes_leave_when_memory_is_short(qwen):
+def test_prefixes_are_evicted_when_memory_is_short(qwen):
     room = Decoder(qwen).num_bytes(300)
     engine = start(qwen, budget_bytes=room)
     for number in range(6):
         ids = prompt(2 * CHUNK, number)
-        generate(engine, Generation(ids=ids, sampling=GREEDY, max_tokens=5))
-    assert 0 < engine._prefixes.num_bytes <= room
-    again = Generation(ids=prompt(2 * CHUNK, 0), sampling=GREEDY, max_tokens=5)
+        generate(engine, Request(ids=ids, sampling=GREEDY, max_tokens=5))
+    assert 0 < engine._prefix_cache.num_bytes <= room
+    again = Request(ids=prompt(2 * CHUNK, 0), sampling=GREEDY, max_tokens=5)
     generate(engine, again)
-    assert again.measures.cached_tokens == 0
+    assert again.stats.cached_tokens == 0
     engine.close()
 
 
-def test_what_is_kept_fits_beside_those_who_write(qwen):
+def test_the_prefix_cache_and_running_sequences_share_the_budget(qwen):
     num_bytes = Decoder(qwen).num_bytes
     engine = start(qwen, budget_bytes=num_bytes(400))
     for number in range(3):
-        generate(engine, Generation(ids=prompt(64, number), sampling=GREEDY, max_tokens=5))
-    assert engine._prefixes.num_bytes == num_bytes(3 * 64)
+        generate(engine, Request(ids=prompt(64, number), sampling=GREEDY, max_tokens=5))
+    assert engine._prefix_cache.num_bytes == num_bytes(3 * 64)
     longer = [*prompt(64, 3), *prompt(32, 4)]  # is kept in place of what it goes on from
     for ids, room, kept in ((prompt(64, 3), 130, 128), (longer, 100, 96), (prompt(64, 5), 63, 0)):
         enough = threading.Event()
-        writer = Generation(
+        writer = Request(
             ids=ids,
             sampling=GREEDY,
             max_tokens=400 - room - len(ids),
-            is_cancelled=enough.is_set,
+            is_canceled=enough.is_set,
         )
         engine.submit(writer)
         writer.pieces.get(timeout=30)
-        assert engine._prefixes.num_bytes == num_bytes(kept)
+        assert engine._prefix_cache.num_bytes == num_bytes(kept)
         enough.set()
         collect(writer)
     engine.close()
 
 
-def test_no_more_prefixes_are_kept_than_are_compared_in_a_moment(qwen):
-    decoder, prefixes = Decoder(qwen), Prefixes()
-    for number in range(MOST_PREFIXES + 3):
-        prefixes.keep(np.array([number, *range(CHUNK - 1)]), decoder.new(CHUNK))
-    assert len(prefixes) == MOST_PREFIXES
-    assert prefixes.num_bytes == MOST_PREFIXES * decoder.num_bytes(CHUNK)
+def test_the_number_of_cached_prefixes_is_bounded(qwen):
+    decoder, prefixes = Decoder(qwen), PrefixCache()
+    for number in range(MAX_PREFIXES + 3):
+        prefixes.add(np.array([number, *range(CHUNK - 1)]), decoder.new(CHUNK))
+    assert len(prefixes) == MAX_PREFIXES
+    assert prefixes.num_bytes == MAX_PREFIXES * decoder.num_bytes(CHUNK)
     assert not prefixes.has(np.array([2, *range(CHUNK - 1)]))
     assert prefixes.has(np.array([3, *range(CHUNK - 1)]))
 
 
 def test_a_request_that_needs_more_than_the_budget_runs_alone(qwen):
     engine = start(qwen, budget_bytes=1)
-    asked = [
-        Generation(ids=prompt(40, number), sampling=GREEDY, max_tokens=20) for number in range(3)
-    ]
-    for generation in asked:
-        engine.submit(generation)
-    assert [len(collect(generation)) for generation in asked] == [1, 1, 1]
+    asked = [Request(ids=prompt(40, number), sampling=GREEDY, max_tokens=20) for number in range(3)]
+    for request in asked:
+        engine.submit(request)
+    assert [len(collect(request)) for request in asked] == [1, 1, 1]
     engine.close()
 
 
-def test_cancelled_request_leaves_at_the_next_token_and_the_others_go_on(engine):
+def test_a_canceled_request_ends_at_the_next_token_and_others_continue(engine):
     leave = threading.Event()
     ids = prompt(20)
-    leaving = Generation(ids=ids, sampling=GREEDY, max_tokens=400, is_cancelled=leave.is_set)
-    staying = Generation(ids=ids, sampling=GREEDY, max_tokens=400)
+    leaving = Request(ids=ids, sampling=GREEDY, max_tokens=400, is_canceled=leave.is_set)
+    staying = Request(ids=ids, sampling=GREEDY, max_tokens=400)
     engine.submit(leaving)
     engine.submit(staying)
     begun = leaving.pieces.get(timeout=30)
@@ -267,14 +265,14 @@ def test_cancelled_request_leaves_at_the_next_token_and_the_others_go_on(engine)
     assert reason == "cancelled"
     assert begun.tokens + tokens < all_tokens
     assert whole.startswith(begun.text + text)
-    alone = Generation(ids=ids, sampling=GREEDY, max_tokens=400)
+    alone = Request(ids=ids, sampling=GREEDY, max_tokens=400)
     assert generate(engine, alone)[0][0] == whole
 
 
-def test_waiting_request_is_cancelled_without_a_word(qwen):
+def test_a_waiting_request_is_canceled_without_output(qwen):
     engine = start(qwen, budget_bytes=1)
-    first = Generation(ids=prompt(9), sampling=GREEDY, max_tokens=400)
-    second = Generation(ids=prompt(9), sampling=GREEDY, max_tokens=400, is_cancelled=lambda: True)
+    first = Request(ids=prompt(9), sampling=GREEDY, max_tokens=400)
+    second = Request(ids=prompt(9), sampling=GREEDY, max_tokens=400, is_canceled=lambda: True)
     engine.submit(first)
     engine.submit(second)
     assert isinstance(second.pieces.get(timeout=30), End)
@@ -285,17 +283,17 @@ def test_waiting_request_is_cancelled_without_a_word(qwen):
 class SlowEngine(Engine):
     """An engine that knows its machine to be slow."""
 
-    def _measure(self, *args: Any, **kwargs: Any) -> None:
-        self._rows_per_s = 1.0
+    def _measure_prefill(self, *args: Any, **kwargs: Any) -> None:
+        self._prefill_tokens_per_s = 1.0
 
 
-def test_long_prompt_does_not_keep_a_writer_waiting(qwen):
-    """While 400 tokens of prompt are read, a writer goes on between their chunks."""
+def test_a_long_prompt_does_not_delay_decoding(qwen):
+    """While a prompt of 400 tokens is prefilled, another sequence decodes between its chunks."""
     engine = start(qwen, made_by=SlowEngine)
-    writer = Generation(ids=prompt(4), sampling=GREEDY, max_tokens=500)
+    writer = Request(ids=prompt(4), sampling=GREEDY, max_tokens=500)
     engine.submit(writer)
     writer.pieces.get(timeout=30)
-    reader = Generation(ids=prompt(400, 5), sampling=GREEDY, max_tokens=1)
+    reader = Request(ids=prompt(400, 5), sampling=GREEDY, max_tokens=1)
     before = writer.pieces.qsize()
     engine.submit(reader)
     collect(reader)
@@ -306,7 +304,7 @@ def test_long_prompt_does_not_keep_a_writer_waiting(qwen):
 def test_token_that_the_model_does_not_have_is_refused(engine, qwen):
     known = qwen.config.vocab_size
     with pytest.raises(JobFailed, match=f"token 1000000 is not among the {known}"):
-        engine.submit(Generation(ids=[10**6], sampling=GREEDY, max_tokens=5))
+        engine.submit(Request(ids=[10**6], sampling=GREEDY, max_tokens=5))
 
 
 class BrokenEngine(Engine):
@@ -314,27 +312,27 @@ class BrokenEngine(Engine):
 
     turns = 0
 
-    def _measure(self, *args: Any, **kwargs: Any) -> None:
+    def _measure_prefill(self, *args: Any, **kwargs: Any) -> None:
         self.turns += 1
         if self.turns == 3:
             raise MemoryError("no memory")
 
 
-def test_trouble_in_the_engine_is_told_and_ends_it_not(qwen):
+def test_an_error_in_a_step_is_reported_and_the_engine_continues(qwen):
     engine = start(qwen, made_by=BrokenEngine)
-    asked = [Generation(ids=prompt(60), sampling=GREEDY, max_tokens=50) for _ in range(3)]
-    for generation in asked:
-        engine.submit(generation)
+    asked = [Request(ids=prompt(60), sampling=GREEDY, max_tokens=50) for _ in range(3)]
+    for request in asked:
+        engine.submit(request)
     told = []
-    for generation in asked:
+    for request in asked:
         with pytest.raises(RuntimeError, match=r"^engine: MemoryError: no memory$") as caught:
-            collect(generation)
+            collect(request)
         told.append(caught.value)
     assert len(set(map(id, told))) == len(asked)  # who raises one writes into it
     (cause,) = {error.__cause__ for error in told}  # which says where it was
     assert isinstance(cause, MemoryError)
     assert cause.__traceback__ is not None
-    fine = Generation(ids=prompt(5), sampling=GREEDY, max_tokens=5)
+    fine = Request(ids=prompt(5), sampling=GREEDY, max_tokens=5)
     assert generate(engine, fine)[0][2] == 5
     engine.close()
 
@@ -344,17 +342,15 @@ def test_trouble_in_the_engine_is_told_and_ends_it_not(qwen):
     [("new", 9), ("fork", CHUNK), ("fork", 9)],
     ids=["of its own", "to be kept", "of a second choice"],
 )
-def test_who_gets_no_memory_for_a_sequence_is_told_and_others_are_served(
-    engine, monkeypatch, way, length
-):
+def test_a_request_without_memory_for_its_cache_fails_alone(engine, monkeypatch, way, length):
     def refuse(*_: Any) -> None:
         raise MemoryError("no memory")
 
-    def asked() -> Generation:
-        return Generation(ids=prompt(length), sampling=GREEDY, max_tokens=5, num_choices=2)
+    def asked() -> Request:
+        return Request(ids=prompt(length), sampling=GREEDY, max_tokens=5, num_completions=2)
 
     enough = threading.Event()
-    other = Generation(ids=prompt(4), sampling=GREEDY, max_tokens=500, is_cancelled=enough.is_set)
+    other = Request(ids=prompt(4), sampling=GREEDY, max_tokens=500, is_canceled=enough.is_set)
     engine.submit(other)
     other.pieces.get(timeout=30)
     with monkeypatch.context() as full:
@@ -367,9 +363,9 @@ def test_who_gets_no_memory_for_a_sequence_is_told_and_others_are_served(
 
 
 def test_a_sequence_that_no_memory_could_hold_fails_alone(engine):
-    endless = Generation(ids=prompt(9), sampling=GREEDY, max_tokens=10**15)
-    behind = Generation(ids=prompt(5), sampling=GREEDY, max_tokens=5)
-    with TURNS.changed:  # so that both are there for the first turn
+    endless = Request(ids=prompt(9), sampling=GREEDY, max_tokens=10**15)
+    behind = Request(ids=prompt(5), sampling=GREEDY, max_tokens=5)
+    with COMPUTE_THREAD.changed:  # so that both are there for the first turn
         engine.submit(endless)
         engine.submit(behind)
     with pytest.raises(RuntimeError, match="memory"):
@@ -377,7 +373,7 @@ def test_a_sequence_that_no_memory_could_hold_fails_alone(engine):
     assert collect(behind)[0][2] == 5
 
 
-def test_an_error_that_nobody_has_read_holds_no_sequence(qwen, monkeypatch):
+def test_an_unread_error_keeps_no_sequence_alive(qwen, monkeypatch):
     made = []
 
     def new(decoder: Decoder, capacity: int, new: Any = Decoder.new) -> Any:
@@ -387,7 +383,7 @@ def test_an_error_that_nobody_has_read_holds_no_sequence(qwen, monkeypatch):
 
     monkeypatch.setattr(Decoder, "new", new)
     engine = start(qwen, made_by=BrokenEngine)
-    asked = Generation(ids=prompt(9), sampling=GREEDY, max_tokens=50)
+    asked = Request(ids=prompt(9), sampling=GREEDY, max_tokens=50)
     engine.submit(asked)
     engine.close()
     assert [kv() for kv in made] == [None]
@@ -395,13 +391,13 @@ def test_an_error_that_nobody_has_read_holds_no_sequence(qwen, monkeypatch):
         collect(asked)
 
 
-def test_model_that_gives_no_numbers_is_an_error():
+def test_nan_logits_are_an_error():
     model = make("Llama", vocab_size=83)
     model.model.norm.weight.fill_(float("nan"))
     engine = start(model)
     for sampling in (GREEDY, Sampling()):
         with pytest.raises(JobFailed, match="NaN or Inf in its logits"):
-            generate(engine, Generation(ids=prompt(5), sampling=sampling, max_tokens=5))
+            generate(engine, Request(ids=prompt(5), sampling=sampling, max_tokens=5))
     engine.close()
 
 
@@ -414,45 +410,45 @@ def gpt2() -> Any:
     return transformers.GPT2LMHeadModel(config).requires_grad_(False).eval()
 
 
-def test_jobs_whose_precisions_are_served_alike_share_an_engine(monkeypatch):
+def test_jobs_with_the_same_served_precision_share_an_engine(monkeypatch):
     monkeypatch.setattr(engines, "_engines", {})  # those of this test alone
-    served = {levels().served(precision) for precision in ("own", "bf16", "int8")}
+    served = {levels().served(precision) for precision in ("native", "bf16", "int8")}
     for model, kinds in ((gpt2(), 1), (make("Qwen2"), len(served))):
         warm = WarmModel(name="m", path=Path("none"), model=model, tokenizer=tiny.tokenizer())
-        asked = {precision: engine_of(warm, precision) for precision in ("own", "bf16", "int8")}
+        asked = {precision: engine_of(warm, precision) for precision in ("native", "bf16", "int8")}
         assert len(set(asked.values())) == kinds
         for engine in set(asked.values()):
-            generate(engine, Generation(ids=prompt(5), sampling=GREEDY, max_tokens=1))
+            generate(engine, Request(ids=prompt(5), sampling=GREEDY, max_tokens=1))
             assert asked[engine.precision] is engine
             engine.close()
 
 
 def test_other_architectures_are_served_one_by_one_and_equal_transformers():
     model = gpt2()
-    assert not Decoder.takes(model)
-    assert AsIs(model).num_bytes(10) == 2 * 2 * 32 * 10 * 4
+    assert not Decoder.supports(model)
+    assert FallbackRunner(model).num_bytes(10) == 2 * 2 * 32 * 10 * 4
     engine = start(model)
     prompts = [prompt(length, length) for length in (3, 20, 9)]
-    asked = [Generation(ids=ids, sampling=GREEDY, max_tokens=20, num_choices=2) for ids in prompts]
-    for generation in asked:
-        engine.submit(generation)
+    asked = [Request(ids=ids, sampling=GREEDY, max_tokens=20, num_completions=2) for ids in prompts]
+    for request in asked:
+        engine.submit(request)
     tokenizer = tiny.tokenizer()
-    for ids, generation in zip(prompts, asked, strict=True):
+    for ids, request in zip(prompts, asked, strict=True):
         out = model.generate(
             torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), do_sample=False,
             max_new_tokens=20, pad_token_id=0,
         )  # fmt: skip
         text = tokenizer.decode(out[0, len(ids) :], skip_special_tokens=True)
-        assert [choice[0] for choice in collect(generation)] == [text, text]
+        assert [choice[0] for choice in collect(request)] == [text, text]
     engine.close()
 
 
 def test_memory_of_an_idle_engine_does_not_grow_with_requests(engine):
     ids = prompt(10)  # shorter than a chunk: nothing of it is kept
     for _ in range(50):
-        generate(engine, Generation(ids=ids, sampling=GREEDY, max_tokens=3))
+        generate(engine, Request(ids=ids, sampling=GREEDY, max_tokens=3))
     wait_until(lambda: engine.is_idle, timeout_s=10)
-    assert engine._prefixes.num_bytes == 0
+    assert engine._prefix_cache.num_bytes == 0
 
 
 def test_a_model_whose_packed_copy_the_memory_budget_has_no_room_for_is_served_unpacked(qwen):
@@ -462,9 +458,9 @@ def test_a_model_whose_packed_copy_the_memory_budget_has_no_room_for_is_served_u
     engine, packing = Engine(warm), start(qwen)
     answers = []
     for one in (engine, packing):
-        generate(one, Generation(ids=prompt(5), sampling=GREEDY, max_tokens=20))
-        wait_until(partial(getattr, one, "_is_settled"))
-        answers.append(generate(one, Generation(ids=prompt(9), sampling=GREEDY, max_tokens=20)))
+        generate(one, Request(ids=prompt(5), sampling=GREEDY, max_tokens=20))
+        wait_until(partial(getattr, one, "_idle_work_done"))
+        answers.append(generate(one, Request(ids=prompt(9), sampling=GREEDY, max_tokens=20)))
     forms = [{type(innermost(linear)) for linear in e._runner.linears} for e in (engine, packing)]
     assert forms[0] == {UnpackedLinear}
     assert forms[0] != forms[1]

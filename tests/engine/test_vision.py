@@ -1,4 +1,4 @@
-"""Pictures in prompts: what the model sees is what transformers would show it."""
+"""Images in prompts: answers are equal to those of transformers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from eyes import IMAGE, png, url
 from PIL import Image
 
 from warmd.jobs.context import WarmModel
-from warmd.jobs.engine import images as pictures, scheduler as engines
-from warmd.jobs.engine.compute_thread import TURNS
+from warmd.jobs.engine import images, scheduler as engines
+from warmd.jobs.engine.compute_thread import COMPUTE_THREAD
 from warmd.jobs.engine.decoder import Decoder
-from warmd.jobs.engine.image_encoding import Eyes, Sight, places_of
-from warmd.jobs.engine.image_tokens import place_pictures
+from warmd.jobs.engine.image_encoding import PromptImages, VisionEncoder, rope_positions_of
+from warmd.jobs.engine.image_tokens import insert_image_tokens
 from warmd.jobs.engine.images import Budget
-from warmd.jobs.engine.request import End, Generation, Sampling
+from warmd.jobs.engine.request import End, Request, Sampling
 from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.infer import chat_messages
@@ -61,7 +61,7 @@ def each(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """One model after the other of those that take images."""
     is_taken, sizes = KINDS[request.param]
     model = eyes.make(request.param.partition(" ")[0], **sizes)
-    assert Decoder.takes(model) is is_taken
+    assert Decoder.supports(model) is is_taken
     folder = tmp_path_factory.mktemp("each")
     model, tokenizer = eyes.save(folder, model)
     return WarmModel(name="demo", path=folder, model=model, tokenizer=tokenizer)
@@ -74,43 +74,41 @@ def engine(warm: WarmModel) -> Iterable[Engine]:
     engine.close()
 
 
-def ask(
-    warm: WarmModel, *parts: str | bytes, budget: Budget | None = None, **how: Any
-) -> Generation:
-    """A generation whose prompt is of texts and images."""
+def ask(warm: WarmModel, *parts: str | bytes, budget: Budget | None = None, **how: Any) -> Request:
+    """A request whose prompt is of texts and images."""
     urls = [url(part) for part in parts if isinstance(part, bytes)]
     ids = [
         token
         for part in parts
         for token in ([2, IMAGE] if isinstance(part, bytes) else warm.tokenizer(part)["input_ids"])
     ]
-    ids, seen = place_pictures(warm, ids, urls, budget or Budget())
-    return Generation(ids=ids, pictures=seen, **{"sampling": GREEDY, "max_tokens": 12, **how})
+    ids, seen = insert_image_tokens(warm, ids, urls, budget or Budget())
+    return Request(ids=ids, images=seen, **{"sampling": GREEDY, "max_tokens": 12, **how})
 
 
-def answer(engine: Engine, generation: Generation) -> str:
-    engine.submit(generation)
+def answer(engine: Engine, request: Request) -> str:
+    engine.submit(request)
     text = ""
-    while not isinstance(piece := generation.pieces.get(timeout=60), End):
+    while not isinstance(piece := request.pieces.get(timeout=60), End):
         text += piece.text
     if piece.error is not None:
         raise piece.error
     return text
 
 
-def by_transformers(warm: WarmModel, generation: Generation) -> str:
+def by_transformers(warm: WarmModel, request: Request) -> str:
     """What transformers generates."""
-    ids = torch.tensor([generation.ids])
-    images = {}
-    if generation.pictures:
-        images = {
-            "pixel_values": torch.cat([p.patches for p in generation.pictures]),
-            "image_grid_thw": torch.tensor([p.grid for p in generation.pictures]),
+    ids = torch.tensor([request.ids])
+    inputs = {}
+    if request.images:
+        inputs = {
+            "pixel_values": torch.cat([p.patches for p in request.images]),
+            "image_grid_thw": torch.tensor([p.grid for p in request.images]),
             "mm_token_type_ids": (ids == IMAGE).long(),
         }
     out = warm.model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12,
-        eos_token_id=warm.tokenizer.eos_token_id, **images,
+        eos_token_id=warm.tokenizer.eos_token_id, **inputs,
     )  # fmt: skip
     text: str = warm.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
     return text
@@ -126,9 +124,9 @@ def test_answers_are_those_of_transformers(each):
         ("what is ", png(300, 90, 3), "?"),
         ("what is ", png(300, 90, 4), "?"),
     ):
-        generation = ask(each, *parts)
-        answers.append(answer(engine, generation))
-        assert answers[-1] == by_transformers(each, generation)
+        request = ask(each, *parts)
+        answers.append(answer(engine, request))
+        assert answers[-1] == by_transformers(each, request)
     assert answers[-1] != answers[-2]  # what is seen counts
     engine.close()
 
@@ -136,17 +134,17 @@ def test_answers_are_those_of_transformers(each):
 def test_choices_and_neighbours_with_images_are_those_of_transformers(each):
     engine = Engine(each)
     asked = [
-        ask(each, "what is ", png(150, 100, 5), "?", num_choices=2),
+        ask(each, "what is ", png(150, 100, 5), "?", num_completions=2),
         ask(each, "text alone " * 5),
         ask(each, png(90, 90, 6), "b" * 70, png(150, 100, 5), "?"),
     ]
-    wanted = [by_transformers(each, generation) for generation in asked]
-    with TURNS.changed:  # so that all of them are there for the first turn
-        for generation in asked:
-            engine.submit(generation)
-    for generation, text in zip(asked, wanted, strict=True):
-        texts = [""] * generation.num_choices
-        while not isinstance(piece := generation.pieces.get(timeout=60), End):
+    wanted = [by_transformers(each, request) for request in asked]
+    with COMPUTE_THREAD.changed:  # so that all of them are there for the first turn
+        for request in asked:
+            engine.submit(request)
+    for request, text in zip(asked, wanted, strict=True):
+        texts = [""] * request.num_completions
+        while not isinstance(piece := request.pieces.get(timeout=60), End):
             texts[piece.index] += piece.text
         assert piece.error is None
         assert texts == [text] * len(texts)
@@ -156,58 +154,58 @@ def test_choices_and_neighbours_with_images_are_those_of_transformers(each):
 class SlowEngine(Engine):
     """An engine that knows its machine to be slow: it reads a prompt chunk by chunk."""
 
-    def _measure(self, *args: Any, **kwargs: Any) -> None:
-        self._rows_per_s = 1.0
+    def _measure_prefill(self, *args: Any, **kwargs: Any) -> None:
+        self._prefill_tokens_per_s = 1.0
 
 
 def test_all_of_reading_a_prompt_is_in_its_timing(warm):
     engine = SlowEngine(warm)
     answer(engine, ask(warm, "a" * 40))
-    generation = ask(warm, png(120, 60), "a" * 500)
+    request = ask(warm, png(120, 60), "a" * 500)
     begun = time.perf_counter()
-    engine.submit(generation)
-    generation.pieces.get(timeout=60)
+    engine.submit(request)
+    request.pieces.get(timeout=60)
     waited = time.perf_counter() - begun
-    measures = generation.measures
-    assert measures.queued_s + measures.vision_s + measures.prefill_s > waited / 2
+    stats = request.stats
+    assert stats.queued_s + stats.vision_s + stats.prefill_s > waited / 2
     engine.close()
 
 
 class FastEngine(Engine):
     """An engine that knows its machine to be fast: it reads all prompts in one turn."""
 
-    def _measure(self, *args: Any, **kwargs: Any) -> None:
-        self._rows_per_s = 1e9
+    def _measure_prefill(self, *args: Any, **kwargs: Any) -> None:
+        self._prefill_tokens_per_s = 1e9
 
 
-def test_prompts_with_pictures_share_the_time_of_a_turn(warm, monkeypatch):
+def test_prompts_with_images_share_the_time_budget_of_a_step(warm, monkeypatch):
     engine = FastEngine(warm)
     answer(engine, ask(warm, "a"))
     ends: list[float] = []
 
-    def look(sight: Sight, *, until: float, look: Any = Sight.look) -> None:
+    def encode(one: PromptImages, *, until: float, encode: Any = PromptImages.encode) -> None:
         ends.append(until)
-        look(sight, until=until)
+        encode(one, until=until)
 
-    monkeypatch.setattr(Sight, "look", look)
+    monkeypatch.setattr(PromptImages, "encode", encode)
     asked = [ask(warm, "what is ", png(60, 60, seed)) for seed in range(3)]
-    with TURNS.changed:  # so that all of them are there for the first turn
-        for generation in asked:
-            engine.submit(generation)
-    for generation in asked:
-        generation.pieces.get(timeout=60)
+    with COMPUTE_THREAD.changed:  # so that all of them are there for the first turn
+        for request in asked:
+            engine.submit(request)
+    for request in asked:
+        request.pieces.get(timeout=60)
     assert ends[:3] == [ends[0]] * 3
     engine.close()
 
 
-def test_a_picture_that_cannot_be_looked_at_fails_its_prompt_and_no_other(warm, engine):
+def test_an_image_that_cannot_be_encoded_fails_its_request_only(warm, engine):
     enough = threading.Event()
-    other = ask(warm, "text alone", max_tokens=10_000, is_cancelled=enough.is_set)
+    other = ask(warm, "text alone", max_tokens=10_000, is_canceled=enough.is_set)
     engine.submit(other)
     other.pieces.get(timeout=60)
     spoilt = ask(warm, "what is ", png(60, 60))
-    (picture,) = spoilt.pictures
-    spoilt.pictures = [replace(picture, patches=picture.patches[:-1])]
+    (image,) = spoilt.images
+    spoilt.images = [replace(image, patches=image.patches[:-1])]
     with pytest.raises(RuntimeError, match="size"):
         answer(engine, spoilt)
     enough.set()
@@ -216,39 +214,39 @@ def test_a_picture_that_cannot_be_looked_at_fails_its_prompt_and_no_other(warm, 
     assert (reason, piece.error) == ("cancelled", None)
 
 
-def test_places_are_those_of_transformers(each):
-    generation = ask(each, "what ", png(120, 60), png(60, 120), "is ", png(300, 90), "it?")
-    ids = torch.tensor([generation.ids])
+def test_rope_positions_are_those_of_transformers(each):
+    request = ask(each, "what ", png(120, 60), png(60, 120), "is ", png(300, 90), "it?")
+    ids = torch.tensor([request.ids])
     wanted, delta = each.model.model.get_rope_index(
         ids,
         mm_token_type_ids=(ids == IMAGE).int(),
-        image_grid_thw=torch.tensor([p.grid for p in generation.pictures]),
+        image_grid_thw=torch.tensor([p.grid for p in request.images]),
     )
-    places = places_of(len(generation.ids), generation.pictures, 2)
+    places = rope_positions_of(len(request.ids), request.images, 2)
     assert torch.equal(places, wanted[:, 0])
-    assert places.max() + 1 - len(generation.ids) == delta.item()
+    assert places.max() + 1 - len(request.ids) == delta.item()
 
 
-def test_each_of_a_batch_gets_the_answer_that_it_gets_alone(warm, engine):
-    def asked() -> list[Generation]:
+def test_prompts_with_images_are_batch_invariant(warm, engine):
+    def asked() -> list[Request]:
         return [
-            ask(warm, "what is ", png(150, 100, 5), "?", num_choices=2),
+            ask(warm, "what is ", png(150, 100, 5), "?", num_completions=2),
             ask(warm, "text alone " * 5, max_tokens=40),
             ask(warm, png(90, 90, 6), "b" * 70, png(150, 100, 5), max_tokens=30),
         ]
 
     alone = []
-    for generation in asked():
+    for request in asked():
         fresh = Engine(warm)
-        alone.append(answer(fresh, generation))
+        alone.append(answer(fresh, request))
         fresh.close()
     together = asked()
-    for generation in together:
-        engine.submit(generation)
+    for request in together:
+        engine.submit(request)
     texts = []
-    for generation in together:
+    for request in together:
         pieces = []
-        while not isinstance(piece := generation.pieces.get(timeout=60), End):
+        while not isinstance(piece := request.pieces.get(timeout=60), End):
             pieces.append(piece)
         assert piece.error is None
         texts.append("".join(piece.text for piece in pieces if piece.index == 0))
@@ -257,41 +255,41 @@ def test_each_of_a_batch_gets_the_answer_that_it_gets_alone(warm, engine):
     assert [texts[1], texts[2]] == alone[1:]
 
 
-def test_a_picture_is_looked_at_once_and_the_next_turn_says_the_same(warm, engine, monkeypatch):
-    looked: list[Any] = []
-    look = Eyes._look
+def test_an_image_is_encoded_once_and_later_answers_are_equal(warm, engine, monkeypatch):
+    encoded: list[Any] = []
+    encode = VisionEncoder._encode_image
 
-    def counting(self: Eyes, picture: Any) -> Any:
-        looked.append(picture)
-        return look(self, picture)
+    def counting(self: VisionEncoder, picture: Any) -> Any:
+        encoded.append(picture)
+        return encode(self, picture)
 
-    monkeypatch.setattr(Eyes, "_look", counting)
+    monkeypatch.setattr(VisionEncoder, "_encode_image", counting)
     first = ask(warm, "one ", png(150, 100), "turn " * 9)
     answer(engine, first)
     second = ask(warm, "one ", png(150, 100), "turn " * 9, "then ", png(150, 100, 1), "two")
     text = answer(engine, second)
     other = ask(warm, "another prompt with it ", png(150, 100), "!")
     answer(engine, other)
-    assert len(looked) == 2
-    assert second.measures.cached_tokens >= 32
-    assert other.measures.cached_tokens == 0
+    assert len(encoded) == 2
+    assert second.stats.cached_tokens >= 32
+    assert other.stats.cached_tokens == 0
     fresh = Engine(warm)
     assert answer(fresh, ask(warm, "one ", png(150, 100), "turn " * 9, "then ", png(150, 100, 1), "two")) == text  # fmt: skip # noqa: E501
     fresh.close()
 
 
-def test_another_picture_of_the_same_size_is_no_common_prefix(warm, engine):
+def test_another_image_of_the_same_size_is_no_common_prefix(warm, engine):
     answer(engine, ask(warm, png(300, 200), "what?"))
     other = ask(warm, png(300, 200, 1), "what?")
     fresh = Engine(warm)
     assert answer(engine, other) == answer(fresh, ask(warm, png(300, 200, 1), "what?"))
-    assert other.measures.cached_tokens == 0
+    assert other.stats.cached_tokens == 0
     fresh.close()
 
 
-def test_large_pictures_are_made_smaller(warm):
+def test_large_images_are_resized(warm):
     def tokens(budget: Budget) -> int:
-        return ask(warm, png(1920, 1080), budget=budget).pictures[0].num_tokens
+        return ask(warm, png(1920, 1080), budget=budget).images[0].num_tokens
 
     assert tokens(Budget(thumbnail=800, max_pixels=10**6)) == 464
     assert tokens(Budget()) <= 200_000 // 28**2
@@ -317,12 +315,12 @@ def bomb() -> bytes:
         "data:image/png;base64,???", "data:image/png,abc", "file:///nowhere.png", "file://\0",
     ],
 )  # fmt: skip
-def test_what_is_no_image_is_told(spoilt):
+def test_what_is_no_image_is_refused(spoilt):
     with pytest.raises(JobFailed, match="image"):
-        pictures.read(spoilt, Budget())
+        images.read(spoilt, Budget())
 
 
-def test_an_extreme_shape_is_told(warm):
+def test_an_extreme_aspect_ratio_is_refused(warm):
     with pytest.raises(JobFailed, match="image"):
         ask(warm, png(7000, 28))
 
@@ -336,26 +334,26 @@ def test_images_come_from_data_urls_and_files_alone(place):
 
 def test_text_cannot_pretend_to_be_an_image(warm):
     with pytest.raises(JobFailed, match="2 image tokens of 1 images"):
-        place_pictures(warm, [5, IMAGE, IMAGE], [url(png(60, 60))], Budget())
+        insert_image_tokens(warm, [5, IMAGE, IMAGE], [url(png(60, 60))], Budget())
 
 
-def test_eyes_that_cannot_be_prepared_are_tried_again(warm, engine, monkeypatch):
-    class Broken(Eyes):
+def test_a_failed_preparation_of_the_vision_encoder_is_retried(warm, engine, monkeypatch):
+    class Broken(VisionEncoder):
         def __init__(self, *_: Any, **__: Any) -> None:
             raise MemoryError("no room for them")
 
     with monkeypatch.context() as full:
-        full.setattr(engines, "Eyes", Broken)
+        full.setattr(engines, "VisionEncoder", Broken)
         with pytest.raises(RuntimeError, match="MemoryError: no room for them"):
             answer(engine, ask(warm, "what is ", png(60, 60)))
     assert len(answer(engine, ask(warm, "what is ", png(60, 60)))) == 12
 
 
-def test_model_without_eyes_refuses_images():
+def test_a_model_without_vision_encoder_refuses_images():
     model = tiny.model()
     blind = WarmModel(name="m", path=Path("none"), model=model, tokenizer=tiny.tokenizer())
     with pytest.raises(JobFailed, match=r"qwen2_vl or .* got m of type llama"):
-        place_pictures(blind, [5], [url(png(60, 60))], Budget())
+        insert_image_tokens(blind, [5], [url(png(60, 60))], Budget())
 
 
 @pytest.mark.parametrize("options", [
@@ -379,7 +377,7 @@ def test_an_image_is_turned_as_its_camera_says(tmp_path, turned, size):
     exif = Image.Exif()
     exif[0x0112] = turned  # 6: to be turned by 90 degrees to the right
     image.save(path, exif=exif)
-    seen, found, _ = pictures.read(pictures.FILE + str(path), Budget())
+    seen, found, _ = images.read(images.FILE + str(path), Budget())
     assert (seen.size, found) == (size, size)
     grey = seen.convert("L").tobytes()
     is_dark = [grey[place] < 100 for place in (0, size[0] - 1)]  # the corners above

@@ -18,7 +18,7 @@ from warmd.jobs.compute.levels import levels
 from warmd.jobs.compute.linears import InPlaceLinear, int8_linear, packed_float32
 from warmd.jobs.compute.quantized import WeightOnlyInt8Linear
 from warmd.jobs.engine.decoder import Decoder
-from warmd.jobs.engine.token_sampling import NotFiniteError, Sampler
+from warmd.jobs.engine.sampling import BatchSampler, NotFiniteError
 from warmd.jobs.grpo import packed_trainer
 from warmd.jobs.grpo.logprobs import score
 from warmd.jobs.grpo.packed_trainer import PackedTrainer, weight_sharing_clone
@@ -384,7 +384,7 @@ def test_tokens_come_as_often_as_their_probabilities_say(options):
     expected = torch.softmax(expected_logits, -1)[0]
     draws = 20_000
     uniform = (torch.arange(draws, dtype=torch.float64) + 0.5) / draws
-    tokens, entropies = Sampler(**options).draw(logits.expand(draws, -1), uniform)
+    tokens, entropies = BatchSampler(**options).draw(logits.expand(draws, -1), uniform)
     # Evenly spaced numbers hit every token as often as its share of them, but for its two ends.
     found = tokens.bincount(minlength=40) / draws
     torch.testing.assert_close(found, expected, rtol=0, atol=2 / draws)
@@ -396,7 +396,7 @@ def test_tokens_come_as_often_as_their_probabilities_say(options):
 def test_the_ends_of_the_unit_interval_give_no_token_without_probability(uniform):
     logits = torch.full((1, 6), -torch.inf)
     logits[0, 2:4] = 0
-    tokens, _ = Sampler().draw(logits, torch.tensor([uniform], dtype=torch.float64))
+    tokens, _ = BatchSampler().draw(logits, torch.tensor([uniform], dtype=torch.float64))
     assert int(tokens) == (2 if uniform == 0 else 3)
 
 
@@ -406,7 +406,7 @@ def test_logits_that_leave_no_distribution_are_refused(number, top_p):
     logits = torch.zeros(2, 5)
     logits[1, 3] = number
     with pytest.raises(NotFiniteError):
-        Sampler(top_p=top_p).draw(logits, torch.zeros(2, dtype=torch.float64))
+        BatchSampler(top_p=top_p).draw(logits, torch.zeros(2, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 0.9999])
@@ -422,7 +422,7 @@ def test_the_nucleus_is_that_of_all_weights_sorted(top_p):
         limit = (1 - top_p) * row.sum(dtype=torch.float64)
         at = int((ordered.cumsum(0, dtype=torch.float64) <= limit).sum())
         row[row < ordered[min(at, len(row) - 1)]] = 0
-    found = Sampler(top_p=top_p).restrict(weights.clone())
+    found = BatchSampler(top_p=top_p).restrict(weights.clone())
     # Sums of numbers in another order round differently: a weight at the edge may stay or go.
     off = (found != expected).sum(-1)
     assert bool((off[:5] <= 1).all()), off
@@ -441,7 +441,7 @@ def test_a_row_is_written_the_same_whatever_becomes_of_the_others():
         completions = generate(
             decoder,
             prompts,
-            sampler=Sampler(),
+            sampler=BatchSampler(),
             temperature=1.0,
             max_new_tokens=12,
             end_ids=ends,

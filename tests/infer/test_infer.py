@@ -14,7 +14,7 @@ import tiny
 from waiting import wait_until
 
 from warmd.jobs import spec_class
-from warmd.jobs.engine.request import End, Generation
+from warmd.jobs.engine.request import End, Request
 from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.infer import batch_file
@@ -112,6 +112,18 @@ def test_wrong_options_name_their_field(options, field):
     with pytest.raises(SpecError) as caught:
         InferSpec.parse(options)
     assert caught.value.field == field
+
+
+def test_a_stored_spec_with_the_former_name_of_the_native_precision_is_read():
+    stored = {
+        **InferSpec.parse({"prompt": "a", "precision": "native"}).to_json(),
+        "precision": "own",
+    }
+    spec = InferSpec.parse(stored)
+    assert spec.precision == "native"
+    assert spec.changes(stored) == {}
+    with pytest.raises(SpecError, match="one of native, bf16, int8, got 'float'"):
+        InferSpec.parse({"prompt": "a", "precision": "float"})
 
 
 @pytest.mark.parametrize(
@@ -380,11 +392,11 @@ def test_nothing_is_computed_for_a_job_that_has_failed(job, tmp_path, monkeypatc
         def append(self, answer: dict[str, Any]) -> None:
             raise OSError("disk full")
 
-    asked: list[Generation] = []
+    asked: list[Request] = []
 
-    def submit(self: Engine, generation: Generation, submit: Any = Engine.submit) -> None:
-        asked.append(generation)
-        submit(self, generation)
+    def submit(self: Engine, request: Request, submit: Any = Engine.submit) -> None:
+        asked.append(request)
+        submit(self, request)
 
     monkeypatch.setattr(batch_file, "Answers", FullDisk)
     monkeypatch.setattr(Engine, "submit", submit)

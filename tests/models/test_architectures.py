@@ -12,8 +12,8 @@ import transformers
 
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.decoder import Decoder
-from warmd.jobs.engine.fallback import AsIs
-from warmd.jobs.engine.request import End, Generation, Sampling
+from warmd.jobs.engine.fallback import FallbackRunner
+from warmd.jobs.engine.request import End, Request, Sampling
 from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.grpo.kind import run as run_grpo
@@ -81,9 +81,9 @@ def warm(model: Any) -> WarmModel:
     return WarmModel(name="m", path=Path("none"), model=model, tokenizer=tiny.tokenizer())
 
 
-def text_of(generation: Generation) -> str:
+def text_of(request: Request) -> str:
     text = ""
-    while not isinstance(piece := generation.pieces.get(timeout=60), End):
+    while not isinstance(piece := request.pieces.get(timeout=60), End):
         text += piece.text
     if piece.error is not None:
         raise piece.error
@@ -102,24 +102,30 @@ def by_transformers(model: Any, ids: list[int], max_tokens: int) -> str:
 @pytest.mark.parametrize("kind", OTHERS)
 def test_models_of_other_structures_are_served_as_transformers_serves_them(kind):
     model = make(kind)
-    assert not Decoder.takes(model)
+    assert not Decoder.supports(model)
     assert not can_pack(model)
     prompts = [[5, 9, 14, 20, 33, 7, 41], [60, 61, 12], [8] * 20]
     wanted = [by_transformers(model, ids, 8) for ids in prompts]
     engine = Engine(warm(model))
-    asked = [Generation(ids=ids, sampling=Sampling(temperature=0), max_tokens=8) for ids in prompts]
-    for generation in asked:  # they are computed in turn, token by token
-        engine.submit(generation)
-    assert [text_of(generation) for generation in asked] == wanted
+    asked = [Request(ids=ids, sampling=Sampling(temperature=0), max_tokens=8) for ids in prompts]
+    for request in asked:  # they are computed in turn, token by token
+        engine.submit(request)
+    assert [text_of(request) for request in asked] == wanted
     engine.close()
 
 
 def test_memory_of_a_sequence_is_that_of_its_own_cache():
-    assert AsIs(make("Mamba")).num_bytes(10) == AsIs(make("Mamba")).num_bytes(1000) > 0
-    grows = AsIs(make("Phi3"))
+    assert (
+        FallbackRunner(make("Mamba")).num_bytes(10)
+        == FallbackRunner(make("Mamba")).num_bytes(1000)
+        > 0
+    )
+    grows = FallbackRunner(make("Phi3"))
     assert grows.num_bytes(10) == 2 * 2 * 2 * 8 * 10 * 4
-    assert AsIs(make("Bamba")).num_bytes(10) > AsIs(make("Bamba")).num_bytes(9) > 0
-    assert AsIs(make("RecurrentGemma")).num_bytes(10) == 0  # computed anew for each token
+    assert (
+        FallbackRunner(make("Bamba")).num_bytes(10) > FallbackRunner(make("Bamba")).num_bytes(9) > 0
+    )
+    assert FallbackRunner(make("RecurrentGemma")).num_bytes(10) == 0  # computed anew for each token
 
 
 @pytest.mark.usefixtures("like_a_work_horse")

@@ -24,7 +24,7 @@ from warmd.jobs.codegraph.encoder import CodeGraphConfig, new_encoder
 from warmd.jobs.compute.quantized import CastLinear
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.cuda_graphs import Graphs
-from warmd.jobs.engine.cuda_steps import SHORTEST, FixedSteps, Rows
+from warmd.jobs.engine.cuda_steps import SHORTEST, CudaSteps, KVSlots
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.kv_cache import CHUNK
 from warmd.jobs.engine.parts import Part
@@ -45,7 +45,7 @@ def model() -> Any:
 
 def both(model: Any) -> tuple[Decoder, Decoder]:
     """A decoder with its own pass, and one that writes in fixed steps."""
-    return Decoder(model), Decoder(model, is_fixed=True)
+    return Decoder(model), Decoder(model, use_cuda_steps=True)
 
 
 class Twins:
@@ -161,7 +161,7 @@ def test_nan_of_one_sequence_does_not_reach_who_takes_its_row(model):
 def test_more_than_there_is_memory_for_takes_the_decoders_own_pass(model):
     decoders = both(model)
     fixed = decoders[1]
-    fixed._fixed = FixedSteps(fixed, most_bytes=2 * fixed.num_bytes(SHORTEST))
+    fixed._cuda_steps = CudaSteps(fixed, max_bytes=2 * fixed.num_bytes(SHORTEST))
     sequences = [Twins(decoders) for _ in range(3)]
     step(decoders, [(twins, prompt(5, 5)) for twins in sequences])
     for count in (2, 3, 1):  # two have room, three do not, one has again
@@ -170,18 +170,18 @@ def test_more_than_there_is_memory_for_takes_the_decoders_own_pass(model):
 
 @torch.inference_mode()
 def test_rows_are_let_go_with_their_sequences(model):
-    decoder = Decoder(model, is_fixed=True)
-    rows = Rows(decoder, 2**40)
+    decoder = Decoder(model, use_cuda_steps=True)
+    rows = KVSlots(decoder, 2**40)
     kept = [decoder.new(8) for _ in range(4)]
-    assert rows.seat(kept) == [0, 1, 2, 3]
+    assert rows.assign(kept) == [0, 1, 2, 3]
     del kept[1]
-    assert rows.seat(kept) == [0, 2, 1]  # the last one has moved
+    assert rows.assign(kept) == [0, 2, 1]  # the last one has moved
     assert rows.data.shape[2] == 4
 
 
 @torch.inference_mode()
 def test_a_decoder_is_gone_with_its_last_reference(model):
-    decoder = Decoder(model, is_fixed=True)
+    decoder = Decoder(model, use_cuda_steps=True)
     kv = decoder.new(8)
     decoder.forward([Part(kv, [1], True)])
     gone = weakref.ref(decoder)
@@ -209,7 +209,7 @@ class Repeated(Graphs):
 def test_a_step_can_be_computed_again_and_its_logits_are_the_callers_own(model):
     decoders = both(model)
     graphs = Repeated()
-    steps = decoders[1]._fixed
+    steps = decoders[1]._cuda_steps
     assert steps is not None
     steps._graphs = graphs
     sequences = [Twins(decoders) for _ in range(3)]
@@ -229,7 +229,7 @@ def test_a_step_can_be_computed_again_and_its_logits_are_the_callers_own(model):
 def test_captured_steps_are_the_decoders_own_pass_on_a_gpu():
     needs(torch.cuda.is_available(), "a GPU")
     there = make("Qwen2").to("cuda:0")
-    decoders = Decoder(there, is_fixed=False), Decoder(there)
+    decoders = Decoder(there, use_cuda_steps=False), Decoder(there)
     sequences = [Twins(decoders) for _ in range(3)]
     step(decoders, [(twins, prompt(40)) for twins in sequences])
     for count in (1, 3, 3, 2, 1, 3):
@@ -241,7 +241,7 @@ def test_captured_steps_are_the_decoders_own_pass_on_a_gpu():
 
 @torch.inference_mode()
 def test_a_forward_pass_asks_the_device_for_nothing(model):
-    decoder = Decoder(make("Qwen2").to("meta"), is_fixed=False)
+    decoder = Decoder(make("Qwen2").to("meta"), use_cuda_steps=False)
     kvs = [decoder.new(CAPACITY) for _ in range(3)]
     work = [Part(kv, prompt(length), True) for kv, length in zip(kvs, (1, 40, 70), strict=True)]
     assert decoder.forward(work).shape == (3, 200)
@@ -250,7 +250,7 @@ def test_a_forward_pass_asks_the_device_for_nothing(model):
 
 @torch.inference_mode()
 def test_a_fixed_step_asks_the_device_for_nothing():
-    decoder = Decoder(make("Qwen3").to("meta"), is_fixed=True)
+    decoder = Decoder(make("Qwen3").to("meta"), use_cuda_steps=True)
     kvs = [decoder.new(CAPACITY) for _ in range(3)]
     decoder.forward([Part(kv, prompt(9), True) for kv in kvs])
     for count in (3, 2, 3):

@@ -207,8 +207,8 @@ def test_answers_are_computed_in_the_precision_that_the_model_was_loaded_with(da
     small = ModelConfig(name="small", path=str(tmp_path / "small"), precision="int8")
     control.load_model(daemon.config, small)
     spec = InferSpec.parse({"model": "small", "prompt": "1+1=", "max_tokens": 2})
-    jobs = [daemon.client.submit(one) for one in (spec, replace(spec, precision="own"))]
-    for job_id, precision in zip(jobs, ("int8", "own"), strict=True):
+    jobs = [daemon.client.submit(one) for one in (spec, replace(spec, precision="native"))]
+    for job_id, precision in zip(jobs, ("int8", "native"), strict=True):
         daemon.wait(job_id, "finished")
         assert daemon.client.result(job_id)["precision"] == precision
     control.unload_model(daemon.config, "small")
@@ -221,10 +221,10 @@ def test_models_are_shown_with_the_precision_of_their_answers(daemon, tmp_path):
     loaded = warmd("load", "--json", f"small={tmp_path / 'small'},precision=int8", home=home)
     assert loaded.objects[0]["precision"] == "int8"
     found = {model["name"]: model for model in warmd("models", "--json", home=home).objects}
-    assert [found[name]["precision"] for name in ("tiny", "small")] == ["own", "int8"]
+    assert [found[name]["precision"] for name in ("tiny", "small")] == ["native", "int8"]
     head, *rows = (line.split() for line in warmd("models", home=home).out.splitlines())
     assert {row[0]: row[head.index("PRECISION")] for row in rows} == {
-        "tiny": "own",
+        "tiny": "native",
         "small": "int8",
     }
     control.unload_model(daemon.config, "small")

@@ -1,18 +1,17 @@
-"""Machine code of our own for a CPU: linear layers, and a decode step of a Llama-like decoder.
+"""Machine code for a CPU (numba, LLVM): linear layers and a fused decode step.
 
-A single-sequence decode step is bound by memory bandwidth: it takes as long as all weights take to
-be read. PyTorch adds a hundred operations a layer to that, each of which costs microseconds. Here a
-step is one call: every thread reads its share of the weights in one stream, and between two matrix
-multiplications is nothing but the arithmetic.
+A single-sequence decode step is bound by memory bandwidth: the weights are read once. PyTorch adds
+a hundred operations per layer, microseconds each. Here a step is one call: every thread reads its
+share of the weights as one stream, and only the arithmetic lies between two GEMVs.
 
-- `intrinsics`: what numba lacks, and which instructions it compiles for; `gemm`: inner loops.
-- `rowwise`: what a decoder does to a row between linear layers; `row_entries`: the same for many
-  rows. The decoder's pass for prompts uses them, too, so that both compute the same bits.
-- `linear`: linear layers; `packing`: puts weights into their order; `panels`: both for tensors.
-- `decode_step`: one token of several sequences through all layers; `layout`: what it is told of a
-  model; `fused`: tells it.
-- `openmp`: runs it on PyTorch's own threads; `work_stealing`: what each of them does.
-- `compiling`: when it is compiled, and where that is kept.
+- `intrinsics`: what numba lacks, and the instruction sets it compiles for; `gemm`: inner loops.
+- `rowwise`: RMSNorm, RoPE, SwiGLU and attention of one row; `row_entries`: entry points for many
+  rows, which the decoder's prefill uses, so that both compute the same bits.
+- `linear`: linear layers; `packing`: packs weights; `panels`: both for tensors.
+- `decode_step`: one token of several sequences through all layers; `layout`: the memory layout of
+  its arguments; `fused`: fills them in.
+- `openmp`: runs kernels on PyTorch's threads; `work_stealing`: distributes tasks among them.
+- `compiling`: compiles with numba and caches the machine code.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @lru_cache(maxsize=1)
 def is_available() -> bool:
-    """Whether this code can run here: numba can be imported and PyTorch's threads are OpenMP's."""
+    """Whether the kernels can run: numba is importable, and PyTorch uses OpenMP."""
     try:
         from . import panels  # noqa: F401  imports numba
         from .openmp import openmp

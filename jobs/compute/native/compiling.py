@@ -1,8 +1,7 @@
-"""Compiles functions with numba, once for each state of the sources.
+"""Compiles functions with numba and caches the machine code by a digest of the sources.
 
-numba keeps machine code beside the source as Python keeps bytecode. It looks at the file of a
-function, but not at those that the function calls. So what it keeps lies in a folder that is named
-after all of them (`cache.folder`).
+numba invalidates a function's cache by its own source file, not by those of functions that it
+calls. So the cache folder is named by a digest of all of them (`cache.folder`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""One token of a few sequences through all layers: one call, for every thread of a team.
+"""Fused decode step: one token of a few sequences through all layers, in one call per thread.
 
-Threads share a product's outputs, for all rows; the rows that go into it each computes for itself:
-that takes less time than to wait for another thread's. `call` is what `plan` says.
+Threads share the outputs of each GEMM, for all rows. Each thread computes RMSNorm and quantization
+of all rows for itself, which takes less time than to wait for another thread. For the arguments see
+`layout`.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import numpy as np
 from . import layout as p
 from .compiling import compiled, entry
 from .intrinsics import WIDTH, address_of, call as invoke, floats, words
-from .linear import add_product, block, more_of, multiply, prepare
-from .rowwise import FLOAT, WORD, attend_group, gate, normalise_rows, turn
-from .work_stealing import meet, take
+from .linear import add_product, block, convert_rows, multiply, partial_sums_of
+from .rowwise import FLOAT, WORD, attend_group, norm_and_rope, rms_norm_rows, swiglu
+from .work_stealing import claim, wait_for_all
 
 
 @compiled
-def turn_and_attend(call: Any, number: Any, row: Any, head: Any, scratch: Any) -> None:
+def rope_and_attend(call: Any, number: Any, row: Any, head: Any, scratch: Any) -> None:
     """Attention of those query heads of a row that share a key head, in a layer."""
     c = words(call)
     m = words(c[p.PLAN])
@@ -30,10 +31,10 @@ def turn_and_attend(call: Any, number: Any, row: Any, head: Any, scratch: Any) -
     head_bytes = size * FLOAT
     cos, sin = c[p.COS] + row * head_bytes, c[p.SIN] + row * head_bytes
     qkv = c[p.QKVS] + row * (heads + 2 * kv_heads) * head_bytes
-    turn(qkv + (heads + head) * head_bytes, fields[p.KEY_NORM], eps, cos, sin, size)
+    norm_and_rope(qkv + (heads + head) * head_bytes, fields[p.KEY_NORM], eps, cos, sin, size)
     groups = heads // kv_heads
     for query in range(head * groups, (head + 1) * groups):
-        turn(qkv + query * head_bytes, fields[p.QUERY_NORM], eps, cos, sin, size)
+        norm_and_rope(qkv + query * head_bytes, fields[p.QUERY_NORM], eps, cos, sin, size)
     sequence = words(c[p.SEQUENCES] + row * p.SEQUENCE * WORD)
     capacity = sequence[p.CAPACITY]
     attend_group(
@@ -63,44 +64,44 @@ def step(data: Any) -> None:
     x = c[p.X]
     normed = c[p.PRIVATE] + thread * c[p.PRIVATE_BYTES]
     pairs = normed + rows * hidden * FLOAT  # (rows, 2 WIDTH) outputs
-    scratch = pairs + rows * 2 * WIDTH * FLOAT  # of `prepare`, and scores of attention
-    taken = c[p.TAKEN]
+    scratch = pairs + rows * 2 * WIDTH * FLOAT  # of `convert_rows`, and scores of attention
+    claimed = c[p.CLAIMED]
     for number in range(m[p.LAYERS]):
         layer = c[p.PLAN] + (p.FIRST_LAYER + number * p.LAYER) * WORD
         fields = words(layer)
-        normalise_rows(x, fields[p.ATTENTION_NORM], normed, rows, hidden, eps)
+        rms_norm_rows(x, fields[p.ATTENTION_NORM], normed, rows, hidden, eps)
         qkv = layer + p.QKV * WORD
-        multiply(qkv, normed, rows, c[p.QKVS], scratch, thread, threads, taken)
-        taken = meet(c[p.BARRIER], taken, threads)
+        multiply(qkv, normed, rows, c[p.QKVS], scratch, thread, threads, claimed)
+        claimed = wait_for_all(c[p.BARRIER], claimed, threads)
         while True:
-            task = take(rows * kv_heads, thread, threads, taken)
+            task = claim(rows * kv_heads, thread, threads, claimed)
             if task < 0:
                 break
-            turn_and_attend(call, number, task // kv_heads, task % kv_heads, scratch)
-        taken = meet(c[p.BARRIER], taken, threads)
+            rope_and_attend(call, number, task // kv_heads, task % kv_heads, scratch)
+        claimed = wait_for_all(c[p.BARRIER], claimed, threads)
         out = layer + p.OUT * WORD
-        add_product(out, c[p.ATTENDED], rows, x, pairs, scratch, thread, threads, taken)
-        taken = meet(c[p.BARRIER], taken, threads)
-        normalise_rows(x, fields[p.MLP_NORM], normed, rows, hidden, eps)
+        add_product(out, c[p.ATTENDED], rows, x, pairs, scratch, thread, threads, claimed)
+        claimed = wait_for_all(c[p.BARRIER], claimed, threads)
+        rms_norm_rows(x, fields[p.MLP_NORM], normed, rows, hidden, eps)
         gate_up = layer + p.GATE_UP * WORD
-        prepare(gate_up, normed, 0, rows, rows, scratch)
-        more = more_of(gate_up, rows, scratch)
+        convert_rows(gate_up, normed, 0, rows, rows, scratch)
+        partial = partial_sums_of(gate_up, rows, scratch)
         count = inner // WIDTH
         while True:
-            b = take(count, thread, threads, taken)
+            b = claim(count, thread, threads, claimed)
             if b < 0:
                 break
-            block(gate_up, b, normed, rows, scratch, more, pairs, 2 * WIDTH * FLOAT)
+            block(gate_up, b, normed, rows, scratch, partial, pairs, 2 * WIDTH * FLOAT)
             ups = pairs + WIDTH * FLOAT
-            block(gate_up, b + count, normed, rows, scratch, more, ups, 2 * WIDTH * FLOAT)
+            block(gate_up, b + count, normed, rows, scratch, partial, ups, 2 * WIDTH * FLOAT)
             for row in range(rows):
                 pair = pairs + row * 2 * WIDTH * FLOAT
                 y = c[p.GATED] + (row * inner + b * WIDTH) * FLOAT
-                gate(pair, pair + WIDTH * FLOAT, y, WIDTH)
-        taken = meet(c[p.BARRIER], taken, threads)
+                swiglu(pair, pair + WIDTH * FLOAT, y, WIDTH)
+        claimed = wait_for_all(c[p.BARRIER], claimed, threads)
         down = layer + p.DOWN * WORD
-        add_product(down, c[p.GATED], rows, x, pairs, scratch, thread, threads, taken)
-        taken = meet(c[p.BARRIER], taken, threads)
-    normalise_rows(x, m[p.NORM], normed, rows, hidden, eps)
+        add_product(down, c[p.GATED], rows, x, pairs, scratch, thread, threads, claimed)
+        claimed = wait_for_all(c[p.BARRIER], claimed, threads)
+    rms_norm_rows(x, m[p.NORM], normed, rows, hidden, eps)
     head = c[p.PLAN] + p.HEAD * WORD
-    multiply(head, normed, rows, c[p.LOGITS], scratch, thread, threads, taken)
+    multiply(head, normed, rows, c[p.LOGITS], scratch, thread, threads, claimed)

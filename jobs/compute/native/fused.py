@@ -1,7 +1,8 @@
-"""Decode steps of several sequences in one native call, once every layer is packed.
+"""Fused decode steps: a token of several sequences in one native call, once layers are packed.
 
-Layers in our own panels are taken as they are. Layers that oneDNN packed are tried: where its order
-and its sums are ours, the same memory serves both, and our kernels multiply few rows.
+Layers in warmd's panels are used as they are. Layers that oneDNN packed are probed: if its packing
+and its order of summation match a native kernel, both share the memory, and the kernel computes
+small batches.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from ..shape import Shape
 from . import layout as p
 from .decode_step import step
 from .intrinsics import HAS_BFLOAT16, HAS_VNNI, LANES, WIDTH
-from .linear import QUADS_PANEL
+from .linear import DOT_INT8_PANEL
 from .openmp import OpenMP, address
 from .panels import RUNS, multiply, whole_lines
 from .rowwise import FLOAT
 
-_MOST_ROWS = 512  # of layers that oneDNN packed: for more, nothing was measured
+_MAX_ROWS = 512  # of layers that oneDNN packed: beyond it nothing was measured
 
 _TRIED_ROWS = 4
 _TRIED_OUTPUTS = 16 * WIDTH
-_TELLING = 4096  # inputs of rows that tell orders apart: of shorter ones it takes more
-_LARGE = 4096.0  # so that a bias is small beside it
+_TELLING = 4096  # inputs in all probe rows: enough to tell orders of summation apart
+_LARGE = 4096.0  # large compared with a bias
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ class FusedLayer:
     linears: Sequence[Linear]  # qkv, out, gate_up, down
 
 
-class DecodeSteps:
-    """The decode steps of one model, and products of its layers that oneDNN packed.
+class FusedDecodeSteps:
+    """Decode steps of one model, and GEMM of its layers that oneDNN packed.
 
-    Their bits are those of the decoder's own pass.
+    The same bits as the decoder's own pass.
     """
 
     def __init__(
@@ -54,11 +55,11 @@ class DecodeSteps:
         layers: Sequence[FusedLayer],
         norm: torch.Tensor,
         head: Linear,
-        team: OpenMP,
+        omp: OpenMP,
     ) -> None:
         """`norm`: (hidden,) float32, before the vocabulary's linear layer `head`."""
-        self._team = team
-        self._most_rows = min(_MOST_ROWS, levels().most_rows)
+        self._omp = omp
+        self._max_rows = min(_MAX_ROWS, levels().max_rows)
         # Whatever a field holds the address of must stay: layers, norms, and these.
         self._shape, self._layers, self._norm, self._head = shape, layers, norm, head
         self._linears = [*(linear for layer in layers for linear in layer.linears), head]
@@ -71,13 +72,13 @@ class DecodeSteps:
         self._num_packed = 0  # of the first layers
         self._plan: np.ndarray | None = None
         self._words: dict[Linear, np.ndarray] = {}
-        self._ways: dict[tuple[object, ...], int] = {}
+        self._layouts: dict[tuple[object, ...], int] = {}
 
     @property
     def is_ready(self) -> bool:
         """Whether it can compute: every layer is packed.
 
-        Raises NotPackedAlike.
+        Raises LayoutMismatch.
         """
         if self._plan is None:
             linears = self._linears
@@ -94,10 +95,10 @@ class DecodeSteps:
         sin: torch.Tensor,
         sequences: Sequence[tuple[int, int, int]],
     ) -> torch.Tensor:
-        """Compute the next position of each sequence, whose keys and values are kept: (rows, V).
+        """Compute one token of each sequence, append to its KV cache; return logits (rows, V).
 
-        x: (rows, hidden), which is overwritten; cos, sin: (rows, 1, head_dim). sequences: where the
-        keys and values (layers, 2, kv_heads, capacity, head_dim) lie, capacity, and length so far.
+        x: (rows, hidden), overwritten; cos, sin: (rows, 1, head_dim). sequences: for each the
+        address of its KV cache (layers, 2, kv_heads, capacity, head_dim), capacity, and length.
         """
         assert self._plan is not None
         rows, threads = len(x), torch.get_num_threads()
@@ -113,12 +114,12 @@ class DecodeSteps:
             for width in ((heads + 2 * kv_heads) * size, heads * size, self._inner)
         ]
         scratch = torch.empty(whole_lines(*shared) + threads * private, dtype=torch.uint8)
-        taken = np.zeros((p.PHASES * len(self._layers) + 1) * threads, dtype=np.int64)
+        claimed = np.zeros((p.PHASES * len(self._layers) + 1) * threads, dtype=np.int64)
         places = np.cumsum([scratch.data_ptr(), *map(whole_lines, shared)]).tolist()
-        self._team.run(
+        self._omp.run(
             step.address,
             [
-                self._team.barrier,
+                self._omp.barrier,
                 self._plan.ctypes.data,
                 rows,
                 address(x),
@@ -129,26 +130,26 @@ class DecodeSteps:
                 address(logits),
                 places[3],
                 private,
-                taken.ctypes.data,
+                claimed.ctypes.data,
             ],
             threads=threads,
         )
         return logits
 
-    def product(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
-        """Compute a layer's outputs (rows, outputs) of x (rows, inputs)."""
+    def linear(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        """Apply a linear layer: (rows, in) to (rows, out)."""
         form = innermost(linear)
-        if panels_of(form) is not None or len(x) > self._most_rows:
+        if panels_of(form) is not None or len(x) > self._max_rows:
             return linear(x)
-        return multiply(self._words[linear], x, self._team)
+        return multiply(self._words[linear], x, self._omp)
 
     def _planned(self) -> np.ndarray:
-        """Return the fields of all layers. Raises NotPackedAlike."""
+        """Return the fields of all layers. Raises LayoutMismatch."""
         sizes = {tuple(_shape(linear) for linear in layer.linears[2:]) for layer in self._layers}
         if len(sizes) > 1:
-            raise NotPackedAlike("layers of several sizes")  # the plan has one size for all
+            raise LayoutMismatch("layers of several sizes")  # the plan has one size for all
         if any(size % WIDTH for linear in self._linears for size in _shape(linear)):
-            raise NotPackedAlike(f"layers of other sizes than multiples of {WIDTH}")
+            raise LayoutMismatch(f"layers of other sizes than multiples of {WIDTH}")
         self._inner = _shape(self._layers[0].linears[3])[1]
         self._vocabulary = _shape(self._head)[0]
         self._widest = max(_shape(linear)[1] for linear in self._linears)
@@ -168,7 +169,7 @@ class DecodeSteps:
         return np.array(words, dtype=np.int64)
 
     def _words_of(self, linear: Linear) -> list[int]:
-        """The fields of a linear layer that gives the same bits. Raises NotPackedAlike."""
+        """Return the fields of a native layer with the same bits. Raises LayoutMismatch."""
         form = innermost(linear)
         panels = panels_of(form)
         if panels is not None:
@@ -185,42 +186,46 @@ class DecodeSteps:
         if isinstance(form, Int8Linear):
             num_bytes = whole + outputs * FLOAT
             scale = address(form.scale)
-            widths = (QUADS_PANEL, QUADS_PANEL // 2) if HAS_VNNI else ()
+            widths = (DOT_INT8_PANEL, DOT_INT8_PANEL // 2) if HAS_VNNI else ()
             tried = [
-                [p.QUADS, weight, *sizes, inputs, scale, weight + whole, width] for width in widths
+                [p.DOT_INT8, weight, *sizes, inputs, scale, weight + whole, width]
+                for width in widths
             ]
         else:
             runs = [inputs, *(run for run in RUNS if run < inputs)]
             is_half = isinstance(form, Bfloat16Linear)
             num_bytes = whole * (2 if is_half else FLOAT)
-            named = p.PAIRS if is_half else p.FLOATS
+            named = p.DOT_BFLOAT16 if is_half else p.FLOAT32
             can = HAS_BFLOAT16 or not is_half
             tried = [[named, weight, *sizes, run, 0, 0, WIDTH] for run in runs] if can else []
         if onednn.bytes_of(form.packed) != num_bytes:
-            raise NotPackedAlike(f"{outputs} x {inputs}")
-        ways, kind = tried, (type(form), form.shape, bias == 0)
-        if kind in self._ways:
-            return ways[self._ways[kind]]
+            raise LayoutMismatch(f"{outputs} x {inputs}")
+        layouts, kind = tried, (type(form), form.shape, bias == 0)
+        if kind in self._layouts:
+            return layouts[self._layouts[kind]]
         x = _of_block(weight, inputs) if isinstance(form, Bfloat16Linear) else _any_rows(inputs)
         outputs_of_x = linear(x)
-        for most in (_TRIED_OUTPUTS, outputs):  # all, where the first ones do not tell ways apart
+        for most in (
+            _TRIED_OUTPUTS,
+            outputs,
+        ):  # all, where the first ones do not tell layouts apart
             expected = outputs_of_x[:, :most]
             tried = [words for words in tried if self._is_right(words, x, expected)]
             if not tried:
-                raise NotPackedAlike(f"{outputs} x {inputs}")
+                raise LayoutMismatch(f"{outputs} x {inputs}")
             if len(tried) == 1:
-                self._ways[kind] = ways.index(tried[0])
+                self._layouts[kind] = layouts.index(tried[0])
                 break
         return tried[0]  # of zeros, whatever way: that says nothing of other layers
 
     def _is_right(self, words: Sequence[int], x: torch.Tensor, expected: torch.Tensor) -> bool:
         some = np.array(words, dtype=np.int64)
         some[p.OUTPUTS] = expected.shape[1]
-        return torch.equal(multiply(some, x, self._team, threads=1), expected)
+        return torch.equal(multiply(some, x, self._omp, threads=1), expected)
 
 
-class NotPackedAlike(Exception):
-    """Layers have sizes that a step is not for, or oneDNN packs or adds up in another order."""
+class LayoutMismatch(Exception):
+    """Layer sizes are unsupported, or oneDNN packs or sums in another order."""
 
 
 def _any_rows(inputs: int) -> torch.Tensor:
@@ -229,10 +234,10 @@ def _any_rows(inputs: int) -> torch.Tensor:
 
 
 def _of_block(weight: int, inputs: int) -> torch.Tensor:
-    """Rows (WIDTH or more, inputs) for a layer in bfloat16 at an address, of which each says much.
+    """Return probe rows (at least WIDTH, inputs) for packed bfloat16 weights at an address.
 
-    Rounded to bfloat16, sums in different orders are mostly the same. So these are rows whose sum
-    for one of the first outputs is far smaller than what is added up.
+    Rounded to bfloat16, sums in different orders are mostly equal. So each row's sum nearly cancels
+    for one of the first outputs.
     """
     generator = torch.Generator().manual_seed(0)
     data = (ctypes.c_int16 * (WIDTH * inputs)).from_address(weight)

@@ -47,7 +47,7 @@ Typed = tuple[Any, Callable[..., Any]]
 
 
 def typed(emit: Callable[..., Any], returns: Any, *takes: Any) -> Typed:
-    """What numba asks an intrinsic for: its types, and what emits its code."""
+    """Return the signature of an intrinsic and its code generator, as numba expects them."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         value = emit(builder, *values)
@@ -155,7 +155,7 @@ def dot(typing: Any, a: Any, b: Any, length: Any) -> Typed:
 
 
 @intrinsic
-def total(typing: Any, a: Any, length: Any) -> Typed:
+def sum_of(typing: Any, a: Any, length: Any) -> Typed:
     """The sum of float32 at an address."""
 
     def emit(builder: Any, a: Any, length: Any) -> Any:
@@ -169,13 +169,13 @@ def total(typing: Any, a: Any, length: Any) -> Typed:
 
 
 @intrinsic
-def largest(typing: Any, a: Any, length: Any) -> Typed:
+def max_of(typing: Any, a: Any, length: Any) -> Typed:
     """The largest float32 at an address; NaN if one is."""
     return typed(_largest(lambda builder, lanes: lanes), types.float32, types.int64, types.int64)
 
 
 @intrinsic
-def widest(typing: Any, a: Any, length: Any) -> Typed:
+def abs_max_of(typing: Any, a: Any, length: Any) -> Typed:
     """The largest absolute float32 at an address; NaN if one is."""
 
     def absolute(builder: Any, lanes: Any) -> Any:

@@ -1,14 +1,14 @@
-"""The memory layout of what machine code is told of a model: addresses and sizes, as int64.
+"""Memory layout of the arguments of native code: addresses and sizes, as int64 words.
 
-A linear layer has LINEAR fields, a layer of the model LAYER ones, of which four linear layers are
-the last; the model's own fields come first, then its head, then the layers.
+A linear layer has LINEAR words; a decoder layer has LAYER words, the last of which are its four
+linear layers. The model's words come first, then its head, then the layers.
 """
 
 from __future__ import annotations
 
 # The forms of a linear layer: float32; bfloat16 and int8 whose products an instruction adds up,
 # pairs and quads of inputs at a time; the same weights, widened to float32 and int16 when loaded.
-FLOATS, PAIRS, QUADS, WIDENED_PAIRS, WIDENED_QUADS = range(5)
+FLOAT32, DOT_BFLOAT16, DOT_INT8, WIDENED_BFLOAT16, WIDENED_INT8 = range(5)
 
 # Of a linear layer.
 FORM = 0
@@ -46,7 +46,7 @@ HEAD = 8
 FIRST_LAYER = HEAD + LINEAR
 EPS, SCALING = 0, 1
 
-# Of one call. The first two are addresses of functions, given by the team.
+# Of one call. The first two are addresses of functions, given by OpenMP.run.
 THREAD = 0
 THREADS = 1
 BARRIER = 2  # another one
@@ -62,7 +62,7 @@ GATED = 11  # (rows, inner)
 LOGITS = 12  # (rows, vocabulary)
 PRIVATE = 13  # scratch of the first thread
 PRIVATE_BYTES = 14  # from each thread's to the next one's
-TAKEN = 15  # zeros: a word for each thread, of each of a layer's PHASES, and of the head's
+CLAIMED = 15  # zeros: a word for each thread, of each of a layer's PHASES, and of the head's
 
 PHASES = 5  # of a layer: between two of them threads wait for each other
 

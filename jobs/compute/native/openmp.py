@@ -1,8 +1,8 @@
-"""Machine code on the threads that PyTorch computes by.
+"""Runs machine code on PyTorch's own OpenMP threads.
 
-Threads of another library would contend with PyTorch's for the same cores: both wait actively for
-what comes next. So functions run in a parallel region of the very OpenMP that PyTorch has loaded,
-as a C compiler would have them run (GOMP_parallel; LLVM's OpenMP has the same entry).
+Another thread pool would contend with PyTorch's for the cores, as both spin while they wait. So
+kernels run in a parallel region of the OpenMP library that PyTorch has loaded, as compiled C code
+would (GOMP_parallel, which LLVM's OpenMP has, too).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Packs weights into panels: the order in which the kernels of `gemm` read them as one stream.
+"""Packs weights into panels, the order in which the `gemm` kernels read them as one stream.
 
-A panel has the weights of a few outputs, `depth` inputs of each side by side: [inputs / depth,
-outputs, depth]. Panels lie one behind the other.
+A panel has the weights of a few outputs, `depth` inputs of each together: [inputs / depth, outputs,
+depth]. Panels are contiguous.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 from . import layout as p
 from .compiling import compiled, entry
 from .intrinsics import address_of, call, float_of, floats, ints, shorts, signed, words
-from .linear import half, unit_of
+from .linear import absmax_of, half
 from .rowwise import FLOAT
-from .work_stealing import take
+from .work_stealing import claim
 
 _LARGEST = np.float32(127)
 _UPPER = np.int32(16)
@@ -39,16 +39,16 @@ def load(row: Any, is_half: Any, y: Any, length: Any) -> None:
 def store(form: Any, row: Any, length: Any, y: Any, panel: Any) -> Any:
     """Put a row (length,) float32 into its place in a panel at y; return what one unit of it is."""
     source = floats(row)
-    if form == p.FLOATS:
+    if form == p.FLOAT32:
         target = floats(y)
         for i in range(length):
             target[i * panel] = source[i]
-    elif form == p.WIDENED_PAIRS:
+    elif form == p.WIDENED_BFLOAT16:
         pairs = shorts(y)
         for i in range(length):
             pairs[i // 2 * 2 * panel + i % 2] = np.uint16(half(source[i]))
     else:
-        scale = unit_of(row, length) / _LARGEST
+        scale = absmax_of(row, length) / _LARGEST
         quads = signed(y)
         for i in range(length):
             quads[i // 4 * 4 * panel + i % 4] = np.int8(np.rint(source[i] / scale))
@@ -71,24 +71,24 @@ def pack(data: Any) -> None:
     """Given: the form and its panel, inputs of a row of weights and of a packed one, outputs;
     where each row is, an address or 0 for zeros; whether they are bfloat16; where to; scales, a
     float32 for each output; sums, an int32, or 0; scratch of (inputs,) float32 for each thread;
-    taken: zeros.
+    claimed: zeros.
     """
     c = words(address_of(data))
     thread, threads = np.int64(call(c[0])), np.int64(call(c[1]))
     form, panel, length, padded, outputs = c[2], c[3], c[4], c[5], c[6]
     rows, is_half, y, scales = words(c[7]), c[8], c[9], floats(c[10])
     sums, totals = c[11], ints(c[11])
-    scratch, taken = c[12] + thread * padded * FLOAT, c[13]
+    scratch, claimed = c[12] + thread * padded * FLOAT, c[13]
     zeros = floats(scratch)
     size, depth = 4, 1
-    if form == p.WIDENED_PAIRS:
+    if form == p.WIDENED_BFLOAT16:
         size, depth = 2, 2
-    elif form != p.FLOATS:
+    elif form != p.FLOAT32:
         size, depth = 1, 4
     for i in range(length, padded):
         zeros[i] = np.float32(0)
     while True:
-        number = take(outputs // panel, thread, threads, taken)
+        number = claim(outputs // panel, thread, threads, claimed)
         if number < 0:
             break
         first = y + number * panel * padded * size

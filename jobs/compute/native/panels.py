@@ -1,4 +1,4 @@
-"""Linear layers on weights that are packed into our own panels: float32, bfloat16 and int8."""
+"""Linear layers on weights packed in warmd's panels: float32, bfloat16 and int8."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from . import layout as p
 from .intrinsics import HAS_AVX2, HAS_AVX_VNNI, HAS_VNNI, LINE, WIDTH
 from .linear import (
-    FLOATS_PANEL,
-    QUADS_PANEL,
-    WIDENED_PAIRS_PANEL,
-    WIDENED_QUADS_PANEL,
+    DOT_INT8_PANEL,
+    FLOAT32_PANEL,
+    WIDENED_BFLOAT16_PANEL,
+    WIDENED_INT8_PANEL,
     product,
 )
 from .openmp import OpenMP, address, openmp
@@ -22,13 +22,13 @@ from .packing import pack
 from .rowwise import FLOAT
 
 _LARGEST = 127
-_BYTES = {p.FLOATS: 4, p.WIDENED_PAIRS: 2, p.QUADS: 1, p.WIDENED_QUADS: 1}
-_INT8 = p.QUADS if HAS_VNNI or HAS_AVX_VNNI else p.WIDENED_QUADS
+_BYTES = {p.FLOAT32: 4, p.WIDENED_BFLOAT16: 2, p.DOT_INT8: 1, p.WIDENED_INT8: 1}
+_INT8 = p.DOT_INT8 if HAS_VNNI or HAS_AVX_VNNI else p.WIDENED_INT8
 _PANELS = {
-    p.FLOATS: FLOATS_PANEL,
-    p.WIDENED_PAIRS: WIDENED_PAIRS_PANEL,
-    p.QUADS: QUADS_PANEL,
-    p.WIDENED_QUADS: WIDENED_QUADS_PANEL,
+    p.FLOAT32: FLOAT32_PANEL,
+    p.WIDENED_BFLOAT16: WIDENED_BFLOAT16_PANEL,
+    p.DOT_INT8: DOT_INT8_PANEL,
+    p.WIDENED_INT8: WIDENED_INT8_PANEL,
 }
 
 
@@ -50,9 +50,9 @@ class PanelLinear:
         by side. `run`: inputs that are summed up before that is added to the sum of those before;
         all by default.
         """
-        team = openmp()
-        assert team is not None
-        self._team = team
+        omp = openmp()
+        assert omp is not None
+        self._omp = omp
         weights = _readable(weights)
         outputs, inputs = sum(map(len, weights)), weights[0].shape[1]
         self.shape: tuple[int, int] = (outputs, inputs)
@@ -60,13 +60,13 @@ class PanelLinear:
         self._padded_inputs, self._padded_outputs = columns, rows
         self.packed = torch.empty(rows * columns * _BYTES[form], dtype=torch.uint8)
         self.scale = torch.empty(rows)
-        self._sums = torch.empty(rows if form == p.QUADS else 0, dtype=torch.int32)
+        self._sums = torch.empty(rows if form == p.DOT_INT8 else 0, dtype=torch.int32)
         self.bias: Tensor | None = None
         if bias is not None:
             self.bias = torch.nn.functional.pad(bias.detach().float(), (0, rows - outputs))
         panel = _PANELS[form]
         self._pack(form, panel, weights)
-        sums = self._sums.data_ptr() if form == p.QUADS else 0
+        sums = self._sums.data_ptr() if form == p.DOT_INT8 else 0
         self.words: np.ndarray = np.array(
             [
                 form, self.packed.data_ptr(), rows, columns,
@@ -83,7 +83,7 @@ class PanelLinear:
         outputs, inputs = self.shape
         if inputs < self._padded_inputs:
             x = torch.nn.functional.pad(x, (0, self._padded_inputs - inputs))
-        y = multiply(self.words, x.contiguous(), self._team)
+        y = multiply(self.words, x.contiguous(), self._omp)
         return y if outputs == self._padded_outputs else y[:, :outputs].contiguous()
 
     @property
@@ -93,7 +93,7 @@ class PanelLinear:
 
     @property
     def num_bytes(self) -> int:
-        """The memory that the packed weights take."""
+        """The bytes of the packed weights."""
         return self.packed.numel()
 
     def _pack(self, form: int, panel: int, weights: Sequence[Tensor]) -> None:
@@ -107,23 +107,23 @@ class PanelLinear:
             )
             place += len(weight)
         scratch = torch.empty(threads * self._padded_inputs)
-        taken = np.zeros(threads, dtype=np.int64)
-        self._team.run(
+        claimed = np.zeros(threads, dtype=np.int64)
+        self._omp.run(
             pack.address,
             [
                 form, panel, self.shape[1], self._padded_inputs, self._padded_outputs,
                 places.ctypes.data, int(weights[0].dtype == torch.bfloat16), self.packed.data_ptr(),
-                address(self.scale), self._sums.data_ptr() if form == p.QUADS else 0,
-                address(scratch), taken.ctypes.data,
+                address(self.scale), self._sums.data_ptr() if form == p.DOT_INT8 else 0,
+                address(scratch), claimed.ctypes.data,
             ],
             threads=threads,
         )  # fmt: skip
-        if form in (p.QUADS, p.WIDENED_QUADS):
+        if form in (p.DOT_INT8, p.WIDENED_INT8):
             self.scale /= _LARGEST  # that of a row of x is its largest then
 
 
 # Whether oneDNN packs float32 in the order of these panels.
-READS_ONEDNN_ORDER = FLOATS_PANEL == WIDTH
+READS_ONEDNN_ORDER = FLOAT32_PANEL == WIDTH
 
 RUNS = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 128, 64)
 
@@ -131,7 +131,7 @@ RUNS = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 128, 64)
 def run_of(weights: Sequence[Tensor], x: Tensor, expected: Tensor) -> int | None:
     """The `run` of a float32 layer that gives `expected` of x (rows, in) to the bit, or None."""
     inputs = x.shape[1]
-    layer = PanelLinear(p.FLOATS, weights, None)
+    layer = PanelLinear(p.FLOAT32, weights, None)
     for run in (inputs, *(run for run in RUNS if run < inputs)):
         layer.words[p.RUN] = run
         if torch.equal(layer(x), expected):
@@ -141,12 +141,12 @@ def run_of(weights: Sequence[Tensor], x: Tensor, expected: Tensor) -> int | None
 
 def float32_linear(weights: Sequence[Tensor], bias: Tensor | None, *, run: int) -> PanelLinear:
     """Return a layer in float32; `run`: see PanelLinear."""
-    return PanelLinear(p.FLOATS, weights, bias, run=run)
+    return PanelLinear(p.FLOAT32, weights, bias, run=run)
 
 
 def bfloat16_linear(weights: Sequence[Tensor], bias: Tensor | None) -> PanelLinear:
     """Return a layer whose weights are bfloat16 and whose arithmetic is float32."""
-    return PanelLinear(p.WIDENED_PAIRS, weights, bias)
+    return PanelLinear(p.WIDENED_BFLOAT16, weights, bias)
 
 
 def int8_linear(weights: Sequence[Tensor], bias: Tensor | None) -> PanelLinear:
@@ -159,19 +159,19 @@ def has_int8() -> bool:
     return HAS_AVX2
 
 
-def multiply(words: np.ndarray, x: Tensor, team: OpenMP, *, threads: int | None = None) -> Tensor:
+def multiply(words: np.ndarray, x: Tensor, omp: OpenMP, *, threads: int | None = None) -> Tensor:
     """Compute the outputs (rows, outputs) of the layer with these words of x (rows, inputs)."""
     rows, inputs = x.shape
     threads = threads or torch.get_num_threads()
     y = x.new_empty(rows, int(words[p.OUTPUTS]))
     prepared, private = whole_lines(rows * (WIDTH + 2 * inputs)), whole_lines(rows * WIDTH * FLOAT)
     scratch = torch.empty(prepared + threads * private, dtype=torch.uint8)
-    taken = np.zeros(threads, dtype=np.int64)
-    team.run(
+    claimed = np.zeros(threads, dtype=np.int64)
+    omp.run(
         product.address,
         [
-            team.barrier, words.ctypes.data, address(x), rows, address(y),
-            scratch.data_ptr(), scratch.data_ptr() + prepared, private, taken.ctypes.data,
+            omp.barrier, words.ctypes.data, address(x), rows, address(y),
+            scratch.data_ptr(), scratch.data_ptr() + prepared, private, claimed.ctypes.data,
         ],
         threads=threads,
     )  # fmt: skip

@@ -1,6 +1,6 @@
-"""The operations of `rows` on many rows, for the decoder's own pass: one call each.
+"""Entry points of the `rowwise` operations for many rows, one call each, for the decoder's prefill.
 
-Every thread takes its share of the rows. The words of a call are named as they are read.
+Each thread computes its share of the rows. The words of a call are named where they are read.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ SPAN = 4  # words of a row that is attended for
 
 
 @entry
-def normalise(data: Any) -> None:
+def rms_norm(data: Any) -> None:
     """x, y: (rows, length); weight: (length,); eps."""
     c = words(address_of(data))
     thread, threads = np.int64(call(c[0])), np.int64(call(c[1]))
     rows, length, x, weight, y, eps = c[2], c[3], c[4], c[5], c[6], floats(c[7])[0]
     for row in range(rows * thread // threads, rows * (thread + 1) // threads):
         place = row * length * FLOAT
-        r.normalise(x + place, weight, y + place, length, eps)
+        r.rms_norm(x + place, weight, y + place, length, eps)
 
 
 @entry
-def turn(data: Any) -> None:
+def norm_and_rope(data: Any) -> None:
     """qkv: (rows, heads + 2 kv_heads, size); cos, sin: (rows, size); norms' weights, or 0; eps."""
     c = words(address_of(data))
     thread, threads = np.int64(call(c[0])), np.int64(call(c[1]))
@@ -41,18 +41,18 @@ def turn(data: Any) -> None:
         place = row * head_bytes
         for head in range(heads + kv_heads):
             norm = query_norm if head < heads else key_norm
-            r.turn(first + head * head_bytes, norm, eps, cos + place, sin + place, size)
+            r.norm_and_rope(first + head * head_bytes, norm, eps, cos + place, sin + place, size)
 
 
 @entry
-def gate(data: Any) -> None:
+def swiglu(data: Any) -> None:
     """gates_and_ups: (rows, 2 length); y: (rows, length)."""
     c = words(address_of(data))
     thread, threads = np.int64(call(c[0])), np.int64(call(c[1]))
     rows, length, gates_and_ups, y = c[2], c[3], c[4], c[5]
     for row in range(rows * thread // threads, rows * (thread + 1) // threads):
         gates = gates_and_ups + 2 * row * length * FLOAT
-        r.gate(gates, gates + length * FLOAT, y + row * length * FLOAT, length)
+        r.swiglu(gates, gates + length * FLOAT, y + row * length * FLOAT, length)
 
 
 @entry

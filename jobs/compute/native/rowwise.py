@@ -1,6 +1,6 @@
-"""What a decoder does to one row between its products, in float32.
+"""Layer operations on one row in float32: RMSNorm, RoPE, SwiGLU and attention.
 
-Each function takes addresses. The same row gives the same bits wherever these are used.
+Functions take addresses. The same row gives the same bits wherever they are used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 from .compiling import compiled
 from .gemm import FLOAT32, gemm
-from .intrinsics import LANES, WIDTH, dot, float_of, floats, fma, largest, total
+from .intrinsics import LANES, WIDTH, dot, float_of, floats, fma, max_of, sum_of
 
 FLOAT, WORD = 4, 8  # bytes
 
@@ -47,8 +47,8 @@ def exp(x: Any) -> Any:
 
 
 @compiled
-def normalise(x: Any, weight: Any, y: Any, length: Any, eps: Any) -> None:
-    """y = x / sqrt(mean(x²) + eps) * weight."""
+def rms_norm(x: Any, weight: Any, y: Any, length: Any, eps: Any) -> None:
+    """RMSNorm: y = x / sqrt(mean(x²) + eps) * weight."""
     factor = _ONE / np.sqrt(dot(x, x, length) / np.float32(length) + eps)
     source, scale, target = floats(x), floats(weight), floats(y)
     for i in range(length):
@@ -56,16 +56,16 @@ def normalise(x: Any, weight: Any, y: Any, length: Any, eps: Any) -> None:
 
 
 @compiled
-def normalise_rows(x: Any, weight: Any, y: Any, rows: Any, length: Any, eps: Any) -> None:
-    """`normalise` each of the rows of x into y, both (rows, length)."""
+def rms_norm_rows(x: Any, weight: Any, y: Any, rows: Any, length: Any, eps: Any) -> None:
+    """`rms_norm` each of the rows of x into y, both (rows, length)."""
     for row in range(rows):
         place = row * length * FLOAT
-        normalise(x + place, weight, y + place, length, eps)
+        rms_norm(x + place, weight, y + place, length, eps)
 
 
 @compiled
-def rotate(x: Any, cos: Any, sin: Any, size: Any) -> None:
-    """Turn a head in place: x cos + roll(x, size / 2) sin; see rope.Rope."""
+def apply_rope(x: Any, cos: Any, sin: Any, size: Any) -> None:
+    """RoPE of one head, in place: x cos + roll(x, size / 2) sin; see rope.Rope."""
     half = size // 2
     head, c, s = floats(x), floats(cos), floats(sin)
     for i in range(half):
@@ -75,16 +75,16 @@ def rotate(x: Any, cos: Any, sin: Any, size: Any) -> None:
 
 
 @compiled
-def turn(head: Any, norm: Any, eps: Any, cos: Any, sin: Any, size: Any) -> None:
-    """What a query or key goes through before attention. `norm`: weights, or 0 for none."""
+def norm_and_rope(head: Any, norm: Any, eps: Any, cos: Any, sin: Any, size: Any) -> None:
+    """RMSNorm and RoPE of a query or key head. `norm`: address of weights, or 0 for none."""
     if norm != 0:
-        normalise(head, norm, head, size, eps)
-    rotate(head, cos, sin, size)
+        rms_norm(head, norm, head, size, eps)
+    apply_rope(head, cos, sin, size)
 
 
 @compiled
-def gate(gates: Any, ups: Any, y: Any, length: Any) -> None:
-    """y = silu(gates) * ups."""
+def swiglu(gates: Any, ups: Any, y: Any, length: Any) -> None:
+    """SwiGLU: y = silu(gates) * ups."""
     g, u, target = floats(gates), floats(ups), floats(y)
     for i in range(length):
         target[i] = g[i] / (_ONE + exp(-g[i])) * u[i]
@@ -102,7 +102,7 @@ def store(x: Any, y: Any, length: Any) -> None:
 def attend(
     query: Any, keys: Any, values: Any, y: Any, length: Any, size: Any, scale: Any, scores: Any
 ) -> None:
-    """What one head sees of `length` positions. `scores`: room for them and LANES more."""
+    """Attention of one head over `length` positions. `scores`: room for them and LANES more."""
     likelihoods = floats(scores)
     for position in range(length):
         key = keys + position * size * FLOAT
@@ -110,12 +110,12 @@ def attend(
     whole = (length + LANES - 1) // LANES * LANES
     for position in range(length, whole):
         likelihoods[position] = -np.float32(np.inf)
-    most = largest(scores, whole)
+    most = max_of(scores, whole)
     for position in range(length):
         likelihoods[position] = exp(likelihoods[position] - most)
     for position in range(length, whole):
         likelihoods[position] = _ZERO
-    factor = _ONE / total(scores, whole)
+    factor = _ONE / sum_of(scores, whole)
     target = floats(y)
     for first in range(0, size, WIDTH):
         place = values + first * FLOAT

@@ -1,7 +1,6 @@
-"""Pieces of work that threads share: each has a part of its own, and then takes from the others'.
+"""Work stealing: each thread works through a range of its own, then takes tasks from other ranges.
 
-Threads are not equally fast: some cores are slower than others, and any may be lent to another
-program for a while. Whoever is done with the own part helps.
+Threads differ in speed: cores differ, and the kernel may give one to another process at any time.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ _FROM_BEGIN = _FROM_END - 1
 
 
 @compiled
-def take(count: Any, thread: Any, threads: Any, taken: Any) -> Any:
-    """Return one of `count` pieces that nobody has taken yet; -1 where there is none.
+def claim(count: Any, thread: Any, threads: Any, claimed: Any) -> Any:
+    """Claim one of `count` tasks; return its number, or -1 if none is left.
 
-    `taken`: a word for each thread, zeros at first. It counts what is taken of its part: by itself,
-    from the begin on, in the lower half; by others, from the end on, in the upper one.
+    `claimed`: a word per thread, initially 0, that counts the claimed tasks of its range: from the
+    start by its own thread (lower 32 bits), from the end by others (upper 32 bits).
     """
-    for turn in range(threads):
-        owner = (thread + turn) % threads
+    for offset in range(threads):
+        owner = (thread + offset) % threads
         begin, end = count * owner // threads, count * (owner + 1) // threads
-        place = taken + owner * WORD
-        before = words(place)[0]  # looked at first: who finds nothing is not to count
+        place = claimed + owner * WORD
+        before = words(place)[0]  # read first: a failed claim must not count
         if begin + (before & _FROM_BEGIN) < end - (before >> 32):
             before = add_to(place, 1 if owner == thread else _FROM_END)
             first, last = begin + (before & _FROM_BEGIN), end - (before >> 32) - 1
@@ -37,7 +36,7 @@ def take(count: Any, thread: Any, threads: Any, taken: Any) -> Any:
 
 
 @compiled
-def meet(barrier: Any, taken: Any, threads: Any) -> Any:
-    """Wait until all pieces are done; return where the words are for those that come next."""
+def wait_for_all(barrier: Any, claimed: Any, threads: Any) -> Any:
+    """Wait until all tasks are done; return the address of the next phase's words."""
     call(barrier)
-    return taken + threads * WORD
+    return claimed + threads * WORD
