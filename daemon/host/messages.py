@@ -298,7 +298,7 @@ class HorseStarted(Message, op="horse"):
     pid: int
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: one is built per decoded token, and that takes longer if frozen
 class JobEvent(Message, op="event"):
     """An event that the horse has written to the job's events.jsonl."""
 

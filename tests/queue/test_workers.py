@@ -52,9 +52,9 @@ def test_jobs_of_workers_that_nobody_lists_are_queued_again(place: Workplace):
     begun, popped = place.submit(), place.submit()
     begin(place)
     pop(place, "infer-0:elsewhere:2")
-    assert sorted(place.registry.sweep()) == sorted([begun, popped])
+    assert sorted(place.registry.requeue_unregistered()) == sorted([begun, popped])
     assert [place.status(job_id) for job_id in (begun, popped)] == ["queued", "queued"]
-    assert place.registry.sweep() == []
+    assert place.registry.requeue_unregistered() == []
 
 
 def test_jobs_of_workers_that_are_listed_or_have_a_lease_are_left_alone(place: Workplace):
@@ -65,7 +65,7 @@ def test_jobs_of_workers_that_are_listed_or_have_a_lease_are_left_alone(place: W
     place.registry.register(leased, "infer", lease_s=60)
     place.connection.hdel(keys.WORKERS, leased)
     pop(place, leased)
-    assert place.registry.sweep() == []
+    assert place.registry.requeue_unregistered() == []
 
 
 def test_garbage_among_the_claims_and_the_lists_is_swept_over(place: Workplace):
@@ -73,5 +73,5 @@ def test_garbage_among_the_claims_and_the_lists_is_swept_over(place: Workplace):
     place.connection.rpush(keys.taken("nobody"), b"\xff", "no-job")
     job_id = place.submit()
     begin(place)
-    assert place.registry.sweep() == [job_id]
+    assert place.registry.requeue_unregistered() == [job_id]
     assert place.connection.zcard("rq:wip:infer") == 0
