@@ -1,6 +1,6 @@
-"""Run a daemon in the background: `python -m warmd.daemon`, its config on stdin as JSON.
+"""Run a daemon in the background: `python -m warmd.daemon`; reads its config as JSON from stdin.
 
-Progress goes to stdout, one JSON object a line, until the workers are warm.
+Writes the progress of the start to stdout, one message (host/messages.py) per line.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import Any
 
 import orjson
 
 from ..configs.config import DaemonConfig
+from .host.messages import Message, encode
 from .supervise.guardian import guard
 
 
-def _report(message: dict[str, Any]) -> None:
+def _report(message: Message) -> None:
     with contextlib.suppress(BrokenPipeError):
-        os.write(1, orjson.dumps(message) + b"\n")
+        os.write(1, encode(message))
 
 
 if __name__ == "__main__":

@@ -211,7 +211,7 @@ def check_sockets(config: DaemonConfig) -> Check:
     return Check("sockets", "ok", str(folder))
 
 
-def check_server(config: DaemonConfig) -> Check:
+def check_redis(config: DaemonConfig) -> Check:
     """Whether there is a server: the program of an embedded one, or a URL that answers."""
     from ...daemon.supervise.redis_server import find_binary
 
@@ -273,7 +273,7 @@ _CONFIG_CHECKS: tuple[Callable[[DaemonConfig], Check], ...] = (
     check_home,
     check_uploads,
     check_sockets,
-    check_server,
+    check_redis,
     check_models,
     check_daemon,
 )

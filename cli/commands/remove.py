@@ -113,7 +113,7 @@ def _clean(client: Client, job_id: str, *, keep_model: bool, dry_run: bool) -> i
     rundir = RunDir(client.home.runs / job_id)
     if keep_model and (rundir.path / "model").is_dir():
         size = sum(map(removal.size_bytes, removal.resumable(rundir)))
-        return (size if dry_run else client.strip(job_id)) if size else None
+        return (size if dry_run else client.remove_resume_state(job_id)) if size else None
     return removal.size_bytes(rundir.path) if dry_run else client.remove(job_id)
 
 

@@ -28,11 +28,11 @@ def verify_resume(app: App, job: str | None, steps: int) -> int:
     before all waiting ones and are removed again. Compares all to the bit. Exits with 1 when
     something differs.
     """
-    from ...daemon.client.verify_resume import prove
+    from ...daemon.client.verify_resume import verify
 
     client = app.client()
     job_id = client.find(job)
-    verdict = prove(client, job_id, steps=steps, say=note)
+    verdict = verify(client, job_id, steps=steps, report=note)
     if app.as_json:
         render.json_line(
             {

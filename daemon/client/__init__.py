@@ -1,3 +1,4 @@
-"""What commands and the gateway do with jobs and with the daemon. Imports no torch, starts nothing
-but the daemon itself. Specs enter; plain dicts and lists leave.
+"""The API of commands and gateway: operations on jobs (`client`) and on the daemon (`control`).
+
+Specs enter; plain dicts and lists leave. Imports no torch, and starts no process but the daemon.
 """

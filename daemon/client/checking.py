@@ -1,4 +1,4 @@
-"""Checking a job before it is queued: its files, and which model its spec's name for one means."""
+"""Checks of a job before it is queued: its files, and the model that its spec names."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ..host.warm_set import known_models, on_demand_models
 from ..runs.rundir import is_job_id
 from ..runs.weights import Weights
 
-_TEMPLATES = ("chat_template.jinja", "additional_chat_templates")  # beside tokenizer_config.json
+_TEMPLATES = ("chat_template.jinja", "additional_chat_templates")  # next to tokenizer_config.json
 
 
 def document_of(
     spec: Spec, config: DaemonConfig, *, init: Weights | None, model: ModelConfig | None
 ) -> dict[str, Any]:
-    """Check a spec against files and models; return what its run directory will say.
+    """Check a spec against files and models; return the content of its spec.json.
 
     `init` and `model` as for Client.submit. Raises SpecError or NotFound.
     """
@@ -47,14 +47,14 @@ def document_of(
 
 
 def _tokenizer_folder(model: ModelConfig) -> Path:
-    """Where the zygote reads a model's tokenizer: an adapter may bring one of its own."""
+    """The folder of a model's tokenizer: the adapter's, if it has one, or the base model's."""
     folder = fetch.local_folder(model)
     return folder if (folder / "tokenizer_config.json").is_file() else model_folder(folder)
 
 
 def _resolve_model(spec: Spec, config: DaemonConfig) -> ModelConfig | None:
-    """What the spec's `model` names: a model warm or configured, a finished job, a folder or a
-    hub id."""
+    """Return the model that the spec names: a warm or configured model, a finished job, a folder or
+    a hub id. Raises SpecError."""
     name = getattr(spec, "model", None)
     if name is None:
         return None
@@ -65,12 +65,12 @@ def _resolve_model(spec: Spec, config: DaemonConfig) -> ModelConfig | None:
     if is_job_id(name) and (home.runs / name / "model").is_dir():
         return ModelConfig(name=name, path=str(home.runs / name / "model"))
     folder = path_of("model", name, Path.cwd())
-    if os.path.isdir(folder):  # is_dir raises for what is too long for a name
+    if os.path.isdir(folder):  # Path.is_dir raises for names that are too long
         return ModelConfig(name=folder.resolve().name, path=str(folder.resolve()))
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         return ModelConfig(name=name.replace("/", "--"), path=name)
     on_demand = on_demand_models(home)
-    if name in on_demand:  # after folders: a name that was never given must hide none
+    if name in on_demand:  # after folders: the user never chose these names
         return on_demand[name]
     known |= on_demand
     raise SpecError(
@@ -83,7 +83,7 @@ def _resolve_model(spec: Spec, config: DaemonConfig) -> ModelConfig | None:
 def _model_settings(model: ModelConfig) -> dict[str, Any] | None:
     """The model's config.json, with `has_chat_template` of its tokenizer.
 
-    None where a part of the model is perhaps still to be fetched.
+    None if a part of the model may still have to be downloaded.
     """
     if fetch.hub_id(model) is not None:
         return None
@@ -96,14 +96,14 @@ def _model_settings(model: ModelConfig) -> dict[str, Any] | None:
             "model", f"must be a model folder, got {path} that is not JSON: {error}"
         ) from error
     if not isinstance(settings, dict):
-        raise SpecError("model", f"must be a model folder, got {path} that is no JSON object")
-    if model.task != "auto":  # it is loaded by that, and not by the class that it names
+        raise SpecError("model", f"must be a model folder, got {path} that is not a JSON object")
+    if model.task != "auto":  # loaded by its task, not by the class that it names
         settings.pop("architectures", None)
     return settings | {"has_chat_template": _has_chat_template(folder)}
 
 
 def _has_chat_template(folder: Path) -> bool:
-    """Whether the tokenizer of a model folder has a chat template; an adapter may have one."""
+    """Whether the tokenizer of a model or adapter folder has a chat template."""
     config = folder / "tokenizer_config.json"
     if not config.is_file():
         folder = model_folder(folder)
@@ -113,4 +113,4 @@ def _has_chat_template(folder: Path) -> bool:
     try:
         return bool(orjson.loads(config.read_bytes()).get("chat_template"))
     except (OSError, ValueError, AttributeError):
-        return False  # there is none, or no tokenizer at all, which is told when it is loaded
+        return False  # no template; a missing tokenizer is reported when the model is loaded

@@ -1,4 +1,4 @@
-"""What the command line does to a daemon: start it, ask it, change it, stop it."""
+"""Requests to the daemon itself: start and stop it, its status, its models."""
 
 from __future__ import annotations
 
@@ -7,21 +7,44 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import asdict
+from typing import Any, TypeVar
 
 import orjson
 
 from ...configs.config import DaemonConfig, ModelConfig
-from ...jobs.errors import Conflict, Unavailable, WarmdError
+from ...jobs.errors import Conflict, Unavailable
 from ..host.channel import Channel
 from ..host.home import Home
+from ..host.messages import (
+    Booted,
+    BootProgress,
+    Failure,
+    GetReady,
+    GetStatus,
+    ListModels,
+    LoadModel,
+    Message,
+    Model,
+    Models,
+    Ready,
+    Status,
+    Stop,
+    Stopping,
+    Unloaded,
+    UnloadModel,
+    decode,
+)
+
+Reply = TypeVar("Reply", bound=Message)
 
 
 def start(config: DaemonConfig) -> Iterator[dict[str, Any]]:
-    """Start a daemon in the background and yield its progress until its workers are warm.
+    """Start a daemon in the background and yield its progress until its workers are ready.
 
-    Messages have a `stage` (server, imports, model, ready), `name`, `seconds`, `memory_bytes` and
-    `done`. Raises Conflict when one runs already, Unavailable with the reason when it cannot boot.
+    Progress has a `stage` (server, imports, model, ready) and `done`, and where they are known
+    `name`, `seconds`, `memory_bytes` and `pid`. Raises Conflict if a daemon runs already,
+    Unavailable with the reason if it cannot start.
     """
     home = Home(config.home)
     home.create()
@@ -37,13 +60,13 @@ def start(config: DaemonConfig) -> Iterator[dict[str, Any]]:
             cwd="/",
         )
     yield from boot(process, config)
-    process.returncode = 0  # it lives on without us; nobody waits for it
+    process.returncode = 0  # the daemon outlives this process, which never waits for it
 
 
 def boot(process: subprocess.Popen[bytes], config: DaemonConfig) -> Iterator[dict[str, Any]]:
-    """Give a fresh `python -m warmd.daemon` its config; yield its progress as `start` does.
+    """Send a new `python -m warmd.daemon` its config; yield its progress as `start` does.
 
-    Both pipes are closed afterwards. What cannot boot has ended when it raises.
+    Closes both pipes. If the daemon cannot start, its process has ended when this raises.
     """
     assert process.stdin is not None
     assert process.stdout is not None
@@ -51,86 +74,88 @@ def boot(process: subprocess.Popen[bytes], config: DaemonConfig) -> Iterator[dic
         process.stdin.write(orjson.dumps(config.to_json()))
         process.stdin.close()
         for line in process.stdout:
-            message = orjson.loads(line)
-            if "error" in message:
-                process.wait()
-                failure = WarmdError(message["error"])
-                failure.exit_code = message["exit_code"]
-                raise failure
-            yield message
-            if message["stage"] == "ready":
-                return
+            match decode(line):
+                case Failure() as failure:
+                    process.wait()
+                    raise failure.to_exception()
+                case BootProgress() as progress:
+                    known = asdict(progress).items()
+                    yield {name: value for name, value in known if value is not None}
+                case Booted(pid):
+                    yield {"stage": "ready", "pid": pid, "done": True}
+                    return
     process.wait()
     raise Unavailable(f"the daemon ended while it was starting: see {Home(config.home).log}")
 
 
 def stop(config: DaemonConfig, *, now: bool = False) -> Iterator[dict[str, Any]]:
-    """Stop the daemon; yield `{"stage": "draining", "worker", "job"}` for what is still saving.
+    """Stop the daemon; yield `{"stage": "draining", "worker", "job"}` for each job that saves.
 
-    Ends when the daemon is gone. Raises Unavailable when none runs.
+    Returns when the daemon has ended. Raises Unavailable if none runs.
     """
     home = Home(config.home)
-    reply = ask(home, {"op": "stop", "now": now})
-    for running in reply["running"]:
-        yield {"stage": "draining", **running}
+    for running in request(home, Stop(now), Stopping).running:
+        yield {"stage": "draining", **asdict(running)}
     while home.is_locked():
         time.sleep(0.02)
 
 
 def status(config: DaemonConfig) -> dict[str, Any]:
-    """Return daemon, server, zygote, models and workers. Raises Unavailable when none runs."""
-    return ask(Home(config.home), {"op": "status"})
+    """Return daemon, Redis, zygote, models and workers. Raises Unavailable if no daemon runs."""
+    return request(Home(config.home), GetStatus(), Status).document
 
 
 def ready(config: DaemonConfig, *, timeout_s: float) -> dict[str, Any]:
-    """Return whether the zygote is warm, and the `queues` that have a worker, from the supervisor.
+    """Return whether the `zygote` is ready, and the `queues` that have a ready worker.
 
-    Raises Unavailable when none runs, or does not answer in time.
+    Raises Unavailable if no daemon runs, or if it does not reply in time.
     """
-    return ask(Home(config.home), {"op": "ready"}, timeout_s=timeout_s)
+    return asdict(request(Home(config.home), GetReady(), Ready, timeout_s=timeout_s))
 
 
 def models(config: DaemonConfig) -> list[dict[str, Any]]:
-    """Return the warm models."""
-    found: list[dict[str, Any]] = ask(Home(config.home), {"op": "models"})["models"]
-    return found
+    """Return the loaded models."""
+    return request(Home(config.home), ListModels(), Models).models
 
 
 def load_model(config: DaemonConfig, model: ModelConfig, *, is_kept: bool = True) -> dict[str, Any]:
-    """Load a model into the warm set and return it. Running jobs notice nothing.
+    """Load a model into the warm set and return it. Running jobs are not affected.
 
-    One that `is_kept` is loaded at the next start, too.
+    `is_kept`: load it at every later start too.
     """
-    request = {"op": "load", "model": model.__dict__, "is_kept": is_kept}
-    return ask(Home(config.home), request)
+    return request(Home(config.home), LoadModel(model, is_kept), Model).model
 
 
 def unload_model(config: DaemonConfig, name: str) -> dict[str, Any]:
-    """Take a model out of the warm set. Jobs that run with it keep it to their end."""
-    return ask(Home(config.home), {"op": "unload", "name": name})
+    """Unload a model. Jobs that run with it keep it until they end."""
+    return {"unloaded": request(Home(config.home), UnloadModel(name), Unloaded).name}
 
 
-def ask(home: Home, request: dict[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
-    """Put one question to the supervisor. Raises its WarmdError, or Unavailable."""
+def request(
+    home: Home, message: Message, expected: type[Reply], *, timeout_s: float | None = None
+) -> Reply:
+    """Send one request to the supervisor and return its reply.
+
+    Raises the supervisor's WarmdError, or Unavailable.
+    """
     try:
         channel = Channel.connect(home.control_socket, timeout_s=timeout_s)
         with contextlib.closing(channel):
-            channel.send(request)
+            channel.send(message)
             reply = next(iter(channel), None)
     except TimeoutError:
-        raise Unavailable(f"the daemon of {home.path} does not answer") from None
+        raise Unavailable(f"the daemon of {home.path} does not reply") from None
     except OSError:
-        raise Unavailable(_nobody(home)) from None
+        raise Unavailable(_not_running(home)) from None
     if reply is None:
-        raise Unavailable(f"the daemon of {home.path} died while it was asked")
-    if "error" in reply:
-        failure = WarmdError(reply["error"])
-        failure.exit_code = reply["exit_code"]
-        raise failure
+        raise Unavailable(f"the daemon of {home.path} died before it replied")
+    if isinstance(reply, Failure):
+        raise reply.to_exception()
+    assert isinstance(reply, expected)
     return reply
 
 
-def _nobody(home: Home) -> str:
+def _not_running(home: Home) -> str:
     if home.is_locked():
         return f"the daemon of {home.path} is starting or stopping: try again in a moment"
     return f"no daemon runs in {home.path}: start it with `warmd start`"

@@ -1,4 +1,4 @@
-"""Finding jobs: which one a text means, and which there are, with or without a record in Redis."""
+"""Finding jobs by id or prefix, and listing them, with or without a record in Redis."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from ..runs.rundir import RunDir, by_time, is_id_prefix, is_job_id, job_ids
 from .views import UNREGISTERED, view_of_folder, views_of
 
 PENDING = ("started", "queued", "scheduled", "deferred")
-_AT_ONCE = 20  # jobs that are looked at for the latest
+_BATCH = 20  # jobs per round trip in the search for the latest
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A job that runs or waits."""
+    """A running or waiting job."""
 
     id: str
     status: str  # RQ's
-    is_paused: bool  # or is about to be
+    is_paused: bool  # or a pause is requested
 
 
 class Lookup:
-    """The jobs of one folder of run directories and of its Redis."""
+    """The jobs in a folder of run directories and in its Redis."""
 
     def __init__(self, store: JobStore, runs: Path) -> None:
         self._store = store
@@ -41,14 +41,14 @@ class Lookup:
 
     @cached_property
     def indexed(self) -> redis.Redis:
-        """The connection, once the indices of jobs are built."""
+        """The connection to Redis, after the job indices have been built."""
         index_builder.ensure(self._store.connection, self._runs)
         return self._store.connection
 
     def find(self, text: str | None) -> str:
-        """Return the id that an id or an unambiguous beginning of one means.
+        """Return the id of the job that an id or a unique prefix of one names.
 
-        `-` or nothing means the latest job of the command line, never an HTTP answer.
+        `-` or None is the latest job submitted from the command line, never an HTTP request.
         Raises SpecError and NotFound.
         """
         if text is None or text == "-":
@@ -63,16 +63,16 @@ class Lookup:
         matches = matches or [job_id for job_id in self._known() if job_id.startswith(text)]
         if len(matches) > 1:
             first = ", ".join(sorted(matches, key=by_time)[:4])
-            raise SpecError("job", f"{text!r} begins {len(matches)} ids: {first}")
+            raise SpecError("job", f"{text!r} is a prefix of {len(matches)} ids: {first}")
         if not matches:
             raise NotFound(f"job: no job {text!r} in {self._runs}")
         return matches[0]
 
     def _latest(self) -> str:
-        """The latest job of the command line whose files are there."""
+        """The latest job submitted from the command line that has a run directory."""
         start = 0
         with suppress(redis.RedisError):
-            while found := job_index.from_cli_newest(self.indexed, start, _AT_ONCE):
+            while found := job_index.from_cli_newest(self.indexed, start, _BATCH):
                 for job_id in found:
                     if is_job_id(job_id) and (self._runs / job_id).is_dir():
                         return job_id
@@ -81,16 +81,16 @@ class Lookup:
             with suppress(Conflict):
                 if RunDir(self._runs / job_id).origin() == "cli":
                     return job_id
-        raise NotFound(f"job: none in {self._runs} yet: `warmd submit` makes one")
+        raise NotFound(f"job: none in {self._runs} yet: `warmd submit` creates one")
 
     def _known(self) -> list[str]:
-        """The jobs that Redis knows, where there is one: those whose files are gone, too."""
+        """The ids in Redis, if it is reachable; includes jobs whose files are gone."""
         with suppress(redis.RedisError):
             return [j for j in job_index.newest(self.indexed, QUEUES, None) if is_job_id(j)]
         return []
 
     def jobs(self, statuses: Collection[str] | None, limit: int | None) -> list[dict[str, Any]]:
-        """Return every job, or those of some statuses, newest first, at most `limit`."""
+        """Return all jobs, or those with one of the statuses, newest first, at most `limit`."""
         if statuses is None:
             return self._newest(limit)
         found = listing.with_status(self._store.connection, statuses, limit)
@@ -121,7 +121,7 @@ class Lookup:
         views = views_of(known, self._store.connection, self._runs)
         for job_id, record in zip(ids, records, strict=True):
             if record is None:
-                with suppress(Conflict):  # nothing that can be read
+                with suppress(Conflict):  # its spec.json cannot be read
                     views.append(
                         view_of_folder(RunDir.open(self._runs, job_id), self._store.connection)
                     )
@@ -135,7 +135,7 @@ class Lookup:
         return view_of_folder(RunDir.open(self._runs, job_id), self._store.connection)
 
     def pending(self) -> list[Pending]:
-        """Return the jobs of the command line that run or wait, newest first."""
+        """Return running and waiting jobs submitted from the command line, newest first."""
         jobs = listing.with_status(self._store.connection, PENDING)
         marks = job_index.are_from_cli(self.indexed, [job.id for job in jobs])
         ours = [job for job, is_ours in zip(jobs, marks, strict=True) if is_ours]
@@ -147,5 +147,5 @@ class Lookup:
 
 
 def _age(job: Mapping[str, Any]) -> tuple[float, str]:
-    """What jobs are sorted by, newest first."""
+    """Sort key: newest first."""
     return -job["created_at"], job["id"]

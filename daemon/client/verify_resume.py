@@ -1,8 +1,8 @@
-"""The proof that a job's resume is exact, on its own first steps.
+"""`warmd verify-resume`: checks on a job's first steps that resuming is bit-exact.
 
-Two scratch jobs of its spec go up to the same step of the same schedule: one straight, the other
-stopped half-way, resumed, killed with -9 at a random instant and resumed once more. All that the
-next step depends on is then compared to the bit.
+Two scratch jobs with the job's spec run to the same step of the same schedule. One runs without
+interruption; the other is stopped half-way, resumed, killed with SIGKILL at a random time and
+resumed again. Everything that the next step depends on is then compared bit by bit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..runs import events
 from ..runs.rundir import RunDir
 from .client import Client
 
-_MOST_TRIES = 6  # at hitting a job before it is through
+_MAX_TRIES = 6  # to kill a job before it ends
 _KINDS = (
     ("weights", (".safetensors",)),
     ("optimizer", ("optimizer.pt", "scheduler.pt")),
@@ -39,18 +39,18 @@ _KINDS = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was compared."""
+    """The comparison of one part of the state."""
 
     what: str
-    difference: str | None  # the first, None when there is none
+    difference: str | None  # the first one found
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came out."""
+    """The result of the comparison."""
 
     steps: int
-    killed_at_step: int  # the last one that was seen before the kill
+    killed_at_step: int  # the last step that was logged before the kill
     resumed_from: int
     findings: list[Finding]
 
@@ -59,28 +59,28 @@ class Verdict:
         return all(finding.difference is None for finding in self.findings)
 
 
-def prove(client: Client, job_id: str, *, steps: int, say: Callable[[str], None]) -> Verdict:
-    """Run the drill; `say` is told what happens. The scratch jobs are gone afterwards.
+def verify(client: Client, job_id: str, *, steps: int, report: Callable[[str], None]) -> Verdict:
+    """Run the check; `report` receives its progress. Removes the scratch jobs.
 
-    Raises SpecError for a job without steps, JobFailed when a scratch job fails, Conflict when
-    the steps are over too soon to be interrupted.
+    Raises SpecError for a job without steps, JobFailed if a scratch job fails, Conflict if the
+    steps end too soon to be interrupted.
     """
     total = client.job(job_id)["steps_total"]
     spec = client.rundir(job_id).read_spec()["spec"]
     if total is None or "save_every" not in spec:
-        raise SpecError("job", f"must be a training, got {job_id}")
+        raise SpecError("job", f"must be a training job, got {job_id}")
     steps = min(steps, total)
     if steps < 2:
         raise SpecError("steps", f"must be at least 2 to be interrupted, got {steps}")
-    with _Scratch(client, job_id, say) as scratch:
+    with _ScratchJobs(client, job_id, report) as scratch:
         straight = scratch.submit(stop_at=steps)
-        say(f"{straight}: {steps} steps straight")
+        report(f"{straight}: {steps} steps without interruption")
         scratch.wait(straight)
         begun = _first(client.rundir(straight), "begin")
         window_s = (_last_time(client.rundir(straight)) - begun["time"]) * 0.8
-        for _ in range(_MOST_TRIES):
+        for _ in range(_MAX_TRIES):
             broken = scratch.submit(stop_at=steps // 2)
-            say(f"{broken}: stopped after {steps // 2}")
+            report(f"{broken}: stopped after {steps // 2}")
             scratch.wait(broken)
             if scratch.resume_and_kill(broken, stop_at=steps, after_s=random.uniform(0, window_s)):
                 scratch.wait(broken)
@@ -88,20 +88,20 @@ def prove(client: Client, job_id: str, *, steps: int, say: Callable[[str], None]
             scratch.remove(broken)
             window_s /= 2
     raise Conflict(
-        f"job: its {steps} steps were over before the kill, {_MOST_TRIES} times: try more --steps"
+        f"job: its {steps} steps were done before the kill, {_MAX_TRIES} times: try more --steps"
     )
 
 
-class _Scratch:
-    """Jobs that are removed when the block is left, whatever they do."""
+class _ScratchJobs:
+    """Jobs that are removed at the end of the `with` block, whatever their status."""
 
-    def __init__(self, client: Client, job_id: str, say: Callable[[str], None]) -> None:
+    def __init__(self, client: Client, job_id: str, report: Callable[[str], None]) -> None:
         self._client = client
         self._job_id = job_id
-        self._say = say
+        self._report = report
         self._ids: list[str] = []
 
-    def __enter__(self) -> _Scratch:
+    def __enter__(self) -> _ScratchJobs:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,20 +114,24 @@ class _Scratch:
         return job_id
 
     def wait(self, job_id: str) -> None:
-        """Wait until the job has come as far as it is to come. Raises JobFailed."""
-        is_told = False
+        """Wait until the job has reached its last requested step. Raises JobFailed."""
+        has_reported = False
         for event in self._client.follow(job_id):
-            if event is None and not is_told and self._client.job(job_id)["status"] == "queued":
-                self._say(f"{job_id}: waits until a worker is free")
-                is_told = True
+            if (
+                event is None
+                and not has_reported
+                and self._client.job(job_id)["status"] == "queued"
+            ):
+                self._report(f"{job_id}: waits for a free worker")
+                has_reported = True
         job = self._client.job(job_id)
         if job["status"] not in ("stopped", "finished"):
             raise JobFailed(f"{job_id} {job['status']}: {job['error']}")
 
     def resume_and_kill(self, job_id: str, *, stop_at: int, after_s: float) -> bool:
-        """Have the job go on, and kill its process some time after it began.
+        """Resume the job, and kill its process `after_s` after it began.
 
-        False when it was through before.
+        False if it had ended before.
         """
         rundir = self._client.rundir(job_id)
         seq = max(event["seq"] for event in events.read(rundir.events))
@@ -141,10 +145,10 @@ class _Scratch:
                     return False
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                self._say(f"{job_id}: killed {after_s:.2f} s after it went on")
+                self._report(f"{job_id}: killed {after_s:.2f} s after it resumed")
                 break
         self.wait(job_id)
-        # One that had written its last event already is not begun again.
+        # A job that had already written its last event is not started again.
         begins = [e for e in events.read(rundir.events) if e["type"] == "begin" and e["seq"] > seq]
         return len(begins) > 1
 
@@ -167,11 +171,11 @@ def _verdict(straight: RunDir, broken: RunDir, steps: int) -> Verdict:
         findings.append(Finding(what, problems[0] if problems else None))
     rest = [f"{name}: {problem}" for name, problem in differences.items() if problem is not None]
     findings.append(Finding("other files", rest[0] if rest else None))
-    told = [list(events.read(run.events)) for run in (straight, broken)]
-    _, problem = compare_events(*told)
+    logged = [list(events.read(run.events)) for run in (straight, broken)]
+    _, problem = compare_events(*logged)
     findings.append(Finding("events of the steps", problem))
-    begin = [event for event in told[1] if event["type"] == "begin"][-1]
-    before = [e["step"] for e in told[1] if e["seq"] < begin["seq"] and e["type"] == "step"]
+    begin = [event for event in logged[1] if event["type"] == "begin"][-1]
+    before = [e["step"] for e in logged[1] if e["seq"] < begin["seq"] and e["type"] == "step"]
     return Verdict(steps, max(before, default=0), begin["resumed_from"] or 0, findings)
 
 

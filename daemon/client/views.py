@@ -1,4 +1,4 @@
-"""What is known of jobs as plain values: from Redis, their run directories and latest events."""
+"""Jobs as plain values, from Redis, their run directories and latest events."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ..runs import events
 from ..runs.estimate import Estimate
 from ..runs.rundir import RunDir
 
-# The status of a job whose run directory is there and which Redis does not know, and what is said.
+# Status and messages of jobs that have a run directory or a record in Redis, but not both.
 UNREGISTERED = "unregistered"
 NOT_IN_REDIS = "not in Redis: `resume` queues it again, `rm` removes it"
 FILES_GONE = "its files are gone: `rm` removes its record"
 
-# Events that a look at a job reads: enough for its last steps and its end, and, of a training
-# that runs, for the evaluations and checkpoints between them.
+# Events that are read per job: enough for its last steps and its end; for a running training also
+# for the evaluations and checkpoints between the steps.
 _RECENT = 32
 _RECENT_RUNNING = 1000
 
@@ -45,9 +45,9 @@ def views_of(jobs: Sequence[Job], connection: redis.Redis, runs: Path) -> list[d
 
 
 def view_of_folder(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
-    """Return what a run directory tells of a job that Redis does not know.
+    """Return all that is known of a job that is not in Redis, from its run directory.
 
-    Raises Conflict for one whose spec.json cannot be read.
+    Raises Conflict if its spec.json cannot be read.
     """
     past = past_of(rundir)
     kind = str(rundir.read_spec()["kind"])
@@ -70,7 +70,7 @@ def _view(
     position: int | None,
     due: float | None,
 ) -> dict[str, Any]:
-    """`recent`: its newest events, newest first; `number`: of its latest execution."""
+    """`recent`: its latest events, newest first. `number`: of its latest execution."""
     try:
         document = RunDir(rundir).read_spec()
     except Conflict:
@@ -120,22 +120,23 @@ def _num_recent(job: Job) -> int:
 
 
 def spec_of(document: dict[str, Any]) -> Spec:
-    """Return the spec in a job's spec.json. Raises WarmdError for one of another version."""
+    """Return the spec in a job's spec.json. Raises WarmdError for an incompatible version."""
     return spec_class(document["kind"]).parse(document["spec"])
 
 
 def _steps_total(document: dict[str, Any]) -> int | None:
-    """The optimizer steps of a training as it is asked for now; None where that cannot be said."""
+    """The optimizer steps of a training by its current spec; None: unknown."""
     try:
         return getattr(spec_of(document), "steps_total", None) if document else None
-    except WarmdError:  # of another version
+    except WarmdError:  # an incompatible version
         return None
 
 
 def _step(recent: list[dict[str, Any]]) -> int:
-    """The step that a job has reached: of its latest execution, newest first."""
-    told = [event for event in recent if event["step"] is not None]
-    return max((e["step"] for e in told if e["execution"] == told[0]["execution"]), default=0)
+    """The latest step of a job's latest execution."""
+    stepped = [event for event in recent if event["step"] is not None]
+    latest = [e["step"] for e in stepped if e["execution"] == stepped[0]["execution"]]
+    return max(latest, default=0)
 
 
 def _seconds(when: datetime | None) -> float | None:

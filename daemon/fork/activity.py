@@ -1,35 +1,34 @@
-"""What a job does now, on its way from the horse to the watchdog of its worker.
+"""Reports from the horse to its worker's watchdog: what the job does now.
 
-Sent by a thread of its own, at most once a second, and only when it has changed: silence means that
-the job still does what was said last, or that the whole process hangs.
+A thread sends at most one report per second, and only if the activity has changed. Silence means
+that the job still does what was reported last, or that the whole process hangs.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any, Self
+from typing import Self
 
 from ...jobs.context import Activity
 
 PERIOD_S = 1.0
 
 
-class Pulse:
-    """Sends the latest activity of one job while its block lasts."""
+class ActivityReporter:
+    """A context manager that reports the latest activity of one job."""
 
-    def __init__(self, send: Callable[[dict[str, Any] | None], None]) -> None:
+    def __init__(self, send: Callable[[Activity | None], None]) -> None:
         self._send = send
         self._latest: Activity | None = None
         self._closed = threading.Event()
-        self._thread: threading.Thread | None = None  # none for the jobs that never say anything
+        self._thread: threading.Thread | None = None  # none for jobs that report no activity
 
     def working(self, activity: Activity | None) -> None:
-        """Note what the job does from now on (jobs.context.Context.working)."""
+        """Set what the job does from now on (jobs.context.Context.working)."""
         self._latest = activity
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="activity", daemon=True)
             self._thread.start()
 
     def __enter__(self) -> Self:
@@ -45,5 +44,5 @@ class Pulse:
         while not self._closed.wait(PERIOD_S):
             latest = self._latest
             if latest != sent:
-                self._send(asdict(latest) if latest is not None else None)
+                self._send(latest)
                 sent = latest

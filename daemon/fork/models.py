@@ -43,7 +43,7 @@ class Loaded:
     files: str  # fingerprint
     weights: str  # digest
     held: HeldFiles
-    is_again: bool = False  # whether it was warm already, from files that have changed since
+    is_reloaded: bool = False  # whether it was warm already, from files that have changed since
     used_at: float = field(default_factory=time.time)
 
     def to_json(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class WarmModels:
             held.give_back()
             raise
         loaded.seconds = time.perf_counter() - begun
-        loaded.is_again = found is not None and found.config == config
+        loaded.is_reloaded = found is not None and found.config == config
         self.loaded[config.name] = loaded
         # A collection in a child would otherwise write to every page that holds an object.
         gc.collect()

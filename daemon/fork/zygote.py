@@ -1,9 +1,9 @@
 """The zygote: holds every library and every warm model, and forks the work horses.
 
 It has one thread, never computes and never touches CUDA, so that a child may do all three. Each
-connection to its socket carries one request: a status, a model in or out, or a job. A job's
-connection passes to the horse that is forked for it; the zygote keeps an end too and reports on it
-how the horse died.
+connection to its socket carries one request: get the status, load or unload a model, or run a job.
+The connection of a job is inherited by the horse that is forked for it. The zygote keeps the
+connection open too, and reports on it how the horse ended.
 """
 
 from __future__ import annotations
@@ -19,18 +19,37 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
-import orjson
-
-from ...configs.config import ModelConfig
 from ...jobs import KINDS, import_all
 from ...jobs.errors import Conflict, JobFailed, WarmdError
 from ..host import memory
 from ..host.channel import Channel, listen
 from ..host.descendants import adopt_orphans, kill_children
 from ..host.home import Home
+from ..host.messages import (
+    BootProgress,
+    ChildReady,
+    Failure,
+    HorseExit,
+    LoadFolder,
+    LocalModel,
+    Malformed,
+    Message,
+    Model as ModelReply,
+    ModelsLoaded,
+    RetireHorse,
+    RunJob,
+    Unloaded,
+    UnloadModel,
+    WantedModel,
+    ZygoteSettings,
+    ZygoteStatus,
+    decode,
+    encode,
+)
 from ..host.parent_death import end_with_parent
 from . import horse, zygote_memory
 from .models import Loaded, WarmModels
@@ -40,27 +59,28 @@ log = logging.getLogger(__name__)
 # Read by the libraries when they are imported.
 ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # ask NVML for GPUs: a context here would break the forks
-    "TOKENIZERS_PARALLELISM": "false",  # its thread pool would hang in a child
+    "TOKENIZERS_PARALLELISM": "false",  # a thread pool would hang in a forked child
     "OPENBLAS_NUM_THREADS": "1",
-    # With fewer threads than torch asks OpenMP for, products of oneDNN have rows of garbage.
+    # If OpenMP starts fewer threads than torch requests, oneDNN's GEMM leaves rows of the result
+    # uninitialized.
     "OMP_DYNAMIC": "false",
     "OMP_THREAD_LIMIT": "4294967295",  # none
-    # Who waits for another thread looks for 0.15 ms whether it is done, not for 7.5, and then
-    # sleeps: beside other programs that thread may lack the very core which the looking takes.
+    # Threads spin 0.15 ms at a barrier instead of 7.5 ms, then sleep: with other programs running,
+    # spinning may take the core that the thread waited for needs.
     "GOMP_SPINCOUNT": "5000",
-    "HF_HUB_OFFLINE": "1",  # weights are fetched before they come here
+    "HF_HUB_OFFLINE": "1",  # weights are downloaded by other processes
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
 }
 
-_QUIET_S = 0.1  # without a horse, before memory is moved into huge pages
-# What the zygote writes while a horse lives is split into small pages again: of 83 % that lie in
-# huge ones 70 % are left after 5 jobs and after 50, 45 % where models came and went meanwhile.
+_IDLE_S = 0.1  # without a horse, before memory is moved into huge pages
+# Writes of the zygote while a horse lives split huge pages again: of 83 % of the memory that lie
+# in huge pages 70 % are left after 5 and after 50 jobs, 45 % if models are loaded meanwhile.
 _FORKS_PER_MOVE = 50
 
 
 class Zygote:
-    """The process' state: models, and the horses that live."""
+    """The state of the process: loaded models and running horses."""
 
     def __init__(self, home: Home, budget_bytes: int) -> None:
         self.home = home
@@ -69,43 +89,47 @@ class Zygote:
         self.imports_s = 0.0
         self.started = time.time()
         self._selector = selectors.DefaultSelector()
-        self._callers: set[Channel] = set()  # connected, with their request still to come
-        self._moving: Iterator[None] | None = None  # the rest of a move into huge pages
-        self._quiet_since = 0.0  # when the last horse ended
-        self._forks = 0  # since memory was moved last
+        self._callers: set[Channel] = set()  # connections whose request has not arrived yet
+        self._moving: Iterator[None] | None = None  # an unfinished move into huge pages
+        self._idle_since = 0.0  # when the last horse ended
+        self._forks = 0  # since the last move
 
-    def boot(self, models: list[dict[str, Any]]) -> None:
-        """Import the libraries and load the wanted models, telling the supervisor on stdout.
+    def boot(self, models: list[WantedModel]) -> None:
+        """Import the libraries and load the models; report progress to the supervisor on stdout.
 
-        Raises JobFailed for one that cannot be loaded and is required.
+        Raises Conflict or JobFailed for a required model that cannot be loaded.
         """
         begun = time.perf_counter()
         import_libraries()
         self.imports_s = time.perf_counter() - begun
-        _tell(stage="imports", seconds=self.imports_s, memory_bytes=_resident(), done=True)
-        for model in models:
-            config = ModelConfig(**model["config"])
-            _tell(stage="model", name=config.name, done=False)
+        _report(
+            BootProgress("imports", True, seconds=self.imports_s, memory_bytes=_resident_bytes())
+        )
+        for wanted in models:
+            name = wanted.model.config.name
+            _report(BootProgress("model", False, name=name))
             try:
-                loaded = self.models.ensure(config, Path(model["folder"]), in_use=())
+                loaded = self.models.ensure(wanted.model.config, _folder(wanted.model), in_use=())
             except (Conflict, JobFailed) as error:
-                if model["is_required"]:
+                if wanted.is_required:
                     raise
-                log.error("zygote: %s", error)  # loaded once, and gone or spoilt since
+                log.error("zygote: %s", error)  # deleted or damaged since it was last loaded
                 continue
-            _tell(
-                stage="model",
-                name=config.name,
-                seconds=loaded.seconds,
-                memory_bytes=loaded.size_bytes,
-                done=True,
+            _report(
+                BootProgress(
+                    "model",
+                    True,
+                    name=name,
+                    seconds=loaded.seconds,
+                    memory_bytes=loaded.size_bytes,
+                )
             )
         gc.collect()
         gc.freeze()
         self._moving = zygote_memory.move()
 
     def serve(self) -> None:
-        """Answer requests until the supervisor says to stop (SIGTERM) and no horse is left."""
+        """Handle requests until the process is killed."""
         adopt_orphans()
         listener = listen(self.home.zygote_socket)
         wake, waker = socket.socketpair()
@@ -116,19 +140,19 @@ class Zygote:
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(wake, selectors.EVENT_READ)
         self._own_sockets = [listener, wake, waker]
-        self._tell_loaded()
-        _tell(stage="ready", memory_bytes=_resident())
-        self._let_write()  # to what was loaded while there was nobody to wake
-        self._quiet_since = time.monotonic()
+        self._report_loaded()
+        _report(ChildReady())
+        self._release_to_writers()  # signals before `set_wakeup_fd` woke nobody
+        self._idle_since = time.monotonic()
         while True:
-            ready = self._selector.select(self._patience_s())
+            ready = self._selector.select(self._timeout_s())
             if not ready:
                 self._move_some()
             for key, _ in ready:
                 if key.fileobj is wake:
                     with contextlib.suppress(BlockingIOError):
                         wake.recv(4096)
-                    self._let_write()
+                    self._release_to_writers()
                     self._reap()
                 elif key.fileobj is listener:
                     connection, _ = listener.accept()
@@ -136,126 +160,124 @@ class Zygote:
                     self._callers.add(caller)
                     self._selector.register(caller, selectors.EVENT_READ)
                 else:
-                    self._hear(cast(Channel, key.fileobj))
+                    self._receive(cast(Channel, key.fileobj))
 
-    def _patience_s(self) -> float | None:
-        """How long to wait for a request before memory is moved; None when there is no need.
+    def _timeout_s(self) -> float | None:
+        """How long to wait for a request before memory is moved; None: nothing to move now.
 
-        A horse that lives would keep the memory that is moved, and there would be two of it.
+        While a horse lives it would keep the old pages, and memory use would double.
         """
         if self._moving is None or self.horses:
             return None
-        return max(0.0, self._quiet_since + _QUIET_S - time.monotonic())
+        return max(0.0, self._idle_since + _IDLE_S - time.monotonic())
 
     def _move_some(self) -> None:
-        """Move a few more pages; a request waits for no more than these."""
+        """Move a few pages: a request waits for no longer than that."""
         if self._moving is not None and next(self._moving, self) is self:
             self._moving = None
 
-    def _hear(self, caller: Channel) -> None:
-        """Read what a caller has sent; one that is slow to send its request delays nobody."""
+    def _receive(self, caller: Channel) -> None:
+        """Read from a caller without blocking, so that a slow caller delays no other."""
         requests = caller.receive()
         if not requests and not caller.closed_by_peer:
             return
         self._callers.remove(caller)
         self._selector.unregister(caller)
         if requests:
-            self._answer(caller, requests[0])
+            self._handle(caller, requests[0])
         else:
             caller.close()
 
-    def _answer(self, channel: Channel, request: dict[str, Any]) -> None:
+    def _handle(self, channel: Channel, request: Message) -> None:
         channel.sock.settimeout(5.0)
         try:
-            if request["op"] == "run":
+            if isinstance(request, RunJob):
                 self._fork(channel, request)
                 return
             channel.send(self._reply(request))
         except WarmdError as error:
-            channel.send_if_heard({"error": str(error), "exit_code": error.exit_code})
+            channel.send_nowait(Failure.of(error))
         except BrokenPipeError:
-            log.debug("zygote: request %s: nobody waits for the answer", request.get("op"))
+            log.debug("zygote: request %s: the caller has gone", request.op)
         except OSError as error:
-            log.warning("zygote: request %s: %s", request.get("op"), error)
+            log.warning("zygote: request %s: %s", request.op, error)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            log.warning("zygote: no request: %r", error)
-            channel.send_if_heard({"error": f"not a request: {error!r}", "exit_code": 2})
+            log.warning("zygote: not a request: %r", error)
+            channel.send_nowait(Failure(f"not a request: {error!r}", 2))
         channel.close()
 
-    def _reply(self, request: dict[str, Any]) -> dict[str, Any]:
-        match request["op"]:
-            case "load":
-                return self._ensure(request["model"]).to_json()
-            case "unload":
-                self.models.unload(request["name"])
+    def _reply(self, request: Message) -> Message:
+        match request:
+            case LoadFolder():
+                return ModelReply(self._ensure(request.model).to_json())
+            case UnloadModel():
+                self.models.unload(request.name)
                 self._retire_residents()
-                self._tell_loaded()
-                return {"unloaded": request["name"]}
+                self._report_loaded()
+                return Unloaded(request.name)
+            case Malformed():
+                raise ValueError(request.problem)
             case _:
-                return {
-                    "pid": os.getpid(),
-                    "started": self.started,
-                    "imports_s": round(self.imports_s, 3),
-                    "memory_bytes": _resident(),
-                    "settled": self._moving is None,
-                    "budget_bytes": self.models.budget_bytes,
-                    "horses": [h.to_json(pid) for pid, h in self.horses.items()],
-                    "models": [m.to_json() for m in self.models.loaded.values()],
-                }
+                return ZygoteStatus(
+                    pid=os.getpid(),
+                    started=self.started,
+                    imports_s=round(self.imports_s, 3),
+                    memory_bytes=_resident_bytes(),
+                    settled=self._moving is None,
+                    budget_bytes=self.models.budget_bytes,
+                    horses=[h.to_json(pid) for pid, h in self.horses.items()],
+                    models=[m.to_json() for m in self.models.loaded.values()],
+                )
 
-    def _ensure(self, model: dict[str, Any]) -> Loaded:
-        config = ModelConfig(**model["config"])
-        # A resident one may have nothing to do: when its model has to go, so must it.
+    def _ensure(self, model: LocalModel) -> Loaded:
+        # Models of resident horses may be unloaded: such a horse may be idle, and is retired then.
         users = [horse for horse in self.horses.values() if not horse.is_resident]
         in_use = {horse.model for horse in users if horse.model is not None}
-        found = self.models.loaded.get(config.name)
+        found = self.models.loaded.get(model.config.name)
         try:
-            loaded = self.models.ensure(config, Path(model["folder"]), in_use=in_use)
+            loaded = self.models.ensure(model.config, _folder(model), in_use=in_use)
             if loaded is not found:
                 self._moving = zygote_memory.move()
-                self._tell_loaded()
+                self._report_loaded()
             return loaded
         finally:
             self._retire_residents()
 
-    def _let_write(self) -> None:
-        """Unload models to whose files somebody waits to write; horses have leases of their own."""
+    def _release_to_writers(self) -> None:
+        """Unload models whose files another process waits to write to; horses hold own leases."""
         for name in [name for name, m in self.models.loaded.items() if m.held.is_wanted()]:
-            log.warning(
-                "zygote: the files of %s are written to: its next use reads them again", name
-            )
+            log.warning("zygote: %s: its files are being written to: the next use reloads it", name)
             self.models.unload(name)
             self._retire_residents()
-            self._tell_loaded()
+            self._report_loaded()
 
-    def _tell_loaded(self) -> None:
-        models = [model.config.__dict__ for model in self.models.loaded.values()]
-        _tell(stage="loaded", models=models)
+    def _report_loaded(self) -> None:
+        _report(ModelsLoaded([model.config for model in self.models.loaded.values()]))
 
     def _retire_residents(self) -> None:
-        """Tell the workers of resident horses whose model is no longer the warm one."""
+        """Retire resident horses whose model is no longer the loaded one, by their workers."""
         loaded_at = {name: model.loaded_at for name, model in self.models.loaded.items()}
         for user in self.horses.values():
             is_current = user.model is None or loaded_at.get(user.model) == user.loaded_at
             if user.is_resident and not is_current:
-                user.channel.send_if_heard({"retire": True})
+                user.channel.send_nowait(RetireHorse())
 
-    def _fork(self, channel: Channel, request: dict[str, Any]) -> None:
-        """Fork a horse for a job; the connection is its line to the worker."""
-        model = self._ensure(request["model"]) if request.get("model") is not None else None
-        # Of the job that the model is read again for; others say which weights they have, too.
-        request["is_model_changed"] = model is not None and model.is_again
+    def _fork(self, channel: Channel, request: RunJob) -> None:
+        """Fork a horse for a job; it inherits the connection to the worker."""
+        model = self._ensure(request.model) if request.model is not None else None
+        # Reported once, by the job that the model is reloaded for.
+        is_model_changed = model is not None and model.is_reloaded
         if model is not None:
-            model.is_again = False
+            model.is_reloaded = False
         pause_openmp()
-        request["forked_at"] = time.monotonic()
+        request = replace(request, is_model_changed=is_model_changed, forked_at=time.monotonic())
         self._forks += 1
         pid = os.fork()
         if pid == 0:
             self._become_horse(channel, request)
         self.horses[pid] = Horse(channel, request, model)
 
-    def _become_horse(self, channel: Channel, request: dict[str, Any]) -> None:
+    def _become_horse(self, channel: Channel, request: RunJob) -> NoReturn:
         status = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -269,12 +291,12 @@ class Zygote:
             horse.run_jobs(channel, request, self.models)
             status = 0
         except BaseException:
-            log.exception("horse: %s", request.get("job_id"))
+            log.exception("horse: %s", request.job_id)
         finally:
-            os._exit(status)  # never unwind into the zygote's own stack
+            os._exit(status)  # never unwind into the zygote's stack
 
     def _reap(self) -> None:
-        """Report every horse that ended, with what it took, to the worker that waits for it."""
+        """Reap the horses that ended; report exit code and peak memory to their workers."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -283,46 +305,42 @@ class Zygote:
             if pid == 0:
                 return
             ended = self.horses.pop(pid, None)
-            # What else is below this process was below a horse that was killed.
+            # All other children of this process are orphans of a horse that was killed.
             kill_children(spare=self.horses)
             if ended is None:
                 continue
             scale = 1 if sys.platform == "darwin" else 1024
-            ended.channel.send_if_heard(
-                {
-                    "exit": os.waitstatus_to_exitcode(status),
-                    "peak_bytes": usage.ru_maxrss * scale,
-                }
-            )
+            code = os.waitstatus_to_exitcode(status)
+            ended.channel.send_nowait(HorseExit(code, usage.ru_maxrss * scale))
             ended.channel.close()
-            self._quiet_since = time.monotonic()
+            self._idle_since = time.monotonic()
             if self._forks >= _FORKS_PER_MOVE:
                 self._forks, self._moving = 0, zygote_memory.move()
 
 
 class Horse:
-    """A living horse, as the zygote knows it."""
+    """A running horse, as the zygote sees it."""
 
-    def __init__(self, channel: Channel, request: dict[str, Any], model: Loaded | None) -> None:
+    def __init__(self, channel: Channel, request: RunJob, model: Loaded | None) -> None:
         self.channel = channel
         self.model = model.config.name if model is not None else None
         self.loaded_at = model.loaded_at if model is not None else None
-        self.is_resident = request["isolation"] == "resident"
-        self.worker = request["worker"]
+        self.is_resident = request.isolation == "resident"
+        self.worker = request.worker
 
     def to_json(self, pid: int) -> dict[str, Any]:
         return {"pid": pid, "worker": self.worker, "memory_bytes": memory.resident_bytes(pid)}
 
 
 def import_libraries() -> None:
-    """Import all that a job needs, so that no horse has to. Leaves one thread behind."""
+    """Import everything a job needs, so that no horse has to. One thread stays alive."""
     import torch
 
     torch.set_num_threads(1)  # before the first operation: see pause_openmp
     import tqdm
     import transformers
 
-    tqdm.tqdm.monitor_interval = 0  # or a thread starts with the first progress bar
+    tqdm.tqdm.monitor_interval = 0  # otherwise the first progress bar starts a thread
     transformers.utils.logging.disable_progress_bar()
     for name in (
         "AutoConfig",
@@ -334,18 +352,18 @@ def import_libraries() -> None:
         getattr(transformers, name)
     for kind in KINDS:
         import_all(kind)
-    with torch.profiler.record_function("first"):  # imports a module, which a job's step would
+    with torch.profiler.record_function("first"):  # imports a module that a first step would import
         pass
     from ...jobs.compute.levels import levels
 
-    levels()  # measured once on a machine, by one thread: no horse has to
-    torch.cuda.is_available()  # by NVML, see ENVIRONMENT; the first time costs, here not there
+    levels()  # measured once per machine, with one thread, and not in each horse
+    torch.cuda.is_available()  # by NVML, see ENVIRONMENT; only the first call is slow
 
 
 def pause_openmp() -> None:
-    """Make libgomp forget its threads, which a child would wait for, for ever.
+    """Make libgomp forget its threads: a forked child would wait for them forever.
 
-    A no-op as long as nothing was computed here; it is the second lock on that door.
+    A second line of defense: the zygote never computes, so libgomp has no threads.
     """
     global _gomp
     if sys.platform != "linux":
@@ -361,27 +379,34 @@ def pause_openmp() -> None:
 _gomp: list[ctypes.CDLL] | None = None
 
 
-def _resident() -> int:
+def _resident_bytes() -> int:
     return memory.resident_bytes(os.getpid()) or 0
 
 
-def _tell(**message: Any) -> None:
-    os.write(1, orjson.dumps(message) + b"\n")
+def _folder(model: LocalModel) -> Path:
+    if model.folder is None:
+        raise ValueError(f"model {model.config.name} has no folder")
+    return Path(model.folder)
+
+
+def _report(message: Message) -> None:
+    os.write(1, encode(message))
 
 
 def main() -> None:
-    """Run as `python -m warmd.daemon.fork.zygote HOME PARENT`, with the models on stdin as JSON."""
+    """Run as `python -m warmd.daemon.fork.zygote HOME PARENT`; reads ZygoteSettings from stdin."""
     end_with_parent(int(sys.argv[2]))
     os.environ.update(ENVIRONMENT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGIO, lambda *_: None)  # it wakes `serve`; see held_files
+    signal.signal(signal.SIGIO, lambda *_: None)  # wakes `serve`; see held_files
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    request = orjson.loads(sys.stdin.buffer.read())
-    zygote = Zygote(Home(Path(sys.argv[1])), request["budget_bytes"])
+    settings = decode(sys.stdin.buffer.read())
+    assert isinstance(settings, ZygoteSettings)
+    zygote = Zygote(Home(Path(sys.argv[1])), settings.budget_bytes)
     try:
-        zygote.boot(request["models"])
+        zygote.boot(settings.models)
     except WarmdError as error:
-        _tell(error=str(error))
+        _report(Failure.of(error))
         sys.exit(1)
     zygote.serve()
 

@@ -13,13 +13,13 @@ import socket
 import sys
 from typing import Any
 
-import orjson
 import uvicorn
 from fastapi import FastAPI
 
 from ...configs.config import DaemonConfig, check_http
 from ...configs.values import ConfigError, is_loopback
-from ..host.heartbeat import Beat
+from ..host.heartbeat import Heartbeat
+from ..host.messages import GatewaySettings, GatewayStatus, decode, encode
 from ..host.parent_death import end_with_parent
 from .app import create_app
 from .http.connection import Door, allow_many
@@ -46,14 +46,14 @@ class _Server(uvicorn.Server):
         )
         self._app = app
         self._url = url
-        self._beat = Beat()
+        self._heartbeat = Heartbeat()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        _tell({"stage": "http", "url": self._url})
+        _report(GatewayStatus(url=self._url))
 
     async def on_tick(self, counter: int) -> bool:
-        self._beat.sign()
+        self._heartbeat.send_if_due()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -61,8 +61,8 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _tell(message: dict[str, Any]) -> None:
-    os.write(1, orjson.dumps(message, option=orjson.OPT_APPEND_NEWLINE))
+def _report(message: GatewayStatus) -> None:
+    os.write(1, encode(message))
 
 
 def give_memory_back() -> None:
@@ -87,15 +87,16 @@ def main() -> None:
     end_with_parent(int(sys.argv[2]))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    request = orjson.loads(sys.stdin.buffer.read())
-    config = DaemonConfig.from_json(request["config"])
+    settings = decode(sys.stdin.buffer.read())
+    assert isinstance(settings, GatewaySettings)
+    config = settings.daemon_config()
     allow_many()
     give_memory_back()
     sys.setswitchinterval(_SWITCH_S)
     try:
         listener = _listen(config)
     except (OSError, ConfigError) as error:
-        _tell({"stage": "http", "problem": f"{config.http_host}:{config.http_port}: {error}"})
+        _report(GatewayStatus(problem=f"{config.http_host}:{config.http_port}: {error}"))
         sys.exit(1)
     if not is_loopback(config.http_host):
         log.warning(
@@ -105,7 +106,7 @@ def main() -> None:
         )
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    _Server(create_app(config, request["url"]), f"http://{shown}:{port}").run([listener])
+    _Server(create_app(config, settings.url), f"http://{shown}:{port}").run([listener])
 
 
 if __name__ == "__main__":

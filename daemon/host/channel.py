@@ -1,6 +1,6 @@
-"""One JSON object a line over a unix socket: how warmd's processes talk to each other.
+"""A unix socket that carries messages, one JSON object per line.
 
-A peer that dies in the middle of a line leaves a piece that is no JSON; it is skipped.
+A peer that dies in the middle of a line leaves a fragment that is not JSON; it is skipped.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 import orjson
 
 from ...jobs.errors import WarmdError
+from .messages import Message, decode, encode
 
 _CHUNK = 1 << 16
-_LONGEST = 1 << 24  # bytes of one message; whoever sends more is no process of ours
-_ENVELOPE = 1 << 12  # bytes of a message besides the result that it carries
+_MAX_MESSAGE_BYTES = 1 << 24  # a longer one closes the connection
+_ENVELOPE_BYTES = 1 << 12  # of a message, besides the result that it carries
 
 
 class Channel:
@@ -46,22 +47,23 @@ class Channel:
     def close(self) -> None:
         self.sock.close()
 
-    def send(self, *messages: dict[str, Any]) -> None:
-        """Send messages whole. Raises OSError when the peer is gone."""
-        self.sock.sendall(b"".join(orjson.dumps(message) + b"\n" for message in messages))
+    def send(self, *messages: Message) -> None:
+        """Send all messages, blocking as the socket's timeout says. Raises OSError."""
+        self.sock.sendall(b"".join(map(encode, messages)))
 
-    def send_if_heard(self, message: dict[str, Any]) -> None:
-        """Send to a peer that may be dead or stuck, without ever waiting for it.
+    def send_nowait(self, message: Message) -> None:
+        """Send without blocking; the message is lost if the peer is dead or its buffer is full.
 
-        Begins with a line break: what the peer's partner was writing when it died ends there.
+        Starts with a newline: it ends the line that another sender on this socket may have died
+        in.
         """
         with contextlib.suppress(OSError):
-            self.sock.send(b"\n" + orjson.dumps(message) + b"\n", socket.MSG_DONTWAIT)
+            self.sock.send(b"\n" + encode(message), socket.MSG_DONTWAIT)
 
-    def receive(self) -> list[dict[str, Any]]:
-        """Return the messages that one read completes; waits for it as the socket's timeout says.
+    def receive(self) -> list[Message]:
+        """Read once, blocking as the socket's timeout says; return the complete messages.
 
-        Sets `closed_by_peer` at the end.
+        At the end of the stream `closed_by_peer` is set.
         """
         try:
             data = self.sock.recv(_CHUNK)
@@ -71,18 +73,14 @@ class Channel:
             self.closed_by_peer = True
             return []
         self._partial += data
-        if len(self._partial) > _LONGEST:
+        if len(self._partial) > _MAX_MESSAGE_BYTES:
             self.closed_by_peer = True
         if b"\n" not in data:
             return []
         *lines, self._partial = self._partial.split(b"\n")
-        messages = []
-        for line in lines:
-            with contextlib.suppress(orjson.JSONDecodeError):
-                messages.append(orjson.loads(line))
-        return [message for message in messages if isinstance(message, dict)]
+        return [message for line in lines if (message := decode(line)) is not None]
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Message]:
         """Yield messages until the peer closes."""
         while not self.closed_by_peer:
             yield from self.receive()
@@ -90,16 +88,16 @@ class Channel:
 
 def check_size(result: Any) -> None:
     """Raise WarmdError for a job's result that is too long for a message."""
-    excess = len(orjson.dumps(result, default=str)) + _ENVELOPE - _LONGEST
+    excess = len(orjson.dumps(result, default=str)) + _ENVELOPE_BYTES - _MAX_MESSAGE_BYTES
     if excess > 0:
         raise WarmdError(
-            f"result: must be at most {_LONGEST - _ENVELOPE} bytes as JSON, got {excess} more: "
-            "write what is long into a file of the run directory"
+            f"result: must be at most {_MAX_MESSAGE_BYTES - _ENVELOPE_BYTES} bytes as JSON, got "
+            f"{excess} more: write large data into a file of the run directory"
         )
 
 
 def listen(path: Path) -> socket.socket:
-    """Listen on a unix socket that only its owner can use, taking the place of a dead one's."""
+    """Listen on a unix socket that only its owner can use; replaces the file of a dead process."""
     path.unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.bind(str(path))

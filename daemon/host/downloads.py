@@ -1,10 +1,11 @@
-"""Models on their way from a hub: each comes by a child process, which its owner watches.
+"""Downloads of models from a hub, each in a child process.
 
-A worker has it among what it selects on, and hears of its progress; whoever has time waits for it.
-The child ends, with all that it started, when it is no longer wanted or its owner is gone.
+A worker selects on the child's socket, so a download never blocks its loop; the supervisor waits
+for the child. The child and all processes it started end when nobody needs the model or when its
+owner dies.
 
-Run as `python -m warmd.daemon.host.downloads MODEL` it is that child: it downloads one model, and
-reports its progress on stdout twice a second.
+Run as `python -m warmd.daemon.host.downloads MODEL` this module is that child: it downloads one
+model and reports its progress on stdout twice a second.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import orjson
 
@@ -26,25 +27,26 @@ from ...configs.config import ModelConfig
 from ...jobs.errors import NotFound, Unavailable
 from . import fetch
 from .channel import Channel
+from .messages import Downloaded, DownloadProgress, Failure, Message, encode
 
-_TICK_S = 0.5  # between two reports of the child, and between two looks of who waits for it
+_PERIOD_S = 0.5  # between two progress reports, and between two polls of a blocked owner
 
 
 class Download:
-    """A child that fetches one model, seen by its owner."""
+    """A child process that downloads one model, as its owner sees it."""
 
     def __init__(self, model: ModelConfig) -> None:
         self.model = model
         own, other = socket.socketpair()
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, orjson.dumps(model.__dict__).decode()],
+                [sys.executable, "-m", __name__, orjson.dumps(model).decode()],
                 stdin=other.fileno(),
                 stdout=other.fileno(),
                 env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
                 start_new_session=True,
             )
-        own.settimeout(_TICK_S)
+        own.settimeout(_PERIOD_S)
         self.channel = Channel(own)
 
     def __enter__(self) -> Self:
@@ -53,62 +55,64 @@ class Download:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    def receive(self) -> list[dict[str, Any]]:
-        """Return what it says: `bytes` and `total_bytes` so far; at its end `folder` or `error`."""
-        said = self.channel.receive()
+    def receive(self) -> list[Message]:
+        """Return the child's messages: DownloadProgress, at the end Downloaded or Failure."""
+        messages = self.channel.receive()
         if self.channel.closed_by_peer:
             code = self._process.wait()
-            said.append({"error": f"model: {self.model.path}: its download ended with {code}"})
-        return said
+            messages.append(
+                Failure(f"model: {self.model.path}: the download process ended with {code}")
+            )
+        return messages
 
     def kill(self) -> None:
-        """End it with all that it started."""
+        """End the child and all processes that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self.channel.close()
 
 
-class Waiting(Protocol):
+class Downloader(Protocol):
     """An attempt at a job whose model is being downloaded."""
 
     @property
-    def is_fetching(self) -> bool: ...  # still waits for the model
+    def is_downloading(self) -> bool: ...  # still waits for the model
 
-    def hear(self, message: dict[str, Any]) -> None: ...  # of Download.receive
+    def handle(self, message: Message) -> None: ...  # from Download.receive
 
 
 class Downloads:
-    """What a worker's jobs wait for: one child for each model, whoever wants it."""
+    """The downloads of a worker: one child per model, shared by all jobs that need it."""
 
     def __init__(self) -> None:
-        self._running: dict[ModelConfig, tuple[Download, list[Waiting]]] = {}
+        self._running: dict[ModelConfig, tuple[Download, list[Downloader]]] = {}
 
-    def want(self, model: ModelConfig, attempt: Waiting) -> None:
-        """Fetch a model for one job more."""
+    def add(self, model: ModelConfig, attempt: Downloader) -> None:
+        """Download a model for a job, or join the download that is running."""
         if model not in self._running:
             self._running[model] = Download(model), []
         self._running[model][1].append(attempt)
 
     def channels(self) -> list[Channel]:
-        """What to select on."""
+        """The channels to select on."""
         return [download.channel for download, _ in self._running.values()]
 
-    def hear(self, channel: Channel) -> None:
-        """Pass on what the child at the other end says to the jobs that wait for it."""
+    def read(self, channel: Channel) -> None:
+        """Read a readable channel and pass its messages to the jobs that wait for the model."""
         for download, attempts in list(self._running.values()):
             if download.channel is channel:
                 for message in download.receive():
                     for attempt in attempts:
-                        attempt.hear(message)
-                    if "bytes" not in message:
+                        attempt.handle(message)
+                    if not isinstance(message, DownloadProgress):
                         self._end(download)
                         return
 
     def sweep(self) -> None:
-        """Let go of the jobs that wait no more, and of the children that no job waits for."""
+        """Drop the jobs that no longer wait, and end the downloads that no job waits for."""
         for download, attempts in list(self._running.values()):
-            attempts[:] = [attempt for attempt in attempts if attempt.is_fetching]
+            attempts[:] = [attempt for attempt in attempts if attempt.is_downloading]
             if not attempts:
                 self._end(download)
 
@@ -117,26 +121,29 @@ class Downloads:
         del self._running[download.model]
 
 
-def folder_of(model: ModelConfig, *, is_newest: bool = False, over: Callable[[], bool]) -> Path:
-    """Return the folder that holds a model, fetched from the hub if need be, while not `over()`.
+def ensure_folder(
+    model: ModelConfig, *, refresh: bool = False, is_canceled: Callable[[], bool]
+) -> Path:
+    """Return the folder that holds a model; downloads it if needed, unless `is_canceled()`.
 
-    `is_newest`: ask the hub also for what was fetched before, as there may be a newer one. Raises
-    NotFound, and Unavailable when it is over before the model is there.
+    `refresh`: ask the hub for a newer version of a model that is in the cache. Raises NotFound,
+    and Unavailable when canceled.
     """
-    folder = None if is_newest and fetch.hub_id(model) else fetch.folder_at_hand(model)
+    folder = None if refresh and fetch.hub_id(model) else fetch.folder_at_hand(model)
     if folder is not None:
         return folder
     with Download(model) as download:
-        while not over():
-            for message in _said_by(download):
-                if "error" in message:
-                    raise NotFound(message["error"])
-                if "folder" in message:
-                    return Path(message["folder"])
-    raise Unavailable(f"model: {model.name} was not fetched: the daemon stops")
+        while not is_canceled():
+            for message in _receive(download):
+                match message:
+                    case Failure():
+                        raise NotFound(message.error)
+                    case Downloaded():
+                        return Path(message.folder)
+    raise Unavailable(f"model: {model.name} was not downloaded: the daemon is stopping")
 
 
-def _said_by(download: Download) -> list[dict[str, Any]]:
+def _receive(download: Download) -> list[Message]:
     try:
         return download.receive()
     except TimeoutError:
@@ -147,39 +154,39 @@ def _said_by(download: Download) -> list[dict[str, Any]]:
 
 
 class _Progress:
-    """How much of a model is there, from the hub's list of its files and the hub's cache."""
+    """Measures a download by the hub's list of files and the size of the hub's cache."""
 
     def __init__(self) -> None:
         self._blobs: Path | None = None
-        self._sizes: dict[str, int] = {}  # of the files, by the names of their blobs
+        self._sizes: dict[str, int] = {}  # bytes of each file, by the name of its blob
 
     def begin(self, model_id: str, revision: str | None) -> None:
-        """Begin with the files of one repository; where the hub gives no list, none is known."""
+        """Start with one repository. The total stays unknown if the hub does not list sizes."""
         from huggingface_hub import constants
 
         folder = "--".join(("models", *model_id.split("/")))
         self._blobs = Path(constants.HF_HUB_CACHE, folder, "blobs")
         self._sizes = {}
-        # Sizes are for the progress only. A hub that cannot be asked for them (of whatever error)
-        # fails the download, too, which reports it.
+        # Sizes serve the progress display only. If the hub cannot list them, for whatever reason,
+        # the download fails too and reports why.
         with contextlib.suppress(Exception):
-            self._sizes = _listed(model_id, revision)
+            self._sizes = _sizes(model_id, revision)
 
-    def tell(self, over: threading.Event) -> None:
-        """Say how far it is until it is over."""
-        while not over.wait(_TICK_S):
-            _tell(bytes=self._present(), total_bytes=sum(self._sizes.values()) or None)
+    def report(self, done: threading.Event) -> None:
+        """Send progress reports until `done`."""
+        while not done.wait(_PERIOD_S):
+            _send(DownloadProgress(self._num_bytes(), sum(self._sizes.values()) or None))
 
-    def _present(self) -> int:
-        present = 0
-        with contextlib.suppress(OSError):  # not yet, or just renamed
+    def _num_bytes(self) -> int:
+        num_bytes = 0
+        with contextlib.suppress(OSError):  # not there yet, or renamed just now
             for entry in os.scandir(self._blobs or ""):
                 if not self._sizes or entry.name.partition(".")[0] in self._sizes:
-                    present += entry.stat().st_size
-        return present
+                    num_bytes += entry.stat().st_size
+        return num_bytes
 
 
-def _listed(model_id: str, revision: str | None) -> dict[str, int]:
+def _sizes(model_id: str, revision: str | None) -> dict[str, int]:
     """The sizes of a repository's files, by the names of their blobs in the hub's cache."""
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
@@ -190,7 +197,7 @@ def _listed(model_id: str, revision: str | None) -> dict[str, int]:
 
 
 def _fetch(model: ModelConfig, progress: _Progress) -> None:
-    """Download what of a model is on a hub, its base too. Raises NotFound."""
+    """Download a model, and the base model of an adapter. Raises NotFound."""
     import huggingface_hub as hub
 
     fetched: set[str] = set()
@@ -199,7 +206,7 @@ def _fetch(model: ModelConfig, progress: _Progress) -> None:
         progress.begin(model_id, revision or None)
         try:
             hub.snapshot_download(model_id, revision=revision or None)
-        except Exception as error:  # of the network, the disk, the hub: whatever its library raises
+        except Exception as error:  # network, disk or hub: its library raises many types
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise NotFound(
                 "model: must be a warm model's name, a folder, or an id on a hub that can be "
@@ -209,31 +216,32 @@ def _fetch(model: ModelConfig, progress: _Progress) -> None:
 
 
 def _end_with_owner() -> None:
-    """Wait for the owner's end of stdin to close; then end this process and all its children."""
+    """Wait for the owner's end of stdin to close; then end this process group."""
     while os.read(0, 1):
         pass
     os.killpg(0, signal.SIGKILL)
 
 
-def _tell(**message: Any) -> None:
-    os.write(1, orjson.dumps(message, option=orjson.OPT_APPEND_NEWLINE))
+def _send(message: Message) -> None:
+    os.write(1, encode(message))
 
 
 def main() -> None:
     threading.Thread(target=_end_with_owner, daemon=True).start()
     model = ModelConfig(**orjson.loads(sys.argv[1]))
-    progress, over = _Progress(), threading.Event()
-    ticking = threading.Thread(target=progress.tell, args=(over,))
-    ticking.start()
+    progress, done = _Progress(), threading.Event()
+    reporting = threading.Thread(target=progress.report, args=(done,))
+    reporting.start()
+    outcome: Message
     try:
         _fetch(model, progress)
-        end = {"folder": str(fetch.local_folder(model))}
+        outcome = Downloaded(str(fetch.local_folder(model)))
     except NotFound as error:
-        end = {"error": str(error)}
+        outcome = Failure.of(error)
     finally:
-        over.set()
-        ticking.join()
-    _tell(**end)
+        done.set()
+        reporting.join()
+    _send(outcome)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Signs of life of the supervisor's children: one that lives and is silent hangs."""
+"""Heartbeats of the supervisor's children: a child that stops sending them hangs."""
 
 from __future__ import annotations
 
@@ -6,25 +6,23 @@ import os
 import time
 from contextlib import suppress
 
-import orjson
+from .messages import Alive, encode
 
-STAGE = "alive"
-
-_BEAT_S = 1.0
-_LINE = orjson.dumps({"stage": STAGE}, option=orjson.OPT_APPEND_NEWLINE)
+_PERIOD_S = 1.0
+_LINE = encode(Alive())
 
 
-class Beat:
-    """A child's own, on its stdout."""
+class Heartbeat:
+    """Sends heartbeats on stdout."""
 
     def __init__(self) -> None:
         os.set_blocking(1, False)  # nobody reads while the supervisor is suspended
-        self._signed_at = 0.0
+        self._sent_at = 0.0
 
-    def sign(self) -> None:
-        """Give a sign of life if it is time for one; called in every turn of the child's loop."""
+    def send_if_due(self) -> None:
+        """Send a heartbeat if a second has passed; called in every iteration of the main loop."""
         now = time.monotonic()
-        if now - self._signed_at >= _BEAT_S:
-            self._signed_at = now
+        if now - self._sent_at >= _PERIOD_S:
+            self._sent_at = now
             with suppress(BlockingIOError, BrokenPipeError):
                 os.write(1, _LINE)

@@ -1,15 +1,15 @@
-"""The home folder: all state of one daemon, and the lock that lets only one live in it.
+"""The home folder: all state of one daemon, and the lock that allows only one at a time.
 
 HOME/
   config.yaml        the user's settings (optional)
-  daemon.json        how to reach the daemon that runs or last ran here (0600: holds a password)
-  daemon.lock        held by the supervisor for as long as it lives
-  models.json        the warm models by name, as last loaded
-  runs/JOB/          the run directories
-  cache/             what jobs make once for all of them, such as tokenised data
-  server/            the embedded server's append-only file
+  daemon.json        address of the daemon that runs or last ran here (0600: may hold a password)
+  daemon.lock        held by the supervisor while it lives
+  models.json        the warm models
+  runs/JOB/          run directories
+  cache/             data shared by jobs, such as tokenized corpora
+  server/            append-only file of the embedded Redis
   logs/              rotated logs
-  sockets/           unix sockets (elsewhere when the path would be too long for one)
+  sockets/           unix sockets (in another folder if the path would be too long)
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from ...jobs.files.atomic import write_atomic
 # sun_path holds 108 bytes on Linux and 104 on macOS, the longest name here takes 14.
 _LONGEST_SOCKET_FOLDER = 85
 
-_LEAST_BYTES = 100_000
-_LOOK_S = 0.5  # far longer than anybody takes to look whether a home is locked
+_MIN_FREE_BYTES = 100_000
+_LOCK_TIMEOUT_S = 0.5  # far longer than `is_locked` holds the lock
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Home:
         return self.logs / "daemon.log"
 
     @property
-    def server(self) -> Path:
+    def redis_folder(self) -> Path:
         return self.path / "server"
 
     @property
@@ -73,14 +73,14 @@ class Home:
 
     @property
     def weight_digests(self) -> Path:
-        """The folder of the digests of models' files, by folder."""
+        """The cache of weight digests, one file per model folder."""
         return self.path / "cache" / "weights"
 
     @property
     def key(self) -> str:
-        """Eight hexadecimal digits that tell this home from others (in worker names).
+        """Eight hexadecimal digits that identify this home (in worker names).
 
-        Also from the same path on another machine, or in another container of this one.
+        The same path on another machine, or in another container, has another key.
         """
         return _digest(_machine() + os.fsencode(self.path))
 
@@ -102,25 +102,25 @@ class Home:
         return self.sockets / "zygote.sock"
 
     @property
-    def server_socket(self) -> Path:
+    def redis_socket(self) -> Path:
         return self.sockets / "redis.sock"
 
     @property
-    def server_url(self) -> str:
+    def redis_url(self) -> str:
         """The URL of the embedded Redis."""
-        return f"unix://{quote(str(self.server_socket))}"
+        return f"unix://{quote(str(self.redis_socket))}"
 
     def create(self) -> None:
-        """Make the folders, readable by their owner only. Raises SpecError."""
+        """Create the folders, readable by their owner only. Raises SpecError."""
         try:
-            for folder in (self.path, self.runs, self.logs, self.server):
+            for folder in (self.path, self.runs, self.logs, self.redis_folder):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _private_folder(self.sockets)
         except OSError as error:
-            raise SpecError("home", f"must be a folder I can write in: {error}") from error
+            raise SpecError("home", f"must be a writable folder: {error}") from error
 
     def read_state(self) -> dict[str, Any] | None:
-        """What the last supervisor wrote, or None. Says nothing on whether it still lives."""
+        """Return what the last supervisor wrote, or None. It may have ended since."""
         try:
             state = orjson.loads(self.state.read_bytes())
         except (FileNotFoundError, orjson.JSONDecodeError):
@@ -131,13 +131,13 @@ class Home:
         write_atomic(self.state, orjson.dumps(state, option=orjson.OPT_INDENT_2))
 
     def lock(self) -> int:
-        """Take the home for this process and return the lock's descriptor. Raises Conflict.
+        """Lock the home for this process; return the lock's descriptor. Raises Conflict.
 
-        The kernel drops the lock with its last holder: a dead daemon never blocks a new one.
-        Waits a moment for it: `is_locked`, in some other process, holds it for one, too.
+        The kernel releases the lock with its last holder: a dead daemon never blocks a new one.
+        Retries for a moment, because `is_locked` in another process holds the lock briefly.
         """
         fd = os.open(self.path / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        deadline = time.monotonic() + _LOOK_S
+        deadline = time.monotonic() + _LOCK_TIMEOUT_S
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -150,7 +150,7 @@ class Home:
                 return fd
 
     def is_locked(self) -> bool:
-        """Whether a daemon lives here now."""
+        """Whether a daemon runs here now."""
         try:
             fd = os.open(self.path / "daemon.lock", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -164,16 +164,16 @@ class Home:
         return False
 
     def is_full(self) -> bool:
-        """Whether its disk has no room for a few more files."""
+        """Whether its disk has no space or no inodes for a few more files."""
         try:
             disk = os.statvfs(self.path)
         except OSError:
             return False
-        has_files = not disk.f_files or disk.f_favail > 0  # some file systems count none
-        return disk.f_bavail * disk.f_frsize < _LEAST_BYTES or not has_files
+        has_files = not disk.f_files or disk.f_favail > 0  # some file systems report none
+        return disk.f_bavail * disk.f_frsize < _MIN_FREE_BYTES or not has_files
 
     def occupied(self) -> str:
-        """Say where the daemon of this home runs."""
+        """Return an error message about the daemon that runs here."""
         state = self.read_state() or {}
         return (
             f"a daemon already runs in {self.path} (pid {state.get('pid', 'unknown')}, "
@@ -183,7 +183,7 @@ class Home:
 
 
 def private(path: str, flags: int) -> int:
-    """Open a file that, when it is made by this, only its owner reads (an opener for `open`)."""
+    """An opener for `open` that creates files readable by their owner only."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
@@ -192,8 +192,10 @@ def _digest(raw: bytes) -> str:
 
 
 def _machine() -> bytes:
-    """What tells this machine from others, mostly the same after a reboot."""
-    name = os.fsencode(platform.node())  # a container's own, where the file is the image's
+    """Bytes that identify this machine; usually the same after a reboot."""
+    name = os.fsencode(
+        platform.node()
+    )  # distinguishes containers of one image, which share the file
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         with contextlib.suppress(OSError):
             return Path(path).read_bytes().strip() + name
@@ -201,9 +203,9 @@ def _machine() -> bytes:
 
 
 def _private_folder(folder: Path) -> None:
-    # Outside the home the name can be guessed: never trust a folder somebody else made.
+    # Outside the home the name can be guessed: a folder of another user is refused.
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to somebody else")
+        raise PermissionError(f"{folder} belongs to another user")
     folder.chmod(0o700)

@@ -1,10 +1,11 @@
 """Processes that end with the process that started them.
 
-A daemon that is killed must leave nothing behind that still writes. Linux sends a signal when
-the parent dies; elsewhere the children notice that a pipe from the supervisor has closed.
+A daemon that is killed must leave no process behind that still writes. On Linux the kernel sends a
+signal when the parent dies (prctl, PR_SET_PDEATHSIG); elsewhere the children notice that a pipe
+from the supervisor has closed.
 
-Run as a file (`python leash.py SIGNAL PARENT COMMAND ...`) it puts the leash on a program that
-knows nothing of it; the kernel keeps the setting across exec.
+Run as a script (`python parent_death.py SIGNAL PARENT COMMAND ...`) it sets this for any program:
+the kernel keeps the setting across exec.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ def end_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
     if sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, sig)
-    if os.getppid() != parent:  # it died before the leash was on
+    if os.getppid() != parent:  # it died before the setting was made
         os.kill(os.getpid(), sig)
 
 
-def leashed(command: list[str], sig: int = signal.SIGTERM) -> list[str]:
-    """Return the command line that runs `command` on a leash held by this process."""
+def tied_to_parent(command: list[str], sig: int = signal.SIGTERM) -> list[str]:
+    """Return a command line that runs `command` and ends it with this process."""
     return [sys.executable, "-I", "-S", __file__, str(int(sig)), str(os.getpid()), *command]
 
 

@@ -8,6 +8,6 @@ import signal
 SIGNAL = signal.SIGUSR2
 
 
-def write_stacks_when_asked() -> None:
+def write_stacks_on_signal() -> None:
     """Write the stacks of all threads of this process whenever it is sent SIGNAL."""
     faulthandler.register(SIGNAL, file=2, all_threads=True)

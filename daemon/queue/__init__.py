@@ -1,6 +1,6 @@
-"""The truth in Redis: jobs, their queues, the workers that hold them, and streams of events.
+"""State in Redis: jobs, queues, workers with their leases, and event streams.
 
-The only package that imports rq and that builds Redis keys. A change of a job's life is one
-transaction (`transactions`); what a killed process leaves behind is found and put right by
+The only package that imports rq and builds Redis keys. Every change of a job's life is one
+transaction (`transactions`). What a killed process leaves behind is found and reconciled by
 `workers`, `due`, `removal` and `adoption`.
 """

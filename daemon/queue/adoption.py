@@ -1,8 +1,8 @@
-"""Jobs that Redis does not know: what their run directories tell, and making them jobs again.
+"""Adoption of jobs that Redis does not know, from their run directories.
 
-A run directory was copied from elsewhere, or Redis has lost its data, or is another one than
-before. The directory then names the Redis that the job belongs to from now on, so that a daemon of
-another one, which may still have the job in its queue, leaves it alone.
+The run directory was copied from another machine, Redis has lost its data, or the daemon uses
+another Redis than before. On adoption the directory is marked with the new Redis: a daemon of the
+old one, which may still have the job in its queue, then does not run it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OWNER = "redis"  # in spec.json
 
 @dataclass(frozen=True)
 class Past:
-    """What a run directory tells of its job."""
+    """The history of a job, as read from its run directory."""
 
     status: JobStatus
     created_at: float
@@ -35,7 +35,7 @@ class Past:
 
 
 def past_of(rundir: RunDir) -> Past:
-    """Read what became of a job. Raises Conflict for a spec.json that cannot be read."""
+    """Read the history of a job. Raises Conflict for a spec.json that cannot be read."""
     created_at = rundir.created_at()
     latest = next(iter(events.newest(rundir.events, 1)), None)
     return Past(
@@ -51,12 +51,12 @@ def _status(rundir: RunDir, latest: dict[str, Any] | None) -> JobStatus:
     if rundir.read_result() is not None:
         return JobStatus.FINISHED
     if latest is None:
-        return JobStatus.CANCELED  # it never began
+        return JobStatus.CANCELED  # it was never started
     return JobStatus.FAILED if latest["type"] == "failed" else JobStatus.STOPPED
 
 
 def identity(connection: redis.Redis) -> str:
-    """Return the name of a Redis' data, which its first user gives it."""
+    """Return the random id of the data in a Redis; the first caller sets it."""
     connection.set(keys.IDENTITY, secrets.token_hex(8), nx=True)
     found: Any = connection.get(keys.IDENTITY)
     return keys.text(found)
@@ -69,25 +69,25 @@ def is_foreign(connection: redis.Redis, rundir: RunDir) -> bool:
 
 
 def take_over(connection: redis.Redis, rundir: RunDir) -> None:
-    """Make the job one of this Redis. Raises Conflict while a daemon runs it."""
+    """Mark the run directory with this Redis. Raises Conflict while a daemon runs the job."""
     job_id = rundir.path.name
     if rundir.is_held():
         raise Conflict(f"job: {job_id} is running in another daemon: cancel it there first")
     document = rundir.read_spec()
     if document["id"] != job_id:
-        raise Conflict(f"job: {rundir.path} holds {document['id']}: give it that name again")
+        raise Conflict(f"job: {rundir.path} holds {document['id']}: rename it to that id")
     own_weights = rundir.path / "init"
     model = document.get("model")
     if model is not None and own_weights.is_dir() and Path(model["path"]).name == own_weights.name:
-        model = {**model, "path": str(own_weights)}  # the directory had another place
+        model = {**model, "path": str(own_weights)}  # the directory was moved
     rundir.annotate(**{_OWNER: identity(connection)}, **({} if model is None else {"model": model}))
 
 
 def check_model(rundir: RunDir) -> None:
-    """Raise Conflict when the model that a job is to be given is not on this machine."""
+    """Raise Conflict if the model folder of a job is not on this machine."""
     model = rundir.read_spec().get("model")
     if model is not None and Path(model["path"]).is_absolute() and not Path(model["path"]).is_dir():
         raise Conflict(
             f"job: {rundir.path.name} needs the model folder {model['path']}, which is not on this "
-            "machine: copy it there, or make a link"
+            "machine: copy it there, or create a symbolic link"
         )

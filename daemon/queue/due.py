@@ -1,8 +1,8 @@
-"""Waiting jobs whose wait is over: the scheduled ones by the server's clock, and the deferred ones.
+"""Queues jobs that are due: scheduled jobs whose time has come, deferred jobs that may run.
 
-A finished job queues those behind it in the transaction of its end. Looking through the deferred
-ones is for what that cannot see, such as a removed job, and goes through few of them at a time: a
-turn costs the same however many wait.
+The scheduled time is measured by Redis' clock. A job that finishes queues its dependents in the
+same transaction. The scan of deferred jobs covers what that misses, such as a removed dependency;
+each call scans a limited number, so its cost does not depend on how many wait.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from ...configs.queues import QUEUES
 from . import keys
 from .jobs import JobStore
 
-_AT_ONCE = 100  # of each queue and each sort
+_BATCH = 100  # jobs per queue and registry
 
-_Member = tuple[str, bytes]  # a registry's key, and what stands in it
+_Member = tuple[str, bytes]  # the key of a registry, and a member
 
 
-class Due:
-    """Goes round through the jobs that wait."""
+class DueJobs:
+    """Scans the scheduled and deferred jobs, a batch per call."""
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
-        self._cursors: dict[str, int] = {}  # in each registry of deferred jobs
+        self._cursors: dict[str, int] = {}  # ZSCAN cursor of each registry of deferred jobs
 
-    def move(self) -> None:
-        """Queue what is due, a few hundred jobs at most. Two round trips when nobody waits."""
-        scheduled, deferred = self._look()
+    def enqueue(self) -> None:
+        """Queue jobs that are due, a few hundred at most; two round trips if there are none."""
+        scheduled, deferred = self._scan()
         jobs = self._jobs(scheduled)
-        behind = self._jobs(deferred)
+        waiting = self._jobs(deferred)
         jobs += [
-            job for job, is_met in zip(behind, self._store.are_met(behind), strict=True) if is_met
+            job for job, is_met in zip(waiting, self._store.are_met(waiting), strict=True) if is_met
         ]
         for job in jobs:
             self._store.release(job)
 
-    def _look(self) -> tuple[list[_Member], list[_Member]]:
-        """Those scheduled jobs whose time has come, and the next ones among the deferred."""
+    def _scan(self) -> tuple[list[_Member], list[_Member]]:
+        """Return the scheduled jobs whose time has come, and the next batch of deferred jobs."""
         now = self._store.clock()
         scheduled = [ScheduledJobRegistry.key_template.format(name) for name in QUEUES]
         deferred = [DeferredJobRegistry.key_template.format(name) for name in QUEUES]
         with self._store.connection.pipeline(transaction=False) as pipeline:
             for key in scheduled:
-                pipeline.zrangebyscore(key, 0, now, start=0, num=_AT_ONCE)
+                pipeline.zrangebyscore(key, 0, now, start=0, num=_BATCH)
             for key in deferred:
-                pipeline.zscan(key, self._cursors.get(key, 0), count=_AT_ONCE)
+                pipeline.zscan(key, self._cursors.get(key, 0), count=_BATCH)
             due, scans = (found := pipeline.execute())[: len(scheduled)], found[len(scheduled) :]
         self._cursors = {key: cursor for key, (cursor, _) in zip(deferred, scans, strict=True)}
         return (
@@ -55,7 +55,7 @@ class Due:
         )
 
     def _jobs(self, members: list[_Member]) -> list[Job]:
-        """The jobs of members of registries; what is no job is taken out."""
+        """Fetch the jobs of registry members; members without a job are removed."""
         jobs = self._store.fetch_many([keys.text(id) for _, id in members]) if members else []
         for (key, id), job in zip(members, jobs, strict=True):
             if job is None:

@@ -1,6 +1,6 @@
-"""Building the indices of jobs: for a home of an earlier version, and at every start of a daemon.
+"""Builds the job indices: for a home of an earlier version, and at every start of a daemon.
 
-What is in an index already stays as it is, so that it does no harm to build them twice or by two.
+Existing entries are never changed, so building twice or concurrently does no harm.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from ..runs.rundir import RunDir, is_job_id, job_ids
 from . import job_index, keys, listing
 
 _VERSION = b"1"
-_AT_ONCE = 500  # jobs of one transaction
+_BATCH = 500  # jobs per transaction
 _ENDED = (b"finished", b"failed", b"stopped", b"canceled")
 
 
 def ensure(connection: redis.Redis, runs: Path) -> None:
-    """Build the indices if nobody has."""
+    """Build the indices if they are missing or of an earlier version."""
     if connection.get(keys.INDEXED) != _VERSION:
         build(connection, runs)
 
 
 def build(connection: redis.Redis, runs: Path) -> None:
-    """Add every job and every run directory that an index lacks."""
+    """Add every job and every run directory that is missing in an index."""
     indexed = set(job_index.newest(connection, QUEUES, None))
     recorded = listing.every_id(connection)
     new = [job_id for job_id in job_ids(runs) if job_id not in indexed]
     folders = {job_id: _is_from_cli(runs, job_id) for job_id in new}
-    for start in range(0, len(recorded), _AT_ONCE):
-        _add_jobs(connection, recorded[start : start + _AT_ONCE], folders)
+    for start in range(0, len(recorded), _BATCH):
+        _add_jobs(connection, recorded[start : start + _BATCH], folders)
     for job_id in folders.keys() - set(recorded):
         _add_folder(connection, runs, job_id, from_cli=folders[job_id])
     connection.set(keys.INDEXED, _VERSION)
@@ -52,7 +52,7 @@ def _is_from_cli(runs: Path, job_id: str) -> bool:
 
 
 def _add_jobs(connection: redis.Redis, ids: Sequence[str], folders: dict[str, bool]) -> None:
-    """Add jobs as they are; one that changes meanwhile has the others read again."""
+    """Add a batch of jobs; if one of them changes meanwhile, the batch is read again."""
     while True:
         with connection.pipeline() as pipeline, suppress(redis.WatchError):
             pipeline.watch(*map(Job.key_for, ids))
@@ -73,10 +73,10 @@ def _read(connection: redis.Redis, ids: Sequence[str]) -> list[Any]:
 
 def _add(pipeline: Pipeline, job_id: str, fields: Any, *, from_cli: bool) -> None:
     if isinstance(fields, redis.ResponseError) or fields[0] is None:
-        return  # no job, or something else in its place
+        return  # not a job
     queue, status, created_at, ended_at = fields
     if not is_job_id(job_id) or keys.text(queue) not in QUEUES:
-        return  # somebody else's
+        return  # not a job of warmd's
     at = {job_id: _seconds(created_at)}
     pipeline.zadd(keys.jobs(keys.text(queue)), at, nx=True)
     if from_cli:
@@ -88,7 +88,7 @@ def _add(pipeline: Pipeline, job_id: str, fields: Any, *, from_cli: bool) -> Non
 
 
 def _add_folder(connection: redis.Redis, runs: Path, job_id: str, *, from_cli: bool) -> None:
-    """Add a run directory that has no job in Redis, so that it is listed."""
+    """Add a run directory without a job in Redis, so that it is listed."""
     kind = job_id.split("-")[0]
     if kind not in KINDS:
         return
@@ -100,7 +100,7 @@ def _add_folder(connection: redis.Redis, runs: Path, job_id: str, *, from_cli: b
 
 
 def _seconds(raw: bytes | None) -> float:
-    """A time in a job's hash, in unix seconds; 0 when it is not known."""
+    """Parse a time of a job's hash; return unix seconds, 0 if unknown."""
     try:
         return datetime.fromisoformat((raw or b"").decode()).timestamp()
     except ValueError:

@@ -1,12 +1,12 @@
-"""Indices of all jobs in Redis, so that a read costs what it shows and not what there ever was.
+"""Indices of all jobs in Redis: the cost of a read depends on what it shows, not on all jobs.
 
-    warmd:jobs:QUEUE      every job of a queue, by the time of its creation
-    warmd:cli             those of the command line, by the time of their creation
-    warmd:answers         the ended jobs of queue infer, by the time of their end
-    warmd:stopped:QUEUE   the stopped jobs, which RQ keeps with the failed ones
+    warmd:jobs:QUEUE      all jobs of a queue, by time of creation
+    warmd:cli             jobs submitted from the command line, by time of creation
+    warmd:answers         ended jobs of queue infer, by time of their end
+    warmd:stopped:QUEUE   stopped jobs, which RQ keeps in the registry of failed ones
 
-Each is written in the transaction that changes the job. `indexing.build` adds what an earlier
-version left, and run directories that have no job in Redis.
+Each is updated in the transaction that changes the job. `index_builder.build` adds jobs of an
+earlier version, and run directories without a job in Redis.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from . import keys
 
 
 def created(pipeline: Pipeline, job: Job, *, from_cli: bool) -> None:
-    """Note a new job."""
+    """Add a new job."""
     at = {job.id: job.created_at.timestamp()}
     pipeline.zadd(keys.jobs(job.origin), at)
     if from_cli:
@@ -32,7 +32,7 @@ def created(pipeline: Pipeline, job: Job, *, from_cli: bool) -> None:
 
 
 def ended(pipeline: Pipeline, job: Job, status: JobStatus, at: datetime) -> None:
-    """Note the end of a job."""
+    """Add the end of a job."""
     if job.origin == INFER:
         pipeline.zadd(keys.ANSWERS, {job.id: at.timestamp()})
     if status == JobStatus.STOPPED:
@@ -40,13 +40,13 @@ def ended(pipeline: Pipeline, job: Job, status: JobStatus, at: datetime) -> None
 
 
 def revived(pipeline: Pipeline, job: Job) -> None:
-    """Note that a job is no ended one (any more)."""
+    """Remove a job from the indices of ended jobs."""
     pipeline.zrem(keys.ANSWERS, job.id)
     pipeline.srem(keys.stopped(job.origin), job.id)
 
 
 def removed(pipeline: Pipeline, job_id: str) -> None:
-    """Forget a job, also one that has no record."""
+    """Remove a job from all indices, in a transaction that deletes it."""
     pipeline.zrem(keys.FROM_CLI, job_id)
     pipeline.zrem(keys.ANSWERS, job_id)
     for queue in QUEUES:
@@ -66,7 +66,7 @@ def newest(connection: redis.Redis, queues: Iterable[str], limit: int | None) ->
 
 
 def trainings(connection: redis.Redis, limit: int, *, after: str | None) -> list[str]:
-    """The ids of training jobs, newest first, from the one that follows `after` on."""
+    """The ids of training jobs, newest first, starting after the job `after`."""
     key, start = keys.jobs(TRAIN), 0
     if after is not None:
         place: Any = connection.zrevrank(key, after)
@@ -78,13 +78,13 @@ def trainings(connection: redis.Redis, limit: int, *, after: str | None) -> list
 
 
 def from_cli_newest(connection: redis.Redis, start: int, count: int) -> list[str]:
-    """The ids of jobs of the command line, newest first, from a place on."""
+    """The ids of jobs submitted from the command line, newest first; `start`: how many to skip."""
     found: Any = connection.zrange(keys.FROM_CLI, start, start + count - 1, desc=True)
     return [keys.text(job_id) for job_id in found]
 
 
 def are_from_cli(connection: redis.Redis, job_ids: Sequence[str]) -> list[bool]:
-    """Whether each job is one of the command line."""
+    """For each job, whether it was submitted from the command line."""
     if not job_ids:
         return []
     found: Any = connection.zmscore(keys.FROM_CLI, list(job_ids))
@@ -92,7 +92,7 @@ def are_from_cli(connection: redis.Redis, job_ids: Sequence[str]) -> list[bool]:
 
 
 def forget(connection: redis.Redis, job_id: str) -> None:
-    """Forget a job that has no record."""
+    """Remove a job without a record from all indices."""
     with connection.pipeline() as pipeline:
         removed(pipeline, job_id)
         pipeline.execute()

@@ -1,6 +1,6 @@
-"""Names of everything warmd keeps in Redis, and how it connects.
+"""Redis keys, fields and connections.
 
-RQ owns `rq:*`; warmd's own keys start with `warmd:`. No key literal stands anywhere else.
+RQ owns `rq:*`; warmd's keys start with `warmd:`. No other module contains a key literal.
 """
 
 from __future__ import annotations
@@ -12,43 +12,44 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-# What RQ takes for the function of warmd's jobs; a job that names another one is refused. Workers
-# import nothing by it: the name is what homes of every version have in Redis.
+# The function name in RQ's record of a job; jobs with another one are refused. It is never
+# imported: homes of all versions have this name in Redis.
 JOB_FUNCTION = "warmd.daemon.horse.run_job"
 
-# Hash of every worker that may hold a job: its name -> the queue it listens on.
+# Hash of all workers that may hold a job: name -> queue.
 WORKERS = "warmd:workers"
 
-# The folder of run directories that belongs to the jobs of a server: JSON with its id and path.
+# The folder of run directories of the jobs in this Redis: JSON with its id and path.
 RUNS = "warmd:runs"
 
-# The name of a Redis' data, by which run directories tell it from others: see adoption.py.
+# A random id of the data in this Redis, to which run directories refer: see adoption.py.
 IDENTITY = "warmd:id"
 
 # Fields that warmd adds to RQ's hash of a job.
-FIELD_EXECUTION = "warmd_execution"  # how many executions have begun
-FIELD_KILLS = "warmd_kills"  # horses killed in a row without a step more
-FIELD_STOP = "warmd_stop"  # "cancel" or "kill" while somebody asks for it
-FIELD_PAUSE = "warmd_pause"  # "hold" or "release" from the asking until `unpause`
-FIELD_DUE = "warmd_due"  # of a paused job that was scheduled: the time it was scheduled for
+FIELD_EXECUTION = "warmd_execution"  # number of executions so far
+FIELD_KILLS = "warmd_kills"  # horses killed in a row without progress
+FIELD_STOP = "warmd_stop"  # "cancel" or "kill" while requested
+FIELD_PAUSE = "warmd_pause"  # "hold" or "release", from the request until `unpause`
+FIELD_DUE = "warmd_due"  # scheduled time of a job that was paused before that
 FIELD_SUSPECT = "warmd_suspect"  # a horse was killed that ran this job and others
 
-# Indices of jobs: see jobindex.py.
+# Job indices: see job_index.py.
 FROM_CLI = "warmd:cli"
 ANSWERS = "warmd:answers"
-INDEXED = "warmd:indexed"  # the version of the indices, once what was there before is in them
+INDEXED = "warmd:indexed"  # version of the indices, once they are complete
 
-# Channel that names a started job of which something was just asked. A hint: the hash has it.
-STEER = "warmd:steer"
+# Channel on which the id of a started job is published when a stop or pause is requested. The
+# request itself is in the job's hash.
+CONTROL_CHANNEL = "warmd:steer"
 
 
 def events(job_id: str) -> str:
-    """Stream of a job's events; entry `SEQ-0` holds event number SEQ."""
+    """Stream of a job's events; entry `SEQ-0` is event SEQ."""
     return f"warmd:events:{job_id}"
 
 
 def jobs(queue: str) -> str:
-    """Sorted set of all jobs of a queue, by the time of their creation."""
+    """Sorted set of all jobs of a queue, by time of creation."""
     return f"warmd:jobs:{queue}"
 
 
@@ -58,30 +59,30 @@ def stopped(queue: str) -> str:
 
 
 def taken(worker: str) -> str:
-    """List of the jobs that a worker popped and has not begun."""
+    """List of the jobs that were popped for a worker and are not started."""
     return f"warmd:taken:{worker}"
 
 
 def lease(worker: str) -> str:
-    """Expires a few seconds after a worker's last sign of life."""
+    """Lease of a worker; expires seconds after its last renewal."""
     return f"warmd:lease:{worker}"
 
 
 def http_request(home: str, name: str) -> str:
-    """The job that a home's gateway made for an Idempotency-Key (its hash), for a day."""
+    """The job that a gateway created for an Idempotency-Key (its hash); kept for a day."""
     return f"warmd:http:{home}:{name}"
 
 
 def text(raw: Any) -> str:
-    """Return an id or a name that came from Redis as bytes.
+    """Decode an id or a name from Redis.
 
-    Anybody may write there: bytes that are no text show as escapes, and so name nothing.
+    Invalid UTF-8, which other programs may have written, becomes escapes and so matches no name.
     """
     return bytes(raw).decode(errors="backslashreplace")
 
 
 class Serializer:
-    """RQ's serializer: JSON, never pickle, so that who writes to Redis cannot run code."""
+    """RQ's serializer: JSON, never pickle, so that write access to Redis is not code execution."""
 
     @staticmethod
     def dumps(value: Any) -> bytes:
@@ -93,10 +94,10 @@ class Serializer:
 
 
 def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
-    """Open a connection (lazily). `timeout_s` bounds connecting and every reply.
+    """Return a client that connects at its first command. `timeout_s`: to connect, and per reply.
 
-    redis-py repeats what failed up to ten times. Blocking commands need a timeout longer than they
-    block.
+    redis-py retries a failed command up to ten times. Blocking commands must block for less than
+    the timeout.
     """
     return redis.Redis.from_url(
         url,
@@ -107,7 +108,7 @@ def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
 
 
 def connect_once(url: str, *, timeout_s: float) -> redis.Redis:
-    """The same for a loop that has more to do: what fails or times out is not repeated."""
+    """The same without retries, for loops that must not block for long."""
     connection = connect(url, timeout_s=timeout_s)
     connection.set_retry(Retry(NoBackoff(), 0))
     return connection

@@ -1,6 +1,6 @@
-"""Looking at many jobs at once, in few round trips, and only at those that are asked for.
+"""Queries over many jobs, in few round trips.
 
-Never by RQ's counting methods: they fail a started job whose heartbeat is late.
+RQ's own counting methods are not used: they fail started jobs whose heartbeat is late.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..runs.rundir import by_time
 from . import keys
 from .jobs import NEVER, JobStore
 
-_AT_ONCE = 100  # jobs that are read in one round trip
+_BATCH = 100  # jobs per round trip
 
 _REGISTRIES = {
     "started": StartedJobRegistry,
@@ -40,28 +40,28 @@ STATUSES = ("queued", *_REGISTRIES, "stopped")
 
 
 def every_id(connection: redis.Redis) -> list[str]:
-    """The id of every job that Redis has."""
+    """The ids of all jobs in Redis."""
     return _members(connection, QUEUES, STATUSES)
 
 
 def with_status(
     connection: redis.Redis, statuses: Collection[str], limit: int | None = None
 ) -> list[Job]:
-    """The jobs of some statuses, or the latest of them, newest first."""
-    asked = set(statuses)
-    ids = sorted(_members(connection, QUEUES, asked), key=by_time, reverse=True)
+    """The jobs with one of the statuses, newest first, at most `limit`."""
+    wanted = set(statuses)
+    ids = sorted(_members(connection, QUEUES, wanted), key=by_time, reverse=True)
     store, found = JobStore(connection), list[Job]()
-    for start in range(0, len(ids), _AT_ONCE):
-        jobs = store.fetch_many(ids[start : start + _AT_ONCE])
-        # A registry holds the stopped jobs with the failed ones; and a job may have moved on.
-        found += [job for job in jobs if job is not None and job._status in asked]
+    for start in range(0, len(ids), _BATCH):
+        jobs = store.fetch_many(ids[start : start + _BATCH])
+        # A registry holds failed and stopped jobs, and a job may have changed its status.
+        found += [job for job in jobs if job is not None and job._status in wanted]
         if limit is not None and len(found) >= limit:
             break
     return found[:limit]
 
 
 def not_given_up(connection: redis.Redis, queue: str) -> list[str]:
-    """The ids of all jobs of a queue but failed, stopped and canceled ones, newest first."""
+    """The ids of all jobs of a queue except failed, stopped and canceled ones, newest first."""
     registries = (_REGISTRIES[status] for status in ("failed", "canceled"))
     given_up = [registry.key_template.format(queue) for registry in registries]
     found: Any = connection.zdiff([keys.jobs(queue), *given_up])
@@ -81,7 +81,7 @@ def counts(connection: redis.Redis, queue: str) -> dict[str, int]:
 
 
 def positions(connection: redis.Redis, jobs: Sequence[Job]) -> dict[str, int]:
-    """The place of every queued job in the queues of these jobs, 1 for the next."""
+    """The position of every queued job in the queues of these jobs, 1 for the next."""
     queues = {job.origin for job in jobs if job._status == "queued"}
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues:
@@ -91,7 +91,7 @@ def positions(connection: redis.Redis, jobs: Sequence[Job]) -> dict[str, int]:
 
 
 def notes(connection: redis.Redis, jobs: Sequence[Job]) -> list[tuple[int, bool]]:
-    """How many executions of each job have begun, and whether its pause was asked for."""
+    """For each job the number of its executions, and whether a pause is requested."""
     with connection.pipeline(transaction=False) as pipeline:
         for job in jobs:
             pipeline.hmget(job.key, keys.FIELD_EXECUTION, keys.FIELD_PAUSE)
@@ -99,7 +99,7 @@ def notes(connection: redis.Redis, jobs: Sequence[Job]) -> list[tuple[int, bool]
 
 
 def scheduled_at(connection: redis.Redis, jobs: Sequence[Job]) -> dict[str, float]:
-    """When the scheduled ones are to be queued, in unix seconds; paused ones are left out."""
+    """The times of the scheduled jobs in unix seconds; without paused jobs."""
     scheduled = [job for job in jobs if job._status == "scheduled"]
     with connection.pipeline(transaction=False) as pipeline:
         for job in scheduled:
@@ -110,7 +110,7 @@ def scheduled_at(connection: redis.Redis, jobs: Sequence[Job]) -> dict[str, floa
 
 
 def started(connection: redis.Redis, queue: str) -> list[tuple[str, str]]:
-    """The started jobs of a queue, each with the name of the worker that runs it."""
+    """The started jobs of a queue, each with the Redis name of its worker."""
     pairs = [
         keys.text(member).partition(":")[::2]
         for member in connection.zrange(StartedJobRegistry.key_template.format(queue), 0, -1)
@@ -127,7 +127,7 @@ def started(connection: redis.Redis, queue: str) -> list[tuple[str, str]]:
 def _members(
     connection: redis.Redis, queues: Collection[str], statuses: Collection[str]
 ) -> list[str]:
-    """The ids of jobs of some statuses, at one moment: none is between two places."""
+    """The ids of the jobs with one of the statuses, read in one transaction."""
     workers = connection.hgetall(keys.WORKERS) if "queued" in statuses else {}
     with connection.pipeline() as pipeline:
         for worker in workers:

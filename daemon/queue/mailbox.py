@@ -1,7 +1,7 @@
-"""What reaches a worker from the server while it does something else: jobs, and word of orders.
+"""Jobs and control requests as they arrive from Redis, for the worker's select loop.
 
-A blocking command waits on a connection of its own, which the worker watches beside its horses:
-a job is taken up the moment it is queued, whatever else runs.
+A blocking command waits on its own connection, on which the worker selects together with its
+horses: a job is started the moment it is queued.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ import redis
 
 from . import keys
 
-_POP_S = 0.5  # how long one wait for a job lasts
-_LATE_S = 2.0  # after which a wait that is not over shows a server that hangs
+_POP_S = 0.5  # timeout of one BLMOVE
+_LATE_S = 2.0  # a reply that is later than this shows that Redis hangs
 
 
 class Mailbox:
-    """Two connections to the server: one that waits for jobs, one that hears of orders.
+    """Two connections to Redis: one waits for jobs, the other for control requests.
 
-    Opened by the first call that needs one. Every method may raise RedisError; after `close` the
-    next call begins anew. A job that was popped and never heard of is in the worker's list.
+    Each is opened by the first call that needs it. Every method may raise RedisError; after `close`
+    the next call connects again. A job whose BLMOVE reply was lost is in the worker's list.
     """
 
     def __init__(self, connection: redis.Redis, queue: str, worker: str) -> None:
         self._connection = connection
         self._source, self._target = f"rq:queue:{queue}", keys.taken(worker)
         self._jobs: Any = None
-        self._orders: Any = None
+        self._control: Any = None
         self._is_waiting = False
-        self._due = 0.0  # when the wait should be over
+        self._due = 0.0  # when the reply is expected
 
     def sockets(self) -> list[Any]:
-        """What to watch: readable when `job` or `orders` has something to say."""
-        lines = (self._jobs, self._orders.connection if self._orders is not None else None)
-        return [line._sock for line in lines if line is not None and line._sock is not None]
+        """The sockets to select on: readable when `job` or `has_control_request` has news."""
+        connections = (self._jobs, self._control.connection if self._control is not None else None)
+        return [c._sock for c in connections if c is not None and c._sock is not None]
 
     def wait_for_job(self) -> None:
-        """Have the server move the next job to the worker's list, now or when there is one."""
+        """Request the next job: Redis moves it to the worker's list as soon as there is one."""
         if self._is_waiting:
             return
         if self._jobs is None:
@@ -50,7 +50,7 @@ class Mailbox:
         self._due = time.monotonic() + _POP_S
 
     def job(self) -> tuple[bool, bytes | None]:
-        """Whether a wait is over, and what was popped from the queue, None for nothing."""
+        """Return whether the wait has ended, and the job that was popped (None: none was)."""
         if not self._is_waiting:
             return False, None
         if not self._jobs.can_read(0):
@@ -61,21 +61,21 @@ class Mailbox:
         self._is_waiting = False
         return True, popped
 
-    def orders(self) -> bool:
-        """Whether somebody just asked something of a started job (of any worker's)."""
-        if self._orders is None:
-            self._orders = self._connection.pubsub(ignore_subscribe_messages=True)
-            self._orders.subscribe(keys.STEER)
-        heard = False
-        while self._orders.connection.can_read(0):
-            heard = self._orders.get_message() is not None or heard
-        return heard
+    def has_control_request(self) -> bool:
+        """Whether a stop or pause of a started job, of any worker, was requested just now."""
+        if self._control is None:
+            self._control = self._connection.pubsub(ignore_subscribe_messages=True)
+            self._control.subscribe(keys.CONTROL_CHANNEL)
+        has_request = False
+        while self._control.connection.can_read(0):
+            has_request = self._control.get_message() is not None or has_request
+        return has_request
 
     def close(self) -> None:
-        """Hang up; a job that is popped meanwhile stays in the worker's list."""
+        """Disconnect; a job that is popped meanwhile stays in the worker's list."""
         if self._jobs is not None:
             self._jobs.disconnect()
-        if self._orders is not None:
-            self._orders.close()
-        self._jobs = self._orders = None
+        if self._control is not None:
+            self._control.close()
+        self._jobs = self._control = None
         self._is_waiting = False

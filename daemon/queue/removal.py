@@ -1,7 +1,8 @@
-"""Removing a job: its run directory and what Redis has of it, all of it whatever dies meanwhile.
+"""Removal of a job: its run directory and its data in Redis, completely even if interrupted.
 
-The files leave their name first, by one rename within `runs`, which a full disk has room for; then
-the record goes, then the files. Whoever finds such a folder finishes what a dead process began.
+First the run directory is renamed within `runs`, which works on a full disk too; then the record in
+Redis is deleted, then the files. A removal that was interrupted is finished by the next process
+that finds the renamed folder.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from .jobs import ENDED, JobStore
 
 
 def remove(store: JobStore, runs: Path, job_id: str) -> int:
-    """Remove an ended job, or what is left of one; return the bytes freed.
+    """Remove an ended job, or the rest of one; return the bytes freed.
 
-    Raises Conflict for a job that is not ended, and for one that another daemon runs.
+    Raises Conflict for a job that is not ended, or that another daemon runs.
     """
     with locked(runs, LOCK_EX):
         run_dir, removed_dir = runs / job_id, runs / f"{REMOVED}{job_id}"
@@ -36,32 +37,32 @@ def remove(store: JobStore, runs: Path, job_id: str) -> int:
         if job is not None and job.get_status(refresh=False) not in ENDED:
             raise _not_ended(job)
         if run_dir.is_dir():
-            if removed_dir.exists():  # of another job of that id
+            if removed_dir.exists():  # of an earlier copy of the job
                 shutil.rmtree(removed_dir)
             run_dir.rename(removed_dir)
         return _finish(store, run_dir, removed_dir)
 
 
 def finish_all(store: JobStore, runs: Path) -> dict[str, int]:
-    """Finish the removals that dead processes began; return the jobs with the bytes of each."""
+    """Finish interrupted removals; return the bytes freed for each job."""
     freed: dict[str, int] = {}
     with suppress(FileNotFoundError), locked(runs, LOCK_EX):
         for removed_dir in [runs / name for name in os.listdir(runs) if name.startswith(REMOVED)]:
             job_id = removed_dir.name.removeprefix(REMOVED)
-            with suppress(Conflict):  # resumed meanwhile: moved back
+            with suppress(Conflict):  # resumed meanwhile, and renamed back
                 freed[job_id] = _finish(store, runs / job_id, removed_dir)
     return freed
 
 
 def _finish(store: JobStore, run_dir: Path, removed_dir: Path) -> int:
-    """Delete `removed_dir` and what Redis knows of its job; return the bytes freed."""
+    """Delete `removed_dir` and the job's data in Redis; return the bytes freed."""
     job = store.fetch(run_dir.name)
     if job is None:
         job_index.forget(store.connection, run_dir.name)
     elif not store.remove(job):
         if removed_dir.exists() and not run_dir.exists():
             removed_dir.rename(run_dir)
-        raise _not_ended(job)  # resumed this moment
+        raise _not_ended(job)  # it was resumed just now
     freed = size_bytes(removed_dir)
     if removed_dir.is_dir():
         shutil.rmtree(removed_dir)
@@ -72,8 +73,8 @@ def _not_ended(job: Job) -> Conflict:
     return Conflict(f"job: {job.id} is {job.get_status(refresh=False).value}: cancel it first")
 
 
-def strip(rundir: RunDir) -> int:
-    """Remove what an ended job would resume from, not its model; return the bytes that are free."""
+def remove_resume_state(rundir: RunDir) -> int:
+    """Remove what an ended job would resume from, but not its model; return the bytes freed."""
     freed = 0
     for folder in resumable(rundir):
         freed += size_bytes(folder)
@@ -83,12 +84,12 @@ def strip(rundir: RunDir) -> int:
 
 
 def resumable(rundir: RunDir) -> list[Path]:
-    """Return the folders that a job needs to resume, and its model does not."""
+    """Return the folders that are needed to resume a job, but not to use its model."""
     return [rundir.checkpoints, rundir.path / "init"]
 
 
 def size_bytes(folder: Path) -> int:
-    """Return the bytes that go with a folder: files that are also elsewhere stay."""
+    """Return the bytes that deleting a folder frees: files with other hard links do not count."""
     freed = 0
     for root, _, names in os.walk(folder):
         for name in names:
@@ -98,14 +99,14 @@ def size_bytes(folder: Path) -> int:
     return freed
 
 
-# --- who needs a job -----------------------------------------------------------------------------
+# --- dependencies between jobs --------------------------------------------------------------------
 
 
-def needs(runs: Path, job_ids: list[str]) -> dict[str, list[str]]:
-    """Return the jobs whose files other jobs still need, each with these others.
+def dependents(runs: Path, job_ids: list[str]) -> dict[str, list[str]]:
+    """Return the jobs whose files other jobs need, each with those other jobs.
 
-    A job that branched off by --init-from has files of its own. One that was given the model of a
-    job by its name reads it there until it has finished, and an adapter needs its base for ever.
+    A job submitted with --init-from has its own files. A job whose `model` is another job reads
+    that job's model until it has finished, and an adapter needs its base model forever.
     """
     found: dict[str, list[str]] = {}
     for job_id in job_ids:

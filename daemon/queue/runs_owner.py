@@ -1,8 +1,8 @@
-"""Whose run directories the jobs of a server have.
+"""Which folder of run directories belongs to the jobs in an external Redis.
 
-Any worker may take any job of its server: daemons that share one must share the folder `runs`, too,
-or each would fail the other's jobs. A server of somebody else's is therefore marked with the
-folder, and the folder with a name of its own that a link or a mount does not change.
+Any worker may take any job of its Redis. Daemons that share one must therefore share the folder
+`runs` too, otherwise each would fail the other's jobs. The Redis is marked with the folder's random
+id, which does not depend on the path by which a machine sees the folder.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from . import keys
 
 
 def claim(connection: redis.Redis, home: Home) -> None:
-    """Mark a server with the run directories of a home. Raises Conflict when it has another mark.
+    """Mark a Redis with the run directories of a home. Raises Conflict if it has another mark.
 
-    The home's folders are there.
+    The home's folders must exist.
     """
     own = {"id": _id_of(home.runs), "path": str(home.runs.resolve())}
     connection.set(keys.RUNS, orjson.dumps(own), nx=True)
@@ -32,16 +32,17 @@ def claim(connection: redis.Redis, home: Home) -> None:
     if noted["id"] != own["id"]:
         raise Conflict(
             f"redis_url: the jobs there have their run directories in {noted['path']}, on this or "
-            f"another machine: make {home.runs} a link to that folder, or use a database of its "
-            f"own (redis://HOST:PORT/1); if the folder is gone for good, delete the key {keys.RUNS}"
+            f"another machine: make {home.runs} a symbolic link to that folder, or use another "
+            "database (redis://HOST:PORT/1); if the folder no longer exists, delete the key "
+            f"{keys.RUNS}"
         )
 
 
 def _id_of(runs: Path) -> str:
-    """Return the name of a folder of run directories, which its first user gives it."""
+    """Return the random id of a folder of run directories; the first caller creates it."""
     path = runs / ".id"
     if not path.exists():
         with locked(runs):
-            if not path.exists():  # nobody was quicker
+            if not path.exists():  # no other process created it meanwhile
                 write_atomic(path, secrets.token_hex(16).encode())
     return path.read_text()

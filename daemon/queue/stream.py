@@ -1,6 +1,7 @@
-"""The Redis stream of a job's events: a copy for whoever watches, rebuilt from the file at will.
+"""The Redis stream of a job's events: a copy of events.jsonl for readers that wait for events.
 
-Entry `SEQ-0` holds event SEQ, so that publishing an event twice cannot show it twice.
+Entry `SEQ-0` is event SEQ, so an event that is published twice is stored once. Missing events are
+copied from the file.
 """
 
 from __future__ import annotations
@@ -20,36 +21,36 @@ from . import keys
 
 log = logging.getLogger(__name__)
 
-_SHORT_S = 0.01
-_KEPT = 10_000  # events; older ones are in the file
-_KEPT_OF_ENDED = 64
-_AT_ONCE = 1000  # events of one round trip
+_SHORT_WAIT_S = 0.01
+_MAX_EVENTS = 10_000  # per stream; older ones are only in the file
+_MAX_EVENTS_ENDED = 64  # the same for ended jobs
+_BATCH = 1000  # events per round trip
 
 
-class Outbox:
-    """Events on their way to the streams of a worker's jobs: those of one moment go together.
+class StreamWriter:
+    """Writes the events of all jobs of a worker, those of one loop iteration in one transaction.
 
-    The server flushes its file before it replies. One by one, a token of 16 answers each would
-    keep worker and server at work for most of the time that the next token takes.
+    Redis syncs its append-only file before each reply: with 16 jobs decoding, writing every token's
+    event by itself would take most of the time of a decode step.
     """
 
     def __init__(self, connection: redis.Redis) -> None:
         self.connection = connection
-        self.is_away = False  # the server: set by whoever finds out, and nothing is sent meanwhile
+        self.is_redis_down = False  # set by the worker; nothing is sent meanwhile
         self._unsent: list[tuple[Publisher, dict[str, Any]]] = []
 
-    def put(self, publisher: Publisher, event: dict[str, Any]) -> None:
-        """Have an event copied by the next `send`."""
+    def add(self, publisher: Publisher, event: dict[str, Any]) -> None:
+        """Write an event at the next `flush`."""
         self._unsent.append((publisher, event))
 
-    def send(self) -> None:
-        """Copy what was put here; never raises for a server that is away."""
+    def flush(self) -> None:
+        """Write all added events; does not raise if Redis is unreachable."""
         if not self._unsent:
             return
         unsent, self._unsent = self._unsent, []
         try:
-            if self.is_away:
-                raise redis.ConnectionError("no server")
+            if self.is_redis_down:
+                raise redis.ConnectionError("Redis is unreachable")
             problems = _add(self.connection, [(one.key, event) for one, event in unsent])
         except redis.RedisError as error:
             problems = [error] * len(unsent)
@@ -61,40 +62,40 @@ class Outbox:
 class Publisher:
     """Copies the events of one job to its stream. Used by the worker.
 
-    Redis may be away at any moment: what was missed meanwhile comes from the file afterwards.
+    Events that are lost while Redis is unreachable are copied from the file afterwards.
     """
 
-    def __init__(self, outbox: Outbox, job_id: str, path: Path) -> None:
+    def __init__(self, writer: StreamWriter, job_id: str, path: Path) -> None:
         self.key = keys.events(job_id)
         self.path = path
-        self._outbox = outbox
-        self._connection = outbox.connection
-        self._seq = 0  # of the newest event that was to be copied
-        self._behind = path.exists()  # a killed worker may have left a gap
+        self._writer = writer
+        self._connection = writer.connection
+        self._seq = 0  # of the newest event that was published
+        self._behind = path.exists()  # a killed worker may have left events out
 
     def publish(self, event: dict[str, Any]) -> None:
-        """Have one event copied, now or by the outbox; never raises for a server that is away."""
+        """Copy one event, now or at the next flush; does not raise if Redis is unreachable."""
         if event["seq"] != self._seq + 1:
-            self._behind = True  # a killed horse kept the events between to itself
+            self._behind = True  # a killed horse has not sent some events
         self._seq = event["seq"]
         if self._behind:
             self.catch_up()
         else:
-            self._outbox.put(self, event)
+            self._writer.add(self, event)
 
     def fall_behind(self, problem: redis.RedisError) -> None:
-        """Note that an event was not copied: no server, or something else in the stream's place."""
+        """Note that an event was not copied: Redis is unreachable, or the key is not a stream."""
         if not self._behind:
-            log.warning("%s: stream falls behind: %s", self.key, problem)
+            log.warning("%s: events missing in the stream: %s", self.key, problem)
         self._behind = True
 
     def catch_up(self) -> None:
-        """Copy whatever the stream lacks, if the server is there."""
-        if not self._behind or self._outbox.is_away:
+        """Copy the missing events from the file, if Redis is reachable."""
+        if not self._behind or self._writer.is_redis_down:
             return
         try:
             missed = events.read(self.path, after=last_seq(self._connection, self.key))
-            while batch := [(self.key, event) for event in islice(missed, _AT_ONCE)]:
+            while batch := [(self.key, event) for event in islice(missed, _BATCH)]:
                 if any(_add(self._connection, batch)):
                     return
             self._behind = False
@@ -102,12 +103,12 @@ class Publisher:
             return
 
     def trim(self) -> None:
-        """Keep the end alone, for a job that has ended: thousands of trainings fill the memory.
+        """Keep only the last events of an ended job, so that thousands of jobs fit into memory.
 
-        Whoever reads all of it finds the beginning in the file.
+        Readers of all events find the earlier ones in the file.
         """
         try:
-            self._connection.xtrim(self.key, maxlen=_KEPT_OF_ENDED, approximate=False)
+            self._connection.xtrim(self.key, maxlen=_MAX_EVENTS_ENDED, approximate=False)
         except redis.RedisError as error:
             log.debug("%s: not trimmed: %s", self.key, error)
 
@@ -115,9 +116,9 @@ class Publisher:
 def _add(
     connection: redis.Redis, batch: Sequence[tuple[str, dict[str, Any]]]
 ) -> list[redis.RedisError | None]:
-    """Copy events to the streams with these keys; return what is wrong with each.
+    """Add events to the streams with these keys; return the error of each, or None.
 
-    In one transaction: a reader who waits for several streams is woken once, when all are there.
+    In one transaction: a reader that waits for several streams is woken once, when all are there.
     """
     with connection.pipeline() as pipeline:
         for key, event in batch:
@@ -125,7 +126,7 @@ def _add(
                 key,
                 {"event": orjson.dumps(event)},
                 id=f"{event['seq']}-0",
-                maxlen=_KEPT,
+                maxlen=_MAX_EVENTS,
                 approximate=True,
             )
         replies = pipeline.execute(raise_on_error=False)
@@ -138,18 +139,18 @@ def _add(
 
 
 def last_seq(connection: redis.Redis, key: str) -> int:
-    """The number of the newest event in a stream, 0 for none."""
+    """The number of the newest event in a stream, 0 if it is empty."""
     newest = cast(list[Any], connection.xrevrange(key, count=1))
     return int(newest[0][0].split(b"-")[0]) if newest else 0
 
 
 def newest(connection: redis.Redis, counts: Mapping[str, int]) -> list[list[dict[str, Any]]]:
-    """So many of the newest events of each job, newest first, in one round trip."""
+    """The newest events of each job, newest first, as many as `counts` says; in one round trip."""
     with connection.pipeline(transaction=False) as pipeline:
         for job_id, count in counts.items():
             pipeline.xrevrange(keys.events(job_id), count=count)
         found = pipeline.execute(raise_on_error=False)
-    # Something else in a stream's place is a job without events, not the end of the list.
+    # A key that is not a stream counts as a job without events.
     return [
         [] if isinstance(entries, redis.ResponseError) else [event_of(entry) for entry in entries]
         for entries in found
@@ -162,19 +163,19 @@ def follow(
     path: Path,
     *,
     after: int = 0,
-    over: Callable[[], bool],
+    has_ended: Callable[[], bool],
     pause_s: float = 0.5,
 ) -> Iterator[dict[str, Any] | None]:
-    """Yield the events after number `after`, waiting for more until `over()` and none is left.
+    """Yield the events after number `after`; wait for more until `has_ended()` and all are read.
 
-    What the stream lacks at its beginning (trimmed, or a server that lost it) comes from the file.
-    Yields None after every `pause_s` of silence, or sooner.
+    Events that the stream lacks, because it was trimmed or lost, come from the file. Yields None
+    after at most `pause_s` without an event.
     """
     key = keys.events(job_id)
-    end_expected = 0.0  # until then the job's end should follow its last event any moment
+    end_expected = 0.0  # until this time the job is expected to end at any moment
     while True:
-        wait_s = _SHORT_S if time.monotonic() < end_expected else pause_s
-        ended = over()  # asked first: an event written before the end must still be seen
+        wait_s = _SHORT_WAIT_S if time.monotonic() < end_expected else pause_s
+        ended = has_ended()  # before the read: an event written before the end must still be seen
         batch = cast(
             Any,
             connection.xread(
@@ -196,6 +197,6 @@ def follow(
 
 
 def event_of(entry: Any) -> dict[str, Any]:
-    """The event in an entry of a stream, as redis-py gives it."""
+    """The event in a stream entry of redis-py."""
     event: dict[str, Any] = orjson.loads(entry[1][b"event"])
     return event

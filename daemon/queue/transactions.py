@@ -1,6 +1,7 @@
-"""A change of a job's life is one transaction: it is read where the job stands, then written.
+"""Changes of a job as optimistic transactions (WATCH, MULTI, EXEC).
 
-When somebody was quicker nothing is written, and it is read again.
+Each reads the job's status and then writes. If the job changes in between, nothing is written and
+the transaction is retried.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ def change(
 ) -> list[Any]:
     """Run `write` in a transaction if the job's status is one of `statuses`.
 
-    Returns the replies; none when the status is another.
+    Returns the replies; an empty list for another status.
     """
     while True:
         with connection.pipeline() as pipeline:
             pipeline.watch(job.key)
-            status = pipeline.hget(job.key, "status")  # at once: the pipeline is watching
+            status = pipeline.hget(job.key, "status")  # executed at once: the pipeline is watching
             if status not in [known.value.encode() for known in statuses]:
                 return []
             job._status = JobStatus(keys.text(status))
@@ -48,9 +49,9 @@ def add(
     *,
     only_new: bool = False,
 ) -> bool:
-    """Run `write`, which queues a job, in a transaction; it may read before, and watch.
+    """Run `write`, which adds a job, in a transaction; it may WATCH and read first.
 
-    `only_new`: False is returned, and nothing written, when Redis has the job already.
+    `only_new`: if Redis has the job already, nothing is written and False is returned.
     """
     status = job._status
     while True:
@@ -78,10 +79,10 @@ def end(
     watching: Callable[[Pipeline], object] | None = None,
     if_paused: Callable[[Pipeline], None] | None = None,
 ) -> bool:
-    """Run `write` in the transaction that ends an execution, if it is still there to end.
+    """Run `write` in the transaction that ends an execution; False if it has ended already.
 
-    `if_paused` takes its place for a job whose pause was asked for. `watching` is called before,
-    to read and to watch more, and may begin the transaction. False when somebody else ended it.
+    `if_paused` replaces `write` if a pause was requested. `watching` is called first: it may WATCH
+    and read more keys, and begin the transaction.
     """
     key = job.started_job_registry.key
     while True:

@@ -1,7 +1,7 @@
-"""The workers that may hold jobs: which there are, which live, and what the dead ones held.
+"""The registry of workers: which may hold jobs, which are alive, and requeueing jobs of dead ones.
 
-RQ's own worker keeps one hand-off list for all workers and waits a minute before it fails what
-lies there; here each worker has its own, so that when one dies it is known what it held.
+RQ's own workers share one hand-off list, and jobs in it fail after a minute. Here every worker has
+its own list, so the jobs of a dead worker are known.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .jobs import JobStore
 
 
 class _Claim(NamedTuple):
-    """A started job in the hands of a worker."""
+    """A started job and its worker."""
 
     member: bytes  # of the registry of started jobs
     execution: Execution
-    holder: str | None  # the worker; None where that is not known
+    holder: str | None  # the worker; None: unknown
 
 
-class Roster:
+class WorkerRegistry:
     """All workers of one Redis."""
 
     def __init__(self, store: JobStore) -> None:
@@ -33,7 +33,7 @@ class Roster:
         self._connection = store.connection
 
     def workers(self) -> dict[str, str]:
-        """The queue of every worker that may hold a job, by the worker's name."""
+        """The queue of every registered worker, by its name."""
         found = self._connection.hgetall(keys.WORKERS)
         named = {keys.text(name): keys.text(queue) for name, queue in found.items()}
         return {name: q for name, q in named.items() if q in QUEUES and name.count(":") == 2}
@@ -42,16 +42,17 @@ class Roster:
         return bool(self._connection.exists(keys.lease(worker)))
 
     def silent(self) -> dict[str, str]:
-        """Those of `workers` that have no lease, in two round trips."""
+        """The registered workers without a lease, in two round trips."""
         workers = self.workers()
         silent = self._without_lease(workers)
         return {name: queue for name, queue in workers.items() if name in silent}
 
     def register(self, worker: str, queue: str, *, lease_s: float) -> None:
-        """Renew the worker's lease and list it, so that its death is noticed.
+        """Renew the worker's lease and register it, so that its death is noticed.
 
-        It is listed at every renewal: another daemon may have called `bury` while it was silent.
-        Only `bury` removes it from the list, so every worker that may hold a job is listed.
+        It is registered at every renewal: another daemon may have called `requeue_orphans` while
+        the worker was silent. Only `requeue_orphans` unregisters it, so every worker that may hold
+        a job is registered.
         """
         with self._connection.pipeline() as pipeline:
             pipeline.set(keys.lease(worker), 1, px=int(lease_s * 1000))
@@ -59,14 +60,14 @@ class Roster:
             pipeline.execute()
 
     def taken(self, worker: str) -> list[bytes]:
-        """The ids, as they stood in the queue, that were popped for a worker and are not begun."""
+        """The raw ids of the jobs that were popped for a worker and are not started."""
         found: Any = self._connection.lrange(keys.taken(worker), 0, -1)
         return list(found)
 
     def reclaim(self, worker: str, queue: str, *, spare: Collection[Execution] = ()) -> list[str]:
-        """Put back what a worker holds; return the ids. Safe to run twice or by two.
+        """Requeue the jobs that a worker holds; return their ids. May run twice or concurrently.
 
-        `spare`: executions that are alive; a worker that lives calls this for what it lost.
+        `spare`: executions that are running, when a living worker calls this.
         """
         returned = []
         target = self._store.queue(queue).key
@@ -79,19 +80,20 @@ class Roster:
                 returned += self._return(queue, claim)
         return returned
 
-    def bury(self, worker: str, queue: str) -> list[str]:
-        """Requeue the jobs of a dead worker, then remove it from the list; return their ids.
+    def requeue_orphans(self, worker: str, queue: str) -> list[str]:
+        """Requeue the jobs of a dead worker, then unregister it; return the jobs' ids.
 
-        In this order: a process killed in between leaves the worker listed, so `bury` runs again.
+        In this order: if this process is killed in between, the worker stays registered and the
+        call is repeated.
         """
         returned = self.reclaim(worker, queue)
         self._connection.hdel(keys.WORKERS, worker)
         return returned
 
-    def sweep(self) -> list[str]:
-        """Requeue the jobs held by workers that are not listed and have no lease; return their ids.
+    def requeue_unregistered(self) -> list[str]:
+        """Requeue jobs of workers that are not registered and have no lease; return their ids.
 
-        A slow worker may have taken a job after `bury` removed it. Scans all keys.
+        A slow worker may have taken a job after `requeue_orphans` unregistered it. Scans all keys.
         """
         held = self._hand_offs()
         for queue in QUEUES:
@@ -102,7 +104,7 @@ class Roster:
         return [job_id for name in gone for job_id in self.reclaim(name, held[name])]
 
     def _hand_offs(self) -> dict[str, str]:
-        """The queue that each hand-off list with a job in it was filled from, by its worker."""
+        """The queue of each worker whose hand-off list has a job, by the worker's name."""
         prefix = keys.taken("")
         found = {}
         for key in self._connection.scan_iter(match=f"{prefix}*", count=1000):
@@ -120,7 +122,7 @@ class Roster:
         return {worker for worker, has_one in zip(workers, found, strict=True) if not has_one}
 
     def _claims(self, queue: str) -> list[_Claim]:
-        """All claims to a queue's jobs, in two round trips."""
+        """All claims to jobs of a queue, in two round trips."""
         registry = StartedJobRegistry(queue, connection=self._connection)
         members: Any = self._connection.zrange(registry.key, 0, -1)
         parts = [keys.text(member).partition(":") for member in members]
@@ -133,7 +135,7 @@ class Roster:
         return [_Claim(*parts) for parts in zip(members, executions, holders, strict=True)]
 
     def _return(self, queue: str, claim: _Claim) -> list[str]:
-        """Queue the job of a claim again, if the claim still stands; return its id."""
+        """Requeue the job of a claim that still exists; return its id."""
         job = self._store.fetch(claim.execution.job_id)
         if job is not None:
             return [job.id] if self._store.requeue(job, claim.execution) else []

@@ -1,13 +1,13 @@
-"""The run directory: the truth about what a job is and what it made.
+"""The run directory: the authoritative record of a job and of what it produced.
 
-spec.json      what was asked for, with everything that the job needs to be run again
-events.jsonl   what happened
-log.txt        what its libraries printed
-checkpoints/   what it goes on from
-init/          the weights that it began with, when they are another job's
+spec.json      the spec, with everything that is needed to run the job again
+events.jsonl   the events
+log.txt        output of libraries and of user code
+checkpoints/   the checkpoints
+init/          the initial weights, if they come from another job
 model/         the final weights
-result.json    what came out, for the revision of the spec that it names
-lock           held by the horse that writes here; says which process that is
+result.json    the result, with the revision of the spec that it belongs to
+lock           held by the horse that writes here; contains its process id
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from ...jobs.files.atomic import fsync, write_atomic
 
 SCHEMA = 1
 
-_PARTS = {"id": str, "kind": str, "revision": int, "spec": dict}  # of spec.json, and their types
+_PARTS = {"id": str, "kind": str, "revision": int, "spec": dict}  # of spec.json, with their types
 _ID = re.compile(r"[a-z][a-z0-9]{0,15}-\d{8}-\d{6}-[a-z0-9]{4}")
 _ID_PREFIX = re.compile(r"[a-z0-9-]{1,40}")
-_LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"  # none that look alike, in the order they sort
+_LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"  # without similar ones, in sorting order
 _LONGEST_SIGNATURE = 100  # bytes
-REMOVED = ".removed-"  # being removed, after which the job's id follows
-_STAGING = ".new-"  # being made; no job's yet
-_HALF_MADE_S = 3600  # after which nobody is at it any more: it takes milliseconds
-_SLOTS = len(_LETTERS) ** 4  # into which a second is divided
+REMOVED = ".removed-"  # prefix of a run directory that is being removed
+_STAGING = ".new-"  # prefix of one that is being created
+_STALE_S = 3600  # age of a stale one; creating a run directory takes milliseconds
+_SLOTS = len(_LETTERS) ** 4  # per second
 
-# Who queued a job, as spec.json has it.
-ORIGINS = ("cli", "check", "http")  # "check": a bench or a verify-resume did
+# Who submitted a job (in spec.json). "check": `warmd bench` or `warmd verify-resume`.
+ORIGINS = ("cli", "check", "http")
 
 
 def is_job_id(text: str) -> bool:
-    """Whether the text is a job id; only then may it become part of a path or a key."""
+    """Whether the text is a valid job id, which is safe in paths and keys."""
     return _ID.fullmatch(text) is not None
 
 
@@ -60,9 +60,9 @@ def is_id_prefix(text: str) -> bool:
 
 
 def job_ids(runs: Path, *, since: str = "") -> list[str]:
-    """Return the names of the run directories that are there, in no order.
+    """Return the ids of all run directories, unordered.
 
-    `since`: of a job (as `by_time` gives it); those of earlier ones are left out.
+    `since`: leave out earlier ones; a time as returned by `by_time`.
     """
     try:
         names = os.listdir(runs)
@@ -72,14 +72,14 @@ def job_ids(runs: Path, *, since: str = "") -> list[str]:
 
 
 def by_time(job_id: str) -> str:
-    """Return what job ids are sorted by: in an id the time follows the kind."""
+    """Return the sort key of job ids: the time, which follows the kind in an id."""
     return job_id.partition("-")[2]
 
 
 def new_id(kind: str, slot: int) -> str:
-    """Return the id of a slot of time since 1970: `grpo-20261121-184200-x7f2`, in UTC.
+    """Return the id for a time slot since 1970: `grpo-20261121-184200-x7f2`, in UTC.
 
-    Ids sort by time, whatever the time zone and however often its clock is put back.
+    Ids sort by time, independent of time zones and daylight saving.
     """
     second, rest = divmod(slot, _SLOTS)
     suffix = ""
@@ -90,7 +90,7 @@ def new_id(kind: str, slot: int) -> str:
 
 
 class _Slots:
-    """Slots of time, each given once and above the one before, also where the clock steps back."""
+    """Unique and increasing time slots, also if the clock is set back."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -128,11 +128,10 @@ class RunDir:
     def create(
         cls, runs: Path, kind: str, document: dict[str, Any], *, durable: bool = True
     ) -> RunDir:
-        """Make the run directory of a new job, whole, under a fresh id.
+        """Create the run directory of a new job atomically, under a new id.
 
-        `document` is the content of spec.json but for `schema`, `id`, `kind` and `revision`. An id
-        that another process has taken is left to it.
-        When not `durable`, the caller flushes `unflushed` before anybody may rely on the job.
+        `document` is the content of spec.json without `schema`, `id`, `kind` and `revision`. If not
+        `durable`, the caller must flush the files in `unflushed` before it acknowledges the job.
         """
         while True:
             job_id = new_id(kind, _slots.take())
@@ -154,11 +153,11 @@ class RunDir:
                     (staging / "spec.json").write_bytes(_pretty(spec))
                 staging.rename(runs / job_id)
             except FileExistsError:
-                continue  # somebody is making it
+                continue  # another process is creating this id
             except OSError as error:
                 shutil.rmtree(staging, ignore_errors=True)
                 if error.errno == errno.ENOTEMPTY:
-                    continue  # somebody has made it
+                    continue  # another process has created this id
                 raise SpecError("home", f"cannot write a run directory: {error}") from error
             if durable:
                 fsync(runs)
@@ -166,26 +165,26 @@ class RunDir:
 
     @classmethod
     def open(cls, runs: Path, job_id: str) -> RunDir:
-        """Return the run directory of a job. Raises NotFound, also for what is no id."""
+        """Return the run directory of a job. Raises NotFound, also for an invalid id."""
         if not is_job_id(job_id) or not (runs / job_id / "spec.json").is_file():
             raise NotFound(f"job: no job {job_id[:80]!r} in {runs}")
         return cls(runs / job_id)
 
     @property
     def unflushed(self) -> tuple[Path, ...]:
-        """What must be on disk for a new run directory to outlive a power cut."""
+        """What must be flushed for a new run directory to survive a power failure."""
         return self.path / "spec.json", self.path, self.path.parent
 
     def annotate(self, **parts: Any) -> None:
-        """Change parts of spec.json that say nothing of what the job does: its result stands."""
+        """Change parts of spec.json that do not affect the job's result, which stays valid."""
         write_atomic(self.path / "spec.json", _pretty({**self.read_spec(), **parts}))
 
     def remove(self) -> None:
-        """Remove it all; for a job that was never accepted."""
+        """Remove the directory; for a job that was never queued."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def read_spec(self) -> dict[str, Any]:
-        """Return spec.json. Raises Conflict for one of a later schema or that somebody spoilt."""
+        """Return spec.json. Raises Conflict if it is damaged or of a later schema."""
         path = self.path / "spec.json"
         try:
             document = orjson.loads(path.read_bytes())
@@ -204,14 +203,14 @@ class RunDir:
         return document
 
     def origin(self) -> str:
-        """Return who queued the job: one of ORIGINS. Raises Conflict as read_spec does."""
+        """Return who submitted the job: one of ORIGINS. Raises Conflict as read_spec does."""
         document = self.read_spec()
-        # Earlier versions did not say; what came over HTTP could import no code even then.
-        of_old = "http" if document.get("python_path") == [] else "cli"
-        return str(document.get("origin") or of_old)
+        # Earlier versions did not store it, but gave HTTP jobs an empty python_path.
+        default = "http" if document.get("python_path") == [] else "cli"
+        return str(document.get("origin") or default)
 
     def created_at(self) -> float:
-        """Return when the job was made, in unix seconds. Raises Conflict as read_spec does."""
+        """Return the time of creation in unix seconds. Raises Conflict as read_spec does."""
         try:
             return datetime.fromisoformat(self.read_spec()["created"]).timestamp()
         except (KeyError, TypeError, ValueError):
@@ -219,7 +218,7 @@ class RunDir:
 
     @contextmanager
     def revising(self) -> Iterator[None]:
-        """Let one process at a time change what the job is; the others wait."""
+        """Lock the directory for a change of spec.json; other processes wait."""
         fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -228,15 +227,15 @@ class RunDir:
             os.close(fd)
 
     def revise(self, **parts: Any) -> None:
-        """Change parts of spec.json; results of the revision before no longer count."""
+        """Change parts of spec.json as a new revision; a result of the old one is invalid."""
         document = {**self.read_spec(), **parts}
         document["revision"] += 1
         write_atomic(self.path / "spec.json", _pretty(document))
 
     def read_result(self) -> dict[str, Any] | None:
-        """Return the result of the spec as it stands, or None when there is none (yet).
+        """Return the result for the current revision of the spec, or None.
 
-        One that cannot be read is none: the job makes it again, from its last checkpoint.
+        A damaged result counts as none: the job computes it again from its last checkpoint.
         """
         try:
             document = orjson.loads((self.path / "result.json").read_bytes())
@@ -254,28 +253,28 @@ class RunDir:
 
     @contextmanager
     def unused(self) -> Iterator[None]:
-        """Keep executions from beginning, for a moment. Raises Conflict when one is there."""
+        """Prevent executions from starting within the block. Raises Conflict if one is running."""
         fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(fd, 0)  # no horse
             yield
         except BlockingIOError:
-            raise Conflict(f"job: {self.path.name} runs: stop it first") from None
+            raise Conflict(f"job: {self.path.name} is running: stop it first") from None
         finally:
             os.close(fd)
 
     def holder(self) -> int | None:
-        """Return the horse of this machine that writes here now, None for none."""
+        """Return the process id of the horse on this machine that holds the lock, or None."""
         with contextlib.suppress(FileNotFoundError), open(self.path / "lock", "rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return _signed_by(file.fileno())
+                return _holder_of(file.fileno())
         return None
 
     def is_held(self) -> bool:
-        """Whether some process, perhaps of another machine, writes here now."""
+        """Whether a process, perhaps on another machine, holds the lock."""
         with contextlib.suppress(FileNotFoundError), open(self.path / "lock", "rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -284,11 +283,11 @@ class RunDir:
         return False
 
     def lock(self, *, patience_s: float = 5.0) -> int:
-        """Take the directory for this process; return the lock's descriptor.
+        """Lock the directory for this process; return the lock's descriptor.
 
         A horse whose worker died ends by itself. One that still holds the lock after `patience_s`
-        is stuck, and is killed: two executions must never write here together. One of another
-        machine is waited for.
+        hangs, and is killed: two executions must never write here. A horse on another machine is
+        waited for.
         """
         fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         deadline = time.monotonic() + patience_s
@@ -296,7 +295,7 @@ class RunDir:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if time.monotonic() > deadline and (holder := _signed_by(fd)) is not None:
+                if time.monotonic() > deadline and (holder := _holder_of(fd)) is not None:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(holder, signal.SIGKILL)
                 time.sleep(0.02)
@@ -306,30 +305,30 @@ class RunDir:
                 return fd
 
 
-def sweep(runs: Path) -> None:
-    """Remove run directories that their makers, who died, have left half-made."""
+def remove_stale_staging(runs: Path) -> None:
+    """Remove incomplete run directories of processes that died while they created them."""
     for staging in runs.glob(f"{_STAGING}*"):
-        with contextlib.suppress(FileNotFoundError):  # it is whole now, or another one sweeps
-            if time.time() - staging.stat().st_mtime > _HALF_MADE_S:
+        with contextlib.suppress(FileNotFoundError):  # completed, or removed by another process
+            if time.time() - staging.stat().st_mtime > _STALE_S:
                 shutil.rmtree(staging, ignore_errors=True)
 
 
 def _signature(pid: int) -> bytes:
-    """Its id, when it began and on which boot: all processes of all machines differ in it.
+    """Return the process id, start time and boot id, unique among all processes and machines.
 
-    Empty for a process that is gone, and where the kernel does not tell.
+    Empty if the process is gone, or where there is no /proc.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return b""
-    began = stat.rpartition(b")")[2].split()[19]  # in ticks since the boot; a name may hold spaces
+    began = stat.rpartition(b")")[2].split()[19]  # in ticks since boot; the name may contain spaces
     return b"%d %s %s" % (pid, began, boot)
 
 
-def _signed_by(lock: int) -> int | None:
-    """Return the living process of this machine that signed a lock, None for any other."""
+def _holder_of(lock: int) -> int | None:
+    """Return the id of the living process on this machine that wrote a lock, or None."""
     signature = os.pread(lock, _LONGEST_SIGNATURE, 0)
     pid = signature.partition(b" ")[0]
     return int(pid) if pid.isdigit() and signature == _signature(int(pid)) else None

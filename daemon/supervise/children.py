@@ -1,4 +1,4 @@
-"""The supervisor's children: starting one, hearing what it says, counting how often it died."""
+"""The supervisor's child processes: starting them, reading their output, counting their deaths."""
 
 from __future__ import annotations
 
@@ -13,24 +13,22 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import orjson
-
 from ...configs.config import WorkerConfig
-from ..host import heartbeat
 from ..host.home import Home
+from ..host.messages import Alive, GatewayStatus, Malformed, Message, decode, encode
 
 log = logging.getLogger(__name__)
 
-_QUICK_DEATH_S = 5.0
-_MOST_QUICK_FAILURES = 3  # in a row, before the daemon gives up
-MOST_QUICK_KILLS = 10  # the same for deaths by a signal, which say less about the next try
-HUNG_S = 10.0  # without a sign of life; less than what a worker's lease lasts
-_LONGEST_LINE = 1 << 16  # bytes; what is longer counts as several
-_LONGEST_WAIT_S = 60.0  # between two starts of a gateway that does not stay up
+_QUICK_DEATH_S = 5.0  # a process that lived shorter than this died quickly
+_MAX_QUICK_FAILURES = 3  # in a row, before the daemon gives up
+MAX_QUICK_KILLS = 10  # the same for deaths by a signal: the next start may well succeed
+HUNG_S = 10.0  # without a heartbeat; shorter than a worker's lease
+_MAX_LINE_BYTES = 1 << 16  # longer lines are split
+_MAX_RETRY_S = 60.0  # between two starts of a gateway that keeps dying
 
 
 class Child:
-    """One process of ours, and how often it died young."""
+    """One child process, and how often it died quickly."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -38,7 +36,7 @@ class Child:
         self.started = 0.0
         self.is_ready = False  # since its latest start
         self.quick_deaths = 0  # in a row
-        self._silent_s: float | None = None  # since its latest sign of life; None before the first
+        self._silent_s: float | None = None  # since its latest heartbeat; None before the first
 
     @property
     def pid(self) -> int | None:
@@ -49,19 +47,19 @@ class Child:
         selector: selectors.BaseSelector,
         module: str,
         home: Home,
-        settings: dict[str, Any],
+        settings: Message,
         *,
-        tells: Callable[[dict[str, Any]], None] | None = None,
+        on_message: Callable[[Message], None],
     ) -> None:
-        """Start a Python process of ours, from the main thread: its leash breaks with the thread.
+        """Start `python -m module`; call it from the main thread, whose end kills the child.
 
-        `tells` is given its messages on stdout. What it says on stderr goes to the log, line by
-        line. `selector` calls whoever reads.
+        `settings` go to its stdin. `on_message` receives its messages on stdout; its stderr goes to
+        the log, line by line. Both are read by callbacks that are registered at `selector`.
         """
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, str(home.path), str(os.getpid())],
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if tells else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
@@ -69,40 +67,36 @@ class Child:
         self.is_ready = False
         self._silent_s = None
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # killed at once: `has_died` will say so
-            self.process.stdin.write(orjson.dumps(settings))
+        with contextlib.suppress(BrokenPipeError):  # killed at once: see `has_died`
+            self.process.stdin.write(encode(settings))
             self.process.stdin.close()
-        if tells is not None:
-            _read_lines(selector, self.process.stdout, partial(self._heed, tells))
+        _read_lines(selector, self.process.stdout, partial(self._handle_line, on_message))
         _read_lines(
             selector,
             self.process.stderr,
             lambda line: log.info("%s", line.decode("utf-8", "replace")),
         )
 
-    def _heed(self, tells: Callable[[dict[str, Any]], None], line: bytes) -> None:
-        """Take a line of its stdout; what a library printed there goes to the log."""
-        try:
-            message = orjson.loads(line)
-        except orjson.JSONDecodeError:
-            message = None
-        if not isinstance(message, dict) or not message.keys() & {"stage", "error"}:
+    def _handle_line(self, on_message: Callable[[Message], None], line: bytes) -> None:
+        """Handle a line of its stdout; lines that a library has printed go to the log."""
+        message = decode(line)
+        if message is None or isinstance(message, Malformed):
             log.info("%s: %s", self.name, line.decode("utf-8", "replace"))
-        elif message.get("stage") == heartbeat.STAGE:
+        elif isinstance(message, Alive):
             self._silent_s = 0.0
         else:
-            tells(message)
+            on_message(message)
 
     def end_if_hung(self, passed_s: float) -> None:
-        """Kill it when it gave signs of life and gives none any more; then it is one of the dead.
+        """Kill it if its heartbeats have stopped; `has_died` is true afterwards.
 
-        `passed_s`: the time since the last call in which this process was awake itself.
+        `passed_s`: time since the last call, without time in which this process was suspended.
         """
         if self._silent_s is None or self.process is None:
             return
         self._silent_s += passed_s
         if self._silent_s > HUNG_S:
-            log.error("%s: hangs: no sign of life for %g s, killing it", self.name, HUNG_S)
+            log.error("%s: hangs: no heartbeat for %g s, killing it", self.name, HUNG_S)
             self.process.kill()
             self._silent_s = None
 
@@ -110,18 +104,18 @@ class Child:
         return self.process is not None and self.process.poll() is not None
 
     def cannot_stay_up(self) -> bool:
-        """Count a death; return whether starting it once more makes no sense."""
+        """Count a death; return whether the daemon should give up."""
         assert self.process is not None
         lived = time.monotonic() - self.started
-        # One that was never ready may have taken long for it, and would do so every time.
+        # A process that was never ready counts too: it may take long to fail every time.
         was_quick = lived < _QUICK_DEATH_S or not self.is_ready
         self.quick_deaths = self.quick_deaths + 1 if was_quick else 0
         killed = self.process.returncode < 0
-        return self.quick_deaths >= (MOST_QUICK_KILLS if killed else _MOST_QUICK_FAILURES)
+        return self.quick_deaths >= (MAX_QUICK_KILLS if killed else _MAX_QUICK_FAILURES)
 
 
 class WorkerChild(Child):
-    """A worker process; each incarnation has a name of its own in Redis."""
+    """A worker process; every start gives it a new name in Redis."""
 
     def __init__(self, config: WorkerConfig) -> None:
         super().__init__(config.name)
@@ -130,28 +124,30 @@ class WorkerChild(Child):
 
 
 class GatewayChild(Child):
-    """The HTTP gateway. The daemon lives on without it, and tries again, ever less often."""
+    """The HTTP gateway. The daemon runs without it, and restarts it with growing delays."""
 
     def __init__(self) -> None:
         super().__init__("http")
-        self.url: str | None = None  # once it listens
-        self.problem: str | None = None  # why it could not, the last time
-        self._again_at = 0.0
+        self.url: str | None = None  # while it listens
+        self.problem: str | None = None  # why it could not listen
+        self._start_at = 0.0
 
-    def hear(self, message: dict[str, Any]) -> None:
-        self.url, self.problem = message.get("url"), message.get("problem")
+    def handle(self, message: Message) -> None:
+        if not isinstance(message, GatewayStatus):
+            return
+        self.url, self.problem = message.url, message.problem
         log.info("http: %s", self.problem or f"listening on {self.url}")
 
     def must_start(self) -> bool:
-        """Whether it is dead and it is time to start it; counts a death."""
+        """Return whether it is dead and the delay is over; counts a death."""
         if self.process is not None and self.has_died():
             lived = time.monotonic() - self.started
             self.quick_deaths = self.quick_deaths + 1 if lived < _QUICK_DEATH_S else 0
-            wait_s = min(2.0**self.quick_deaths - 1, _LONGEST_WAIT_S)
-            log.error("http: ended (%s), next try in %g s", self.process.returncode, wait_s)
+            wait_s = min(2.0**self.quick_deaths - 1, _MAX_RETRY_S)
+            log.error("http: ended (%s), restarting in %g s", self.process.returncode, wait_s)
             self.process, self.url = None, None
-            self._again_at = time.monotonic() + wait_s
-        return self.process is None and time.monotonic() >= self._again_at
+            self._start_at = time.monotonic() + wait_s
+        return self.process is None and time.monotonic() >= self._start_at
 
 
 def _read_lines(
@@ -170,10 +166,10 @@ def _read_lines(
             stream.close()
             return
         *lines, partial_line = (partial_line + data).split(b"\n")
-        if len(partial_line) > _LONGEST_LINE:
+        if len(partial_line) > _MAX_LINE_BYTES:
             lines.append(partial_line)
             partial_line = b""
         for line in lines:
-            take(line.rstrip(b"\r").rpartition(b"\r")[2])  # a progress bar's latest
+            take(line.rstrip(b"\r").rpartition(b"\r")[2])  # the last state of a progress bar
 
     selector.register(stream, selectors.EVENT_READ, read)

@@ -1,71 +1,90 @@
-"""Replies to requests on the control socket: status, models, load, unload, stop."""
+"""Replies to requests on the control socket: stop, load, unload, models, status, ready."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from functools import partial
+from dataclasses import asdict
 from typing import Any
 
 import redis
 
 from ... import __version__
-from ...configs.config import ModelConfig, redacted_url
+from ...configs.config import redacted_url
 from ...configs.queues import QUEUES
-from ...jobs.errors import Unavailable, WarmdError
+from ...jobs.errors import Unavailable
 from ..host import downloads, memory
 from ..host.channel import Channel
+from ..host.messages import (
+    Failure,
+    GetReady,
+    GetStatus,
+    ListModels,
+    LoadFolder,
+    LoadModel,
+    LocalModel,
+    Message,
+    Models,
+    Ready,
+    RunningJob,
+    Status,
+    Stop,
+    Stopping,
+    UnloadModel,
+    ZygoteStatus,
+)
 from ..queue import listing
 from .supervisor import Supervisor
 
-_PATIENCE_S = 1.0  # with a zygote that is asked for no more than how it is
+_STATUS_TIMEOUT_S = 1.0  # for the zygote's status; it does not reply while it loads a model
+_LOAD_TIMEOUT_S = 600.0
 
 
-def answer(supervisor: Supervisor, request: dict[str, Any]) -> dict[str, Any]:
-    """Answer one request. Raises WarmdError."""
-    match request["op"]:
-        case "stop":
-            how = "now" if request["now"] else "drain"
-            running = []  # a server that is away keeps nobody from stopping
+def handle(supervisor: Supervisor, request: Message) -> Message:
+    """Handle one request; return the reply. Raises WarmdError."""
+    match request:
+        case Stop():
+            running: list[RunningJob] = []  # the daemon stops even if Redis is unreachable
             with contextlib.suppress(redis.RedisError):
-                if not supervisor.is_server_away:
+                if not supervisor.is_redis_down:
                     running = _running(supervisor)
-            supervisor.stop(how)
-            return {"running": running}
-        case "load":
-            config = ModelConfig(**request["model"])
-            over = partial(_is_stopping, supervisor)
-            folder = downloads.folder_of(config, is_newest=True, over=over)
-            model = {"config": config.__dict__, "folder": str(folder)}
-            loaded = ask_zygote(supervisor, {"op": "load", "model": model})
-            supervisor.warm_set.add(config, is_kept=request["is_kept"])
+            supervisor.stop("now" if request.now else "drain")
+            return Stopping(running)
+        case LoadModel():
+            folder = downloads.ensure_folder(
+                request.model, refresh=True, is_canceled=lambda: supervisor.stopping is not None
+            )
+            loaded = _request_zygote(supervisor, LoadFolder(LocalModel(request.model, str(folder))))
+            supervisor.warm_set.add(request.model, is_kept=request.is_kept)
             return loaded
-        case "unload":
-            reply = ask_zygote(supervisor, {"op": "unload", "name": request["name"]})
-            supervisor.warm_set.discard(request["name"])
+        case UnloadModel():
+            reply = _request_zygote(supervisor, request)
+            supervisor.warm_set.discard(request.name)
             return reply
-        case "models":
-            return {"models": ask_zygote(supervisor, {"op": "status"})["models"]}
-        case "status":
-            return _status(supervisor)
-        case "ready":
-            # Asked every few seconds: of nobody who may be busy.
+        case ListModels():
+            return Models(_zygote_status(supervisor, timeout_s=_LOAD_TIMEOUT_S).models)
+        case GetStatus():
+            return Status(_status(supervisor))
+        case GetReady():
+            # Polled every few seconds, so it asks no other process, which may be busy.
             workers = [worker for worker in supervisor.workers if worker.is_ready]
             queues = sorted({worker.config.queue for worker in workers})
-            return {"zygote": supervisor.zygote.is_ready, "queues": queues}
+            return Ready(supervisor.zygote.is_ready, queues)
         case unknown:
-            raise LookupError(unknown)
+            raise LookupError(unknown.op)
 
 
-def _is_stopping(supervisor: Supervisor) -> bool:
-    return supervisor.stopping is not None
+def _zygote_status(supervisor: Supervisor, *, timeout_s: float) -> ZygoteStatus:
+    reply = _request_zygote(supervisor, GetStatus(), timeout_s=timeout_s)
+    assert isinstance(reply, ZygoteStatus)
+    return reply
 
 
-def ask_zygote(
-    supervisor: Supervisor, request: dict[str, Any], *, timeout_s: float = 600.0
-) -> dict[str, Any]:
-    """Put a question to the zygote, which answers none while it loads a model.
+def _request_zygote(
+    supervisor: Supervisor, request: Message, *, timeout_s: float = _LOAD_TIMEOUT_S
+) -> Message:
+    """Send a request to the zygote and return its reply.
 
     Raises the zygote's own WarmdError, or Unavailable.
     """
@@ -77,17 +96,15 @@ def ask_zygote(
     except OSError as error:
         raise Unavailable("the zygote is starting: try again in a few seconds") from error
     if reply is None:
-        raise Unavailable("the zygote died meanwhile: see `warmd logs`")
-    if "error" in reply:
-        failure = WarmdError(reply["error"])
-        failure.exit_code = reply["exit_code"]
-        raise failure
+        raise Unavailable("the zygote died before it replied: see `warmd logs`")
+    if isinstance(reply, Failure):
+        raise reply.to_exception()
     return reply
 
 
 def _status(supervisor: Supervisor) -> dict[str, Any]:
     try:
-        zygote = ask_zygote(supervisor, {"op": "status"}, timeout_s=_PATIENCE_S)
+        zygote = asdict(_zygote_status(supervisor, timeout_s=_STATUS_TIMEOUT_S))
     except Unavailable:
         state = "loading" if supervisor.zygote.is_ready else "starting"
         zygote = {"pid": supervisor.zygote.pid, "state": state, "models": [], "horses": []}
@@ -101,7 +118,7 @@ def _status(supervisor: Supervisor) -> dict[str, Any]:
             "memory_bytes": memory.resident_bytes(os.getpid()),
             "stopping": supervisor.stopping,
         },
-        "server": _server(supervisor),
+        "server": _redis(supervisor),
         "models": zygote.pop("models"),
         "workers": _workers(supervisor, zygote.pop("horses")),
         "zygote": {"state": "ready", **zygote},
@@ -113,11 +130,11 @@ def _status(supervisor: Supervisor) -> dict[str, Any]:
     }
 
 
-def _server(supervisor: Supervisor) -> dict[str, Any]:
+def _redis(supervisor: Supervisor) -> dict[str, Any]:
     info: Any = supervisor.connection.info()
     return {
         "kind": info.get("server_name", "redis"),
-        "embedded": supervisor.server is not None,
+        "embedded": supervisor.redis is not None,
         "version": info.get("valkey_version", info["redis_version"]),
         "url": redacted_url(supervisor.url),
         "pid": info.get("process_id"),
@@ -126,11 +143,11 @@ def _server(supervisor: Supervisor) -> dict[str, Any]:
     }
 
 
-def _running(supervisor: Supervisor) -> list[dict[str, str]]:
+def _running(supervisor: Supervisor) -> list[RunningJob]:
     """The started jobs of this daemon's workers."""
     ours = {worker.redis_name: worker.name for worker in supervisor.workers}
     return [
-        {"worker": ours[name], "job": job_id}
+        RunningJob(ours[name], job_id)
         for queue in QUEUES
         for job_id, name in listing.started(supervisor.connection, queue)
         if name in ours
@@ -139,8 +156,8 @@ def _running(supervisor: Supervisor) -> list[dict[str, str]]:
 
 def _workers(supervisor: Supervisor, horses: list[dict[str, Any]]) -> list[dict[str, Any]]:
     jobs: dict[str, list[str]] = {worker.name: [] for worker in supervisor.workers}
-    for entry in _running(supervisor):
-        jobs[entry["worker"]].append(entry["job"])
+    for running in _running(supervisor):
+        jobs[running.worker].append(running.job)
     by_worker = {horse.pop("worker"): horse for horse in horses}
     return [
         {

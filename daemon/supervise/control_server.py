@@ -1,7 +1,7 @@
-"""The supervisor's control socket: one JSON request a connection, one reply.
+"""The supervisor's control socket: one request per connection, one reply.
 
-Each connection has a thread of its own, so that a model that takes long to load delays no other
-request. These threads start no process that ends with its parent: it would end with the thread.
+Each connection has its own thread, so that loading a large model delays no other request. These
+threads must not start processes that end with their parent: they would end with the thread.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ import socketserver
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import redis
 
 from ...jobs.errors import WarmdError
 from ..host.channel import Channel
+from ..host.messages import Failure, Malformed, Message
 
-Answer = Callable[[dict[str, Any]], dict[str, Any]]  # of a request; raises WarmdError
+Handle = Callable[[Message], Message]  # returns the reply; raises WarmdError
 
 
 class _Server(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
     request_queue_size = 64
-    answer: Answer
+    handle_request_message: Handle
 
 
 class _Handler(socketserver.StreamRequestHandler):
     server: _Server
-    timeout = 5.0  # for the request to come: whoever is silent must not keep a thread
+    timeout = 5.0  # for the request to arrive: a silent caller must not keep a thread
 
     def handle(self) -> None:
         channel = Channel(self.request)
@@ -38,25 +38,29 @@ class _Handler(socketserver.StreamRequestHandler):
             return
         if request is None:
             return
+        channel.send_nowait(self._reply(request))
+
+    def _reply(self, request: Message) -> Message:
         try:
-            reply = self.server.answer(request)
+            if isinstance(request, Malformed):
+                raise ValueError(request.problem)
+            return self.server.handle_request_message(request)
         except WarmdError as error:
-            reply = {"error": str(error), "exit_code": error.exit_code}
+            return Failure.of(error)
         except redis.RedisError as error:
-            reply = {"error": f"the server does not answer: {error}", "exit_code": 3}
+            return Failure(f"Redis does not reply: {error}", 3)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            reply = {"error": f"not a request: {error!r}", "exit_code": 2}
-        channel.send_if_heard(reply)
+            return Failure(f"not a request: {error!r}", 2)
 
 
 class ControlServer:
-    """Listens until closed."""
+    """Listens on the control socket until closed."""
 
-    def __init__(self, path: Path, answer: Answer) -> None:
+    def __init__(self, path: Path, handle: Handle) -> None:
         self._path = path
         self._path.unlink(missing_ok=True)
         self._server = _Server(str(self._path), _Handler)
-        self._server.answer = answer
+        self._server.handle_request_message = handle
         self._path.chmod(0o600)
         threading.Thread(target=self._server.serve_forever, name="control", daemon=True).start()
 

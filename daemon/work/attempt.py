@@ -1,7 +1,8 @@
-"""One execution of a job in its worker's hands: orders to the horse, word from it, and the end.
+"""One execution of a job, from its start in Redis to its end.
 
-Whatever ends it becomes a change in Redis, `settle`, which the worker makes as soon as the server
-takes it: a server that is away comes back.
+The attempt sends stop and pause requests to the horse, handles the horse's messages, and turns
+every way in which the execution can end into a change in Redis. The worker makes this change,
+`settle`, as soon as Redis is reachable.
 """
 
 from __future__ import annotations
@@ -9,13 +10,26 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ...configs.queues import TRAIN
 from ...jobs.user_code import tracebacks
-from ..queue.jobs import Begun, Job, JobStore, Orders
-from ..queue.stream import Outbox, Publisher
+from ..host.messages import (
+    Downloaded,
+    DownloadProgress,
+    Failure,
+    JobActivity,
+    JobEvent,
+    JobOutcome,
+    Message,
+    PauseJob,
+    RunJob,
+    StopJob,
+)
+from ..queue.jobs import ControlRequests, Job, JobStore, StartedExecution
+from ..queue.stream import Publisher, StreamWriter
 from ..runs.checkpoints import Checkpoints
 from ..runs.events import EventLog, read
 from ..runs.rundir import RunDir
@@ -24,114 +38,114 @@ from .watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
-_MOST_KILLS = 3
-_TIMEOUT_GRACE_S = 30.0  # between a time limit's request to stop and the kill
+_MAX_KILLS = 3
+_TIMEOUT_GRACE_S = 30.0  # between the stop request at a time limit and the kill
 _KILL_GRACE_S = 1.0  # for a job to leave a horse that it shares
-_NOTE_PATIENCE_S = 1.0  # for the horse to be done with an event of its own
+_LOG_LOCK_TIMEOUT_S = 1.0  # for the horse to finish writing an event
 
 
 class Attempt:
-    """A job that this worker has begun and not yet settled."""
+    """An execution that this worker has started and not yet settled."""
 
     def __init__(
         self,
         store: JobStore,
         job: Job,
-        begun: Begun,
+        started: StartedExecution,
         rundir: RunDir | None,
-        request: dict[str, Any],
-        outbox: Outbox,
+        request: RunJob | None,
+        writer: StreamWriter,
     ) -> None:
-        """`rundir`: None for a job that has none, of which nothing is then written or read.
+        """`rundir`: None if the job has none; then no events are written or read.
 
-        `outbox`: where events go that are to be copied to the stream.
+        `request`: what is sent to the horse; None if the job cannot be run. `writer`: copies
+        events to the streams.
         """
         self.job = job
-        self.begun = begun
-        self.request = request  # to the horse
+        self.started = started
+        self.request = request
         self.horse: Horse | None = None
-        self.settle: Callable[[], object] | None = None  # what is left to tell Redis, at its end
-        self.asked: set[str] = set()  # what the horse was told, in its words
-        self.is_suspect = begun.suspect
+        self.settle: Callable[[], object] | None = None  # the change in Redis that ends it
+        self.requested: set[str] = set()  # reasons for which it was asked to stop
+        self.is_suspect = started.suspect
         self._store = store
         self._rundir = rundir
-        self._publisher = Publisher(outbox, job.id, rundir.events) if rundir is not None else None
+        self._publisher = Publisher(writer, job.id, rundir.events) if rundir is not None else None
         self._watchdog = Watchdog(rundir.log) if rundir is not None else None
-        self._stall = ""  # what the job fails of, when a stall ends it
+        self._stall_error = ""  # the job's error if a stall ends it
         self._step: int | None = None  # of its latest step event
         self._limit_s = job.timeout if job.timeout and job.timeout > 0 else None
         self._checkpoint = self._newest_checkpoint()
-        self._has_stepped = False  # further than any execution before: no other steps are told
-        self._is_held = False
-        self._is_lost = False  # Redis no longer knows this execution: somebody else has the job
+        self._has_stepped = False  # beyond all earlier executions: only such steps are reported
+        self._is_paused = False
+        self._has_lost_claim = False  # Redis no longer knows this execution
         self._began = time.monotonic()
         self._paused_at: float | None = None
         self._paused_s = 0.0
         self._deadline: float | None = None
 
     @property
-    def is_fetching(self) -> bool:
-        """Whether its model is still to come from a hub; there is no horse before that."""
-        model = self.request.get("model")
-        return self.settle is None and model is not None and model["folder"] is None
+    def is_downloading(self) -> bool:
+        """Whether its model is still being downloaded; it gets no horse before that."""
+        model = self.request.model if self.request is not None else None
+        return self.settle is None and model is not None and model.folder is None
 
-    # --- towards the horse ------------------------------------------------------------------
+    # --- requests to the horse --------------------------------------------------------------
 
-    def heed(self, orders: Orders) -> None:
-        """Pass on what is asked of the job now."""
+    def apply(self, control: ControlRequests) -> None:
+        """Pass on what Redis currently requests of the job."""
         if self.settle is not None:
             return
-        if not orders.is_held:
-            self._is_lost = True
+        if not control.has_claim:
+            self._has_lost_claim = True
             self.stop("kill")
-        elif orders.stop is not None:
-            self.stop(orders.stop)
-        elif orders.pause == "release" or (orders.pause == "hold" and self.is_fetching):
+        elif control.stop is not None:
+            self.stop(control.stop)
+        elif control.pause == "release" or (control.pause == "hold" and self.is_downloading):
             self.stop("pause")
-        elif (orders.pause == "hold") != self._is_held and self.horse is not None:
-            self._is_held = not self._is_held
-            self._tell({"pause": self._is_held})
+        elif (control.pause == "hold") != self._is_paused and self.horse is not None:
+            self._is_paused = not self._is_paused
+            self.horse.send(PauseJob(self.job.id, self._is_paused))
 
     def give_back(self) -> None:
-        """End it, as others may soon have the job: its horse at once, then its claim."""
+        """End it because other workers may soon take the job: kill the horse, then requeue."""
         if self.settle is not None:
             return
         if self.horse is None:
             self._settle(self._store.requeue)
         else:
-            self.asked.add("give back")
+            self.requested.add("give back")
             self.horse.kill()
 
-    def dismount(self) -> None:
-        """The horse never came: another is to be told all that this one was."""
+    def detach(self) -> None:
+        """Forget a horse that never started; the next one gets all requests again."""
         self.horse = None
-        self.asked.clear()
-        self._is_held = False
+        self.requested.clear()
+        self._is_paused = False
         self._deadline = None
 
-    def stop(self, how: str) -> None:
-        """Ask it, once, to save and stop; or to "kill" it.
+    def stop(self, reason: str) -> None:
+        """Request, once per reason, that the job saves and stops; "kill" ends it without saving.
 
-        `how`: "drain", "cancel", "pause", "timeout", "stall" or "kill".
-
-        A horse that runs this job alone is killed without being asked.
+        `reason`: "drain", "cancel", "pause", "timeout", "stall" or "kill". For "kill", a horse that
+        runs only this job is killed at once.
         """
-        if self.settle is not None or how in self.asked:
+        if self.settle is not None or reason in self.requested:
             return
-        self.asked.add(how)
+        self.requested.add(reason)
         if self.horse is None:
-            self._conclude_unbegun(how)
+            self._conclude_without_horse(reason)
             return
-        if how == "kill" and not self.horse.is_resident:
+        if reason == "kill" and not self.horse.is_resident:
             self.horse.kill(self.job.id)
             return
-        if how in ("kill", "timeout"):
-            grace_s = _KILL_GRACE_S if how == "kill" else _TIMEOUT_GRACE_S
+        if reason in ("kill", "timeout"):
+            grace_s = _KILL_GRACE_S if reason == "kill" else _TIMEOUT_GRACE_S
             self._deadline = time.monotonic() + grace_s
-        self._tell({"stop": how})
+        self.horse.send(StopJob(self.job.id, reason))
 
-    def watch_time(self) -> None:
-        """Stop it at its time limit, pauses not counted; kill the horse of one that does not."""
+    def check_time_limit(self) -> None:
+        """Stop the job at its time limit, not counting pauses; kill its horse after the grace."""
         now = time.monotonic()
         paused_s = self._paused_s + (now - self._paused_at if self._paused_at is not None else 0.0)
         if self._limit_s is not None and now - self._began - paused_s > self._limit_s:
@@ -139,205 +153,207 @@ class Attempt:
         if self._deadline is not None and now > self._deadline and self.horse is not None:
             self.horse.kill(self.job.id)
 
-    def watch_progress(self) -> None:
-        """Say that it has stalled, and where; end it then, if that was asked for."""
+    def check_progress(self) -> None:
+        """Report a stall and where the job hangs; stop the job if it asked for that."""
         pid = self.horse.pid if self.horse is not None else None
         if self._watchdog is None or pid is None or self.settle is not None:
             return
-        stall = self._watchdog.look(pid)
+        stall = self._watchdog.check(pid)
         if stall is None:
             return
-        self._note("stall", step=self._step, **stall)
+        self._log_event("stall", step=self._step, **asdict(stall))
         if self._watchdog.ends_job:
-            self._stall = (
-                f"stalled: a {stall['activity']} took more than {stall['seconds']:.4g} s, "
+            self._stall_error = (
+                f"stalled: a {stall.activity} took more than {stall.seconds:.4g} s, "
                 f"ten times the median"
             )
             self.stop("stall")
-            # As long again as it has taken, for a step that does end.
-            self._deadline = time.monotonic() + max(_TIMEOUT_GRACE_S, stall["seconds"])
-
-    def _tell(self, order: dict[str, Any]) -> None:
-        if self.horse is not None:
-            self.horse.send({"job": self.job.id, **order})
+            # The activity may still end: wait as long again as it has taken.
+            self._deadline = time.monotonic() + max(_TIMEOUT_GRACE_S, stall.seconds)
 
     def catch_up(self) -> None:
-        """Copy to the stream what it missed while the server was away."""
+        """Copy events to the stream that it missed while Redis was unreachable."""
         if self._publisher is not None:
             self._publisher.catch_up()
 
-    # --- from the horse ---------------------------------------------------------------------
+    # --- messages from the horse ------------------------------------------------------------
 
-    def hear(self, message: dict[str, Any]) -> None:
-        """Take in what the horse, or the zygote in its place, says of the job."""
-        if "activity" in message and self._watchdog is not None:
-            self._watchdog.hear(message["activity"])
-        elif "event" in message:
-            event = message["event"]
-            if self._publisher is not None:
-                self._publisher.publish(event)
-            match event["type"]:
-                case "step":
-                    self._has_stepped = True
-                    self._step = event["step"]
-                case "paused":
-                    self._paused_at = time.monotonic()
-                case "unpaused" if self._paused_at is not None:
-                    self._paused_s += time.monotonic() - self._paused_at
-                    self._paused_at = None
-        elif "outcome" in message:
-            self._conclude(message)
-        elif "error" in message:  # the model could not be fetched, or not be loaded
-            self.fail(message["error"])
-        elif "folder" in message:
-            self.request["model"]["folder"] = message["folder"]
-        elif "bytes" in message:
-            self._note("fetching", model=self.request["model"]["config"]["path"], **message)
+    def handle(self, message: Message) -> None:
+        """Handle a message about the job from the horse, the zygote or a download."""
+        match message:
+            case JobEvent():
+                self._handle_event(message.event)
+            case JobActivity() if self._watchdog is not None:
+                self._watchdog.set_activity(message.activity)
+            case JobOutcome():
+                self._conclude(message)
+            case Failure():  # the model could not be downloaded or loaded
+                self.fail(message.error)
+            case Downloaded() if self.request is not None and self.request.model is not None:
+                model = replace(self.request.model, folder=message.folder)
+                self.request = replace(self.request, model=model)
+            case DownloadProgress() if self.request is not None and self.request.model is not None:
+                self._log_event(
+                    "fetching",
+                    model=self.request.model.config.path,
+                    bytes=message.bytes,
+                    total_bytes=message.total_bytes,
+                )
+
+    def _handle_event(self, event: dict[str, Any]) -> None:
+        if self._publisher is not None:
+            self._publisher.publish(event)
+        match event["type"]:
+            case "step":
+                self._has_stepped = True
+                self._step = event["step"]
+            case "paused":
+                self._paused_at = time.monotonic()
+            case "unpaused" if self._paused_at is not None:
+                self._paused_s += time.monotonic() - self._paused_at
+                self._paused_at = None
 
     def fail(self, error: str) -> None:
-        """It could not even be begun."""
-        self._conclude(
-            {
-                "outcome": "failed",
-                "error": tracebacks.cut(error, tracebacks.MOST_TRACE),
-                "untold": True,
-            }
-        )
+        """Fail a job that could not be started."""
+        error = tracebacks.cut(error, tracebacks.MOST_TRACE)
+        self._conclude(JobOutcome(self.job.id, "failed", error=error, is_logged=False))
 
-    def recall(self, result: dict[str, Any]) -> None:
-        """An execution before this one wrote its result, and was killed before its worker knew."""
-        if not self._is_told():
-            self._note("finished", result=result)
-        self._conclude({"outcome": "finished", "result": result})
+    def finish_from_disk(self, result: dict[str, Any]) -> None:
+        """Finish a job whose previous execution wrote its result, but not to Redis."""
+        if not self._has_logged_end():
+            self._log_event("finished", result=result)
+        self._conclude(JobOutcome(self.job.id, "finished", result=result))
 
-    def _is_told(self) -> bool:
-        """Whether the last execution that was begun told of its end before it was killed."""
+    def _has_logged_end(self) -> bool:
+        """Whether the last execution that started has logged its `finished` event."""
         assert self._rundir is not None  # it has the result
-        is_told = False
+        has_logged = False
         try:
             for event in read(self._rundir.events):
                 if event["type"] in ("started", "finished"):
-                    is_told = event["type"] == "finished"
-        except OSError as error:  # then it cannot be told, either
+                    has_logged = event["type"] == "finished"
+        except OSError as error:  # then it cannot be written either
             log.warning("%s: %s", self.job.id, error)
-        return is_told
+        return has_logged
 
     # --- the end ----------------------------------------------------------------------------
 
-    def _conclude_unbegun(self, how: str) -> None:
-        if how in ("drain", "pause"):
-            if how == "pause" and self.is_fetching:
-                self._note("paused", released=True)
+    def _conclude_without_horse(self, reason: str) -> None:
+        if reason in ("drain", "pause"):
+            if reason == "pause" and self.is_downloading:
+                self._log_event("paused", released=True)
             self._settle(self._store.requeue)
-        elif how == "timeout":
-            self._conclude_late()
+        elif reason == "timeout":
+            self._conclude_timeout()
         else:
             self._settle(self._store.stop, "stopped on request")
 
-    def _conclude(self, said: dict[str, Any]) -> None:
-        """Bring Redis to what the horse said."""
+    def _conclude(self, outcome: JobOutcome) -> None:
+        """End the execution with the outcome that the horse reported."""
         store, retries_left = self._store, self.job.retries_left or 0
-        match said["outcome"]:
-            case _ if self._is_lost:
+        match outcome.outcome:
+            case _ if self._has_lost_claim:
                 self._settle(None)
             case "finished":
-                self._settle(store.finish, said["result"])
-            case "stopped" if said["reason"] in ("drain", "pause"):
+                self._settle(store.finish, outcome.result)
+            case "stopped" if outcome.reason in ("drain", "pause"):
                 self._settle(store.requeue)
-            case "stopped" if said["reason"] == "timeout":
-                self._conclude_late()
-            case "stopped" if said["reason"] == "stall":
+            case "stopped" if outcome.reason == "timeout":
+                self._conclude_timeout()
+            case "stopped" if outcome.reason == "stall":
                 self._conclude_stalled()
-            case "stopped" if said["reason"] == "kill":
+            case "stopped" if outcome.reason == "kill":
                 self._settle(store.stop, "killed on request")
             case "stopped":
                 self._settle(store.stop, "stopped on request")
             case _ if retries_left > 0:
-                self._note(
+                self._log_event(
                     "requeued", reason="failed, will be tried again", retries_left=retries_left
                 )
                 self._settle(store.requeue, use_retry=True)
             case _:
-                if "untold" in said:
-                    self._note("failed", error=said["error"], traceback=None)
-                self._settle(store.fail, said["error"])
+                if not outcome.is_logged:
+                    self._log_event("failed", error=outcome.error, traceback=None)
+                self._settle(store.fail, outcome.error)
 
-    def conclude_death(self, *, had_company: bool) -> None:
-        """The horse died without a last word on this job; `had_company`: it ran others, too."""
+    def conclude_death(self, *, is_shared: bool) -> None:
+        """End the execution because its horse died; `is_shared`: the horse ran other jobs too."""
         assert self.horse is not None
         if self.settle is not None:
             return
-        reason = self.horse.cause_of_death()
-        if self._is_lost:
+        cause = self.horse.cause_of_death()
+        if self._has_lost_claim:
             self._settle(None)
-        elif "kill" in self.asked:
-            self._note("stopped", reason="killed on request")
+        elif "kill" in self.requested:
+            self._log_event("stopped", reason="killed on request")
             self._settle(self._store.stop, "killed on request")
-        elif "timeout" in self.asked:
-            self._conclude_late()
-        elif "stall" in self.asked:
+        elif "timeout" in self.requested:
+            self._conclude_timeout()
+        elif "stall" in self.requested:
             self._conclude_stalled()
-        elif "give back" in self.asked:
-            self._note("requeued", reason="the worker lost touch with Redis")
+        elif "give back" in self.requested:
+            self._log_event("requeued", reason="the worker lost its connection to Redis")
             self._settle(self._store.requeue)
-        elif self.horse.ended_for is not None:
-            self._note("requeued", reason=f"its process was ended for {self.horse.ended_for}")
+        elif self.horse.killed_for is not None:
+            self._log_event(
+                "requeued", reason=f"its process was killed because of {self.horse.killed_for}"
+            )
             self._settle(self._store.requeue)
-        elif had_company:
-            # Perhaps by another's fault: three of these must not end a job that did no harm.
-            self._note("requeued", reason=f"{reason}; goes on in a process of its own")
+        elif is_shared:
+            # Another job may be the cause: such a death does not count towards _MAX_KILLS.
+            self._log_event("requeued", reason=f"{cause}; resumes in a process of its own")
             self._settle(self._store.requeue, suspect=True)
         else:
-            self._conclude_killed(reason)
+            self._conclude_killed(cause)
 
-    def _conclude_killed(self, reason: str) -> None:
-        """Try again, but not for ever."""
+    def _conclude_killed(self, cause: str) -> None:
+        """Requeue the job, or fail it after `_MAX_KILLS` deaths in a row without progress."""
         has_progressed = self._has_stepped or self._newest_checkpoint() != self._checkpoint
-        kills = 1 if has_progressed else 1 + self.begun.kills
-        log.warning("%s: horse %s (%d in a row)", self.job.id, reason, kills)
-        if kills < _MOST_KILLS:
-            self._note("requeued", reason=reason)
+        kills = 1 if has_progressed else 1 + self.started.kills
+        log.warning("%s: horse %s (%d in a row)", self.job.id, cause, kills)
+        if kills < _MAX_KILLS:
+            self._log_event("requeued", reason=cause)
             self._settle(self._store.requeue, kills=kills, suspect=True)
             return
-        reason = f"{reason}; {kills} times in a row without a step more"
-        self._note("failed", error=reason, traceback=None)
-        self._settle(self._store.fail, reason)
+        error = f"{cause}; {kills} times in a row without completing a step"
+        self._log_event("failed", error=error, traceback=None)
+        self._settle(self._store.fail, error)
 
     def _newest_checkpoint(self) -> Path | None:
-        # From the disk: the event of a save that has just ended may die with the horse.
+        # From disk: the event of a save that has just ended may be lost with the horse.
         found = Checkpoints(self._rundir.checkpoints).list() if self._rundir is not None else ()
         return found[-1] if found else None
 
-    def _conclude_late(self) -> None:
-        reason = f"took longer than its time limit of {self._limit_s:g} s"
-        self._note("failed", error=reason, traceback=None)
-        self._settle(self._store.fail, reason)
+    def _conclude_timeout(self) -> None:
+        error = f"took longer than its time limit of {self._limit_s:g} s"
+        self._log_event("failed", error=error, traceback=None)
+        self._settle(self._store.fail, error)
 
     def _conclude_stalled(self) -> None:
-        self._note("failed", step=self._step, error=self._stall, traceback=None)
-        self._settle(self._store.fail, self._stall)
+        self._log_event("failed", step=self._step, error=self._stall_error, traceback=None)
+        self._settle(self._store.fail, self._stall_error)
 
     def _settle(self, change: Callable[..., object] | None, *args: Any, **kwargs: Any) -> None:
         def settle() -> None:
             if change is not None:
-                change(self.job, self.begun.claim, *args, **kwargs)
+                change(self.job, self.started.claim, *args, **kwargs)
             self.catch_up()
             has_ended = change not in (None, self._store.requeue)
             if has_ended and self.job.origin == TRAIN and self._publisher is not None:
-                self._publisher.trim()  # answers are removed as a whole, see retention
+                self._publisher.trim()  # streams of answers are removed as a whole by retention
 
         self.settle = settle
 
-    def _note(self, type: str, **fields: Any) -> None:
+    def _log_event(self, type: str, **fields: Any) -> None:
         if self._rundir is None or self._publisher is None:
             return
         try:
             with EventLog(
                 self._rundir.events,
-                execution=self.begun.number,
+                execution=self.started.number,
                 publish=self._publisher.publish,
-                patience_s=_NOTE_PATIENCE_S,
+                patience_s=_LOG_LOCK_TIMEOUT_S,
             ) as events:
                 events.emit(type, **fields)
-        except OSError as error:  # a full disk: Redis has the reason all the same
+        except OSError as error:  # a full disk; Redis still gets the reason
             log.warning("%s: event %s not written: %s", self.job.id, type, error)

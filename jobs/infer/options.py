@@ -77,8 +77,8 @@ class InferSpec(SamplingSpec):
     model: str = option("demo", "warm model that answers", group="model")
     precision: str | None = option(
         None,
-        "precision of the computation; native: the dtype of the model; bf16: where it is faster, on "
-        "a CPU by measurement; int8: W8A8 dynamic quantization on a CPU, bf16 on a GPU",
+        "precision of the computation; native: the dtype of the model; bf16: where it is faster, "
+        "on a CPU by measurement; int8: W8A8 dynamic quantization on a CPU, bf16 on a GPU",
         group="model",
         default_text="as the model was loaded",
         choices=PRECISIONS,

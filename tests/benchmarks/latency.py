@@ -27,7 +27,7 @@ from rq import Queue
 
 from warmd.daemon.client import control
 from warmd.daemon.client.client import Client
-from warmd.daemon.host.parent_death import leashed
+from warmd.daemon.host.parent_death import tied_to_parent
 
 HERE = Path(__file__).resolve().parent
 
@@ -69,7 +69,7 @@ def time_stock(client: Client, model: Path, jobs: int) -> list[float]:
     """The same through RQ's own worker, which forks before anything is imported."""
     queue = Queue("stock", connection=client.connection)
     worker = subprocess.Popen(
-        leashed(
+        tied_to_parent(
             [sys.executable, "-m", "rq.cli", "worker", "--quiet", "--url", client.url, "stock"]
         ),
         cwd=HERE,

@@ -15,7 +15,7 @@ from typing import Any
 from warmd.configs.config import DaemonConfig, parse_model
 from warmd.daemon.client import control
 from warmd.daemon.client.client import Client
-from warmd.daemon.host.parent_death import leashed
+from warmd.daemon.host.parent_death import tied_to_parent
 from warmd.jobs import spec_class
 from warmd.jobs.errors import JobFailed, Unavailable
 
@@ -39,7 +39,7 @@ def own_daemon(*models: str, **settings: Any) -> Iterator[Client]:
         # Not by control.start, whose daemon outlives its starter: a leash holds at any moment, be
         # it before the daemon answers, or at a second Ctrl-C.
         with subprocess.Popen(
-            leashed([sys.executable, "-m", "warmd.daemon"]),
+            tied_to_parent([sys.executable, "-m", "warmd.daemon"]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

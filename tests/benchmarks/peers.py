@@ -43,7 +43,7 @@ os.environ["OMP_NUM_THREADS"] = str(THREADS)  # before torch is imported, here a
 import torch
 
 from warmd.configs.precision import NATIVE
-from warmd.daemon.host.parent_death import leashed
+from warmd.daemon.host.parent_death import tied_to_parent
 from warmd.jobs.bench import machine
 from warmd.jobs.bench.apart import apart
 from warmd.jobs.compute.device import processor_name
@@ -110,7 +110,7 @@ class Child:
         self._log = log
         with log.open("w") as stderr:
             self._process = subprocess.Popen(
-                leashed(command),
+                tied_to_parent(command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -351,7 +351,7 @@ def run(command: Sequence[str], trouble: str, **variables: str) -> None:
 @contextmanager
 def busy_process() -> Iterator[None]:
     """One process that does nothing but compute."""
-    with subprocess.Popen(leashed([sys.executable, "-c", "while True: pass"])) as process:
+    with subprocess.Popen(tied_to_parent([sys.executable, "-c", "while True: pass"])) as process:
         try:
             yield
         finally:

@@ -38,7 +38,7 @@ import torch
 import transformers
 from own_daemon import api_of, own_daemon
 
-from warmd.daemon.host.parent_death import leashed
+from warmd.daemon.host.parent_death import tied_to_parent
 from warmd.jobs.bench import machine
 
 PATIENCE_S = 300  # for a server to be ready
@@ -234,7 +234,7 @@ def stock(model: Path, *options: str) -> Iterator[tuple[str, str]]:
         "--device", "cpu", "--dtype", "float32", "--log-level", "error", *options,
     ]  # fmt: skip
     with subprocess.Popen(
-        leashed(command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        tied_to_parent(command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         try:
             deadline = time.monotonic() + PATIENCE_S

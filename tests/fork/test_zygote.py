@@ -32,7 +32,7 @@ KERNEL = tuple(int(number) for number in os.uname().release.split("-")[0].split(
 # Loads a model, forks a child that trains on it, and prints the weights' hash before and after.
 FORKING = """
 import hashlib, os, sys, pathlib
-from warmd.daemon import zygote
+from warmd.daemon.fork import zygote
 os.environ.update(zygote.ENVIRONMENT)
 zygote.import_libraries()
 import torch
@@ -68,7 +68,7 @@ print(status, digest(loaded.warm.model) == before, len(os.listdir("/proc/self/ta
 # Prints how many of many products of oneDNN are wrong.
 MULTIPLYING = """
 import os
-from warmd.daemon import zygote
+from warmd.daemon.fork import zygote
 os.environ.update(zygote.ENVIRONMENT)
 import torch
 torch.set_num_threads(2)

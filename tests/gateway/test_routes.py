@@ -685,7 +685,7 @@ def test_token_is_asked_for_where_one_is_set(make_gateway):
 
 def test_gateway_listens_beyond_this_machine_only_with_a_token(make_gateway):
     assert "http_token: must be set" in make_gateway(http_host="0.0.0.0").said["problem"]
-    assert "url" in make_gateway(http_host="0.0.0.0", http_token=TOKEN).said
+    assert make_gateway(http_host="0.0.0.0", http_token=TOKEN).said["url"]
 
 
 @pytest.mark.parametrize(

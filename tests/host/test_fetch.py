@@ -20,7 +20,8 @@ from workplaces import NAME, Workplace, seconds_until, workplace
 
 from warmd.configs.config import ModelConfig
 from warmd.daemon.host import fetch
-from warmd.daemon.host.downloads import folder_of
+from warmd.daemon.host.downloads import ensure_folder
+from warmd.daemon.host.messages import StopJob
 from warmd.daemon.queue import keys
 from warmd.jobs.errors import NotFound, Unavailable
 
@@ -57,7 +58,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def fetched(*, is_newest: bool = False) -> Path:
-    return folder_of(MODEL, is_newest=is_newest, over=lambda: False)
+    return ensure_folder(MODEL, refresh=is_newest, is_canceled=lambda: False)
 
 
 def test_who_loads_a_model_gets_the_newest_and_jobs_after_that_get_it_too(published: Hub):
@@ -89,7 +90,9 @@ def test_download_that_was_broken_off_is_no_model(published: Hub):
     (published.folder / "model.safetensors").write_bytes(bytes(1000))
     published.is_open.clear()
     with pytest.raises(Unavailable, match="the daemon stops"):
-        folder_of(MODEL, over=lambda: any("resolve" in path for path in published.requests))
+        ensure_folder(
+            MODEL, is_canceled=lambda: any("resolve" in path for path in published.requests)
+        )
     assert fetch.folder_at_hand(MODEL) is None
     published.is_open.set()
     assert fetched() == fetch.folder_at_hand(MODEL)
@@ -98,7 +101,7 @@ def test_download_that_was_broken_off_is_no_model(published: Hub):
 def test_model_that_the_hub_does_not_have_is_refused_with_the_reason(published: Hub):
     unknown = ModelConfig(name="u", path="org/unknown")
     with pytest.raises(NotFound, match=r"^model: must be .* got 'org/unknown': .*404"):
-        folder_of(unknown, over=lambda: False)
+        ensure_folder(unknown, is_canceled=lambda: False)
 
 
 # --- while a job waits for its model ------------------------------------------------------------
@@ -140,7 +143,7 @@ def test_job_shows_how_far_its_download_is_and_runs_when_it_is_there(
         published.is_open.set()
         horse = zygote.fork()
     assert horse.job_id == job_id
-    assert Path(horse.request["model"]["folder"], "config.json").is_file()
+    assert Path(str(horse.request.model and horse.request.model.folder), "config.json").is_file()
 
 
 def test_many_jobs_for_one_model_wait_for_one_download(place: Workplace, published: Hub):
@@ -163,12 +166,12 @@ def test_worker_obeys_and_keeps_its_lease_while_a_model_is_downloaded(place: Wor
         horse = zygote.fork()
         assert horse.job_id == other
         place.client.kill(other)
-        assert seconds_until(lambda: horse.next_order()["stop"] == "kill") < OBEYED_S
-        horse.end(other, outcome="stopped", reason="kill", step=None)
+        assert seconds_until(lambda: horse.next_message() == StopJob(other, "kill")) < OBEYED_S
+        horse.end(other, "stopped", reason="kill")
         wait_until(lambda: place.status(other) == "stopped")
     over = time.monotonic() + 3.5  # longer than the lease
     while time.monotonic() < over:
-        assert place.roster.has_lease(NAME)
+        assert place.registry.has_lease(NAME)
         time.sleep(0.05)
     (download,) = downloads_of(worker.pid)
     place.client.cancel(waiting)

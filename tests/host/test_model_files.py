@@ -90,7 +90,7 @@ def test_a_model_whose_files_have_changed_is_loaded_again(folder: Path):
     assert models.ensure(config, folder, in_use=()) is first
     save_model(folder, 2)
     second = models.ensure(config, folder, in_use=("m",))  # whoever uses it keeps the first
-    assert (first.is_again, second.is_again) == (False, True)
+    assert (first.is_reloaded, second.is_reloaded) == (False, True)
     assert first.weights != second.weights
     (folder / "model.safetensors").write_bytes(b"no weights")
     with pytest.raises(JobFailed, match="cannot be loaded"):

@@ -11,7 +11,7 @@ from waiting import wait_until
 from workplaces import NAME, Workplace, workplace
 
 from warmd.daemon.queue import keys
-from warmd.daemon.queue.due import Due
+from warmd.daemon.queue.due import DueJobs
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +47,10 @@ def soon(seconds: float = 1.0) -> datetime:
 
 def move_until(place: Workplace, job_id: str, status: str) -> None:
     """Have the supervisor's look go on until the job has a status."""
-    due = Due(place.store)
+    due = DueJobs(place.store)
 
     def is_there() -> bool:
-        due.move()
+        due.enqueue()
         return place.status(job_id) == status
 
     wait_until(is_there, timeout_s=5)
@@ -74,7 +74,7 @@ def test_job_behind_another_and_scheduled_waits_for_both_when_the_other_ends_fir
     parent = place.submit()
     child = place.submit(after=parent, at=soon(2.0))  # RQ counts whole seconds
     run(place, parent)
-    Due(place.store).move()
+    DueJobs(place.store).enqueue()
     assert place.status(child) == "scheduled"
     move_until(place, child, "queued")
 
@@ -136,7 +136,7 @@ def commands(place: Workplace) -> int:
 
 def cost_of_a_look(place: Workplace) -> int:
     before = commands(place)
-    Due(place.store).move()
+    DueJobs(place.store).enqueue()
     return commands(place) - before
 
 

@@ -8,6 +8,7 @@ import pytest
 from waiting import wait_until
 from workplaces import NAME, Workplace, seconds_until, workplace
 
+from warmd.daemon.host.messages import StopJob
 from warmd.daemon.queue import keys
 
 
@@ -25,15 +26,15 @@ def test_worker_of_a_server_that_hangs_hears_horses_and_ends_soon_after_they_hav
     with place.zygote() as zygote:
         horse = zygote.fork()
         wait_until(lambda: place.status(job_id) == "started")
-        place.suspend_server()
+        place.suspend_redis()
         worker.terminate()
-        assert seconds_until(lambda: horse.next_order() == {"job": job_id, "stop": "drain"}) < 4
-        horse.end(job_id, outcome="stopped", reason="drain", step=1)
+        assert seconds_until(lambda: horse.next_message() == StopJob(job_id, "drain")) < 4
+        horse.end(job_id, "stopped", reason="drain")
         assert seconds_until(lambda: worker.poll() is not None) < 5
     assert worker.returncode == 0
-    place.wake_server()
+    place.resume_redis()
     assert place.status(job_id) == "started"  # nobody could be told
-    assert place.roster.bury(NAME, "infer") == [job_id]
+    assert place.registry.requeue_orphans(NAME, "infer") == [job_id]
     assert place.status(job_id) == "queued"
 
 
@@ -45,15 +46,15 @@ def test_worker_that_others_may_take_for_dead_ends_its_jobs_before_they_can(plac
         horse = zygote.fork()
         wait_until(lambda: place.status(job_id) == "started")
         left_s = place.connection.pttl(keys.lease(NAME)) / 1000
-        place.suspend_server()
-        assert seconds_until(lambda: not horse.lives()) < left_s
+        place.suspend_redis()
+        assert seconds_until(lambda: not horse.is_alive()) < left_s
         horse.die()
         wait_until(lambda: place.events(job_id, "requeued"))
-        place.wake_server()
+        place.resume_redis()
         again = zygote.fork()
-        assert (again.job_id, again.request["execution"]) == (job_id, 2)
+        assert (again.job_id, again.request.execution) == (job_id, 2)
         reasons = [event["reason"] for event in place.events(job_id, "requeued")]
-        assert reasons == ["the worker lost touch with Redis"]
+        assert reasons == ["the worker lost its connection to Redis"]
     assert "could not renew its lease" in place.home.log.read_text()
 
 
@@ -64,12 +65,12 @@ def test_job_outlives_a_server_of_its_own_that_hangs_for_longer_than_the_lease(p
     with place.zygote() as zygote:
         horse = zygote.fork()
         wait_until(lambda: place.status(job_id) == "started")
-        place.suspend_server()
+        place.suspend_redis()
         with pytest.raises(AssertionError):
-            wait_until(lambda: not horse.lives(), timeout_s=2 * lease_s)
-        place.wake_server()
-        wait_until(lambda: place.roster.has_lease(NAME))
-        horse.end(job_id, outcome="finished", result={"text": "b"})
+            wait_until(lambda: not horse.is_alive(), timeout_s=2 * lease_s)
+        place.resume_redis()
+        wait_until(lambda: place.registry.has_lease(NAME))
+        horse.end(job_id, "finished", result={"text": "b"})
         wait_until(lambda: place.status(job_id) == "finished")
     assert place.client.job(job_id)["execution"] == 1
     other = place.submit()
@@ -79,8 +80,8 @@ def test_job_outlives_a_server_of_its_own_that_hangs_for_longer_than_the_lease(p
 def test_lease_is_renewed_while_the_worker_does_nothing_else(place: Workplace):
     worker = place.worker(lease_s=2.0)
     with pytest.raises(AssertionError):
-        wait_until(lambda: not place.roster.has_lease(NAME), timeout_s=3.0)
+        wait_until(lambda: not place.registry.has_lease(NAME), timeout_s=3.0)
     worker.terminate()
     worker.wait(10)
-    wait_until(lambda: not place.roster.has_lease(NAME), timeout_s=3.0)
-    assert place.roster.workers() == {}
+    wait_until(lambda: not place.registry.has_lease(NAME), timeout_s=3.0)
+    assert place.registry.workers() == {}

@@ -13,16 +13,16 @@ from waiting import wait_until
 
 from warmd.daemon.host.home import Home
 from warmd.daemon.queue import keys, stream
-from warmd.daemon.queue.stream import Outbox, Publisher
+from warmd.daemon.queue.stream import Publisher, StreamWriter
 from warmd.daemon.runs.events import EventLog
-from warmd.daemon.supervise.redis_server import EmbeddedServer, find_binary
+from warmd.daemon.supervise.redis_server import EmbeddedRedis, find_binary
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[redis.Redis]:
     home = Home(tmp_path / "home")
     home.create()
-    server = EmbeddedServer(home, find_binary(None))
+    server = EmbeddedRedis(home, find_binary(None))
     server.start()
     with keys.connect(server.url) as connection:
         yield connection
@@ -38,9 +38,9 @@ def seqs(server: redis.Redis, job_id: str) -> list[int]:
 def test_who_waits_for_many_jobs_is_woken_once_by_what_all_say_in_a_moment(
     server: redis.Redis, tmp_path: Path
 ):
-    outbox, jobs = Outbox(server), [f"job-{number}" for number in range(16)]
+    writer, jobs = StreamWriter(server), [f"job-{number}" for number in range(16)]
     for job in jobs:
-        Publisher(outbox, job, tmp_path / job).publish({"seq": 1, "type": "text"})
+        Publisher(writer, job, tmp_path / job).publish({"seq": 1, "type": "text"})
     heard: list[Any] = []
 
     def wait() -> None:
@@ -52,7 +52,7 @@ def test_who_waits_for_many_jobs_is_woken_once_by_what_all_say_in_a_moment(
     reader = threading.Thread(target=wait)
     reader.start()
     wait_until(lambda: server.info("clients")["blocked_clients"] == 1)
-    outbox.send()
+    writer.flush()
     reader.join()
     assert len(heard[0]) == len(jobs)
 
@@ -60,15 +60,15 @@ def test_who_waits_for_many_jobs_is_woken_once_by_what_all_say_in_a_moment(
 def test_events_that_a_killed_horse_kept_to_itself_come_from_the_file(
     server: redis.Redis, tmp_path: Path
 ):
-    outbox, path = Outbox(server), tmp_path / "events.jsonl"
-    publisher = Publisher(outbox, "job", path)
+    writer, path = StreamWriter(server), tmp_path / "events.jsonl"
+    publisher = Publisher(writer, "job", path)
     with EventLog(path, execution=1) as log:
         log.emit("started")
         publisher.publish({"seq": 1, "type": "started"})
         log.emit("text", text="never sent")
         log.emit("requeued")
         publisher.publish({"seq": 3, "type": "requeued"})
-    outbox.send()
+    writer.flush()
     assert seqs(server, "job") == [1, 2, 3]
 
 
@@ -76,12 +76,12 @@ def test_something_else_in_the_place_of_a_stream_keeps_no_other_back(
     server: redis.Redis, tmp_path: Path
 ):
     server.set(keys.events("spoilt"), "by hand")
-    outbox, path = Outbox(server), tmp_path / "events.jsonl"
-    spoilt, other = Publisher(outbox, "spoilt", path), Publisher(outbox, "other", path)
+    writer, path = StreamWriter(server), tmp_path / "events.jsonl"
+    spoilt, other = Publisher(writer, "spoilt", path), Publisher(writer, "other", path)
     with EventLog(path, execution=1, publish=spoilt.publish) as log:
         log.emit("started")
     other.publish({"seq": 1, "type": "started"})
-    outbox.send()
+    writer.flush()
     assert seqs(server, "other") == [1]
     server.delete(keys.events("spoilt"))
     spoilt.catch_up()

@@ -9,7 +9,7 @@ import pytest
 from workplaces import NAME, Workplace, workplace
 
 from warmd.daemon.queue import keys
-from warmd.daemon.queue.jobs import Begun
+from warmd.daemon.queue.executions import StartedExecution
 
 
 @pytest.fixture(scope="module")
@@ -30,42 +30,42 @@ def pop(place: Workplace, worker: str = NAME) -> Any:
     return place.connection.lmove(queue, keys.taken(worker), "LEFT", "RIGHT")
 
 
-def begin(place: Workplace, worker: str = NAME) -> Begun:
+def begin(place: Workplace, worker: str = NAME) -> StartedExecution:
     begun = place.store.begin(pop(place, worker), "infer", worker)
     assert begun is not None
     return begun[1]
 
 
 def test_worker_that_is_killed_while_it_puts_lost_jobs_back_is_still_missed(place: Workplace):
-    place.roster.register(NAME, "infer", lease_s=0.001)
+    place.registry.register(NAME, "infer", lease_s=0.001)
     kept, lost = place.submit(), place.submit()
     claim = begin(place).claim
     begin(place)
-    assert place.roster.reclaim(NAME, "infer", spare=[claim]) == [lost]
-    assert place.roster.silent() == {NAME: "infer"}  # killed here, it is known to be dead
-    assert place.roster.bury(NAME, "infer") == [kept]
+    assert place.registry.reclaim(NAME, "infer", spare=[claim]) == [lost]
+    assert place.registry.silent() == {NAME: "infer"}  # killed here, it is known to be dead
+    assert place.registry.requeue_orphans(NAME, "infer") == [kept]
     assert [place.status(job_id) for job_id in (kept, lost)] == ["queued", "queued"]
-    assert place.roster.workers() == {}
+    assert place.registry.workers() == {}
 
 
 def test_jobs_of_workers_that_nobody_lists_are_queued_again(place: Workplace):
     begun, popped = place.submit(), place.submit()
     begin(place)
     pop(place, "infer-0:elsewhere:2")
-    assert sorted(place.roster.sweep()) == sorted([begun, popped])
+    assert sorted(place.registry.requeue_unregistered()) == sorted([begun, popped])
     assert [place.status(job_id) for job_id in (begun, popped)] == ["queued", "queued"]
-    assert place.roster.sweep() == []
+    assert place.registry.requeue_unregistered() == []
 
 
 def test_jobs_of_workers_that_are_listed_or_have_a_lease_are_left_alone(place: Workplace):
     place.submit(), place.submit()
-    place.roster.register(NAME, "infer", lease_s=0.001)
+    place.registry.register(NAME, "infer", lease_s=0.001)
     begin(place)
     leased = "infer-0:elsewhere:2"
-    place.roster.register(leased, "infer", lease_s=60)
+    place.registry.register(leased, "infer", lease_s=60)
     place.connection.hdel(keys.WORKERS, leased)
     pop(place, leased)
-    assert place.roster.sweep() == []
+    assert place.registry.requeue_unregistered() == []
 
 
 def test_garbage_among_the_claims_and_the_lists_is_swept_over(place: Workplace):
@@ -73,5 +73,5 @@ def test_garbage_among_the_claims_and_the_lists_is_swept_over(place: Workplace):
     place.connection.rpush(keys.taken("nobody"), b"\xff", "no-job")
     job_id = place.submit()
     begin(place)
-    assert place.roster.sweep() == [job_id]
+    assert place.registry.requeue_unregistered() == [job_id]
     assert place.connection.zcard("rq:wip:infer") == 0

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from warmd.daemon.runs.rundir import RunDir, by_time, job_ids, sweep
+from warmd.daemon.runs.rundir import RunDir, by_time, job_ids, remove_stale_staging
 from warmd.jobs.errors import Conflict
 
 # Takes the lock, says so, and holds it until it is killed, or until its stdin ends with the tests.
@@ -39,7 +39,7 @@ def test_what_a_dead_client_left_half_made_goes_and_what_is_being_made_stays(tmp
         (folder / "spec.json").touch()
     os.utime(old, (0, 0))
     whole = RunDir.create(tmp_path, "grpo", {"spec": {}})
-    sweep(tmp_path)
+    remove_stale_staging(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {new.name, whole.path.name}
 
 

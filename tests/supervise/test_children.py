@@ -1,4 +1,4 @@
-"""What the supervisor's children say, and how it is told that one hangs."""
+"""Output of the supervisor's children, and detection of a child that hangs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from waiting import wait_until
 
 from warmd.daemon.host.channel import Channel, check_size
-from warmd.daemon.host.heartbeat import Beat
+from warmd.daemon.host.heartbeat import Heartbeat
 from warmd.daemon.host.home import Home
+from warmd.daemon.host.messages import Alive, JobEvent, Message
 from warmd.daemon.supervise import children
 from warmd.daemon.supervise.children import HUNG_S, Child
 from warmd.jobs.errors import WarmdError
@@ -32,10 +32,10 @@ os.write(2, b"the end")
 """
 BEATING = """
 import sys, time
-from warmd.daemon.host.heartbeat import Beat
-beat = Beat()
+from warmd.daemon.host.heartbeat import Heartbeat
+heartbeat = Heartbeat()
 while True:
-    beat.sign()
+    heartbeat.send_if_due()
     time.sleep(0.05)
 """
 
@@ -48,7 +48,7 @@ def started(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     child, selector = Child("child"), selectors.DefaultSelector()
-    child.start(selector, "child", Home(tmp_path), {}, tells=lambda _: None)
+    child.start(selector, "child", Home(tmp_path), Alive(), on_message=lambda _: None)
     return child, selector
 
 
@@ -79,13 +79,13 @@ def test_stderr_without_a_line_break_neither_grows_nor_slows_the_supervisor(
         assert sum(map(len, lines)) == 500 * 60_000 + len("the end")
 
 
-def test_child_that_gives_no_sign_of_life_any_more_is_killed(
+def test_child_whose_heartbeats_stop_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     child, selector = started(tmp_path, monkeypatch, BEATING)
-    child.end_if_hung(10 * HUNG_S)  # it has given none yet: it may still be importing
+    child.end_if_hung(10 * HUNG_S)  # no heartbeat yet: it may still be importing
     listen(selector, 20)
-    for _ in range(3):  # signs come every second
+    for _ in range(3):  # a heartbeat comes every second
         child.end_if_hung(HUNG_S - 1)
         listen(selector, 20)
     assert not child.has_died()
@@ -94,18 +94,18 @@ def test_child_that_gives_no_sign_of_life_any_more_is_killed(
     wait_until(child.has_died)
     while selector.get_map():
         listen(selector)
-    assert "child: hangs: no sign of life for 10 s, killing it" in caplog.text
+    assert "child: hangs: no heartbeat for 10 s, killing it" in caplog.text
 
 
-def test_signs_of_life_that_nobody_reads_hold_nobody_up():
+def test_heartbeats_do_not_block_when_nobody_reads_them():
     read, write = os.pipe()
     own = os.dup(1)
     try:
         os.dup2(write, 1)
-        beat = Beat()
+        heartbeat = Heartbeat()
         while select.select([], [1], [], 0)[1]:
             os.write(1, b"x" * 4096)
-        beat.sign()
+        heartbeat.send_if_due()
     finally:
         os.dup2(own, 1)
         os.set_blocking(1, True)
@@ -129,18 +129,18 @@ def test_result_too_long_for_a_message_is_refused_in_one_line():
     assert "\n" not in str(caught.value)
 
 
-def test_longest_message_comes_through_a_channel_at_once():
+def test_longest_message_passes_a_channel_quickly():
     ours, theirs = socket.socketpair()
-    message: dict[str, Any] = {"text": "x" * 16_000_000}
-    sender = threading.Thread(target=Channel(theirs).send, args=(message, {"after": 1}))
+    message, last = JobEvent("a", {"text": "x" * 16_000_000}), JobEvent("a", {})
+    sender = threading.Thread(target=Channel(theirs).send, args=(message, last))
     sender.start()
     begun = time.process_time()
     receiver = Channel(ours)
-    received: list[dict[str, Any]] = []
+    received: list[Message] = []
     while len(received) < 2:
         received += receiver.receive()
     sender.join()
-    assert received == [message, {"after": 1}]
+    assert received == [message, last]
     assert time.process_time() - begun < 1.0
     for sock in (ours, theirs):
         sock.close()

@@ -20,7 +20,7 @@ from warmd.configs.config import ModelConfig, WorkerConfig
 from warmd.daemon.client import control
 from warmd.daemon.queue import keys
 from warmd.daemon.queue.jobs import JobStore
-from warmd.daemon.queue.workers import Roster
+from warmd.daemon.queue.workers import WorkerRegistry
 from warmd.daemon.runs.rundir import RunDir
 from warmd.jobs.errors import Conflict, Unavailable, WarmdError
 from warmd.jobs.infer.options import InferSpec
@@ -168,10 +168,10 @@ def test_job_that_a_dead_worker_popped_is_run(daemon: Daemon):
     os.kill(daemon.pid("worker"), signal.SIGSTOP)
     wait_until(lambda: connection.info("clients")["blocked_clients"] == 0)  # it waits no more
     job_id = daemon.submit()
-    roster = Roster(JobStore(connection))
-    roster.register(worker, "train", lease_s=60)
+    registry = WorkerRegistry(JobStore(connection))
+    registry.register(worker, "train", lease_s=60)
     connection.lmove("rq:queue:train", keys.taken(worker), "LEFT", "RIGHT")
-    assert roster.taken(worker) == [job_id.encode()]
+    assert registry.taken(worker) == [job_id.encode()]
     daemon.kill_everything()
     daemon.start()
     job = daemon.wait(job_id)

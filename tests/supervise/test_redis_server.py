@@ -17,7 +17,7 @@ from waiting import wait_until
 
 from warmd.daemon.host.home import Home
 from warmd.daemon.queue import keys
-from warmd.daemon.supervise.redis_server import EmbeddedServer, find_binary
+from warmd.daemon.supervise.redis_server import EmbeddedRedis, find_binary
 from warmd.jobs.errors import Conflict, SpecError, Unavailable, WarmdError
 
 MakeDaemon = Callable[..., Daemon]
@@ -42,7 +42,7 @@ def home(make_daemon: MakeDaemon) -> Home:
 @pytest.mark.parametrize("kind", ["valkey", "redis"])
 def test_embedded_server_listens_on_a_private_socket_alone(home: Home, kind: str):
     binary = find_binary(None if kind == "valkey" else debian_redis())
-    server = EmbeddedServer(home, binary)
+    server = EmbeddedRedis(home, binary)
     server.start()
     try:
         with keys.connect(server.url) as connection:
@@ -55,7 +55,7 @@ def test_embedded_server_listens_on_a_private_socket_alone(home: Home, kind: str
 
 @pytest.mark.parametrize("kind", ["valkey", "redis"])
 def test_embedded_server_keeps_every_acknowledged_write_through_kill_9(home: Home, kind: str):
-    server = EmbeddedServer(home, find_binary(None if kind == "valkey" else debian_redis()))
+    server = EmbeddedRedis(home, find_binary(None if kind == "valkey" else debian_redis()))
     server.start()
     with keys.connect(server.url) as connection:
         for number in range(200):
@@ -73,19 +73,19 @@ def test_embedded_server_keeps_every_acknowledged_write_through_kill_9(home: Hom
 
 
 def test_two_servers_never_share_a_folder(home: Home):
-    first, second = (EmbeddedServer(home, find_binary(None)) for _ in range(2))
+    first, second = (EmbeddedRedis(home, find_binary(None)) for _ in range(2))
     first.start()
     assert first.process is not None
     second.start()  # tells the first to end, as after a daemon that was killed
     try:
         assert first.process.poll() == 0
-        assert second.answers()
+        assert second.is_ready()
     finally:
         second.stop()
 
 
 def test_server_that_does_not_start_says_why(home: Home):
-    server = EmbeddedServer(home, shutil.which("false") or "")
+    server = EmbeddedRedis(home, shutil.which("false") or "")
     with pytest.raises(Unavailable, match="ended at once"):
         server.start()
 
@@ -160,14 +160,14 @@ def test_homes_on_one_server_share_their_run_directories_or_are_refused(
 def test_wrong_password_is_said_without_showing_it(make_daemon: MakeDaemon, tmp_path: Path):
     with external(tmp_path) as port:
         daemon = make_daemon(redis_url=f"redis://:secret123@127.0.0.1:{port}/0")
-        with pytest.raises(WarmdError, match="no server at redis://") as caught:
+        with pytest.raises(WarmdError, match="no Redis at redis://") as caught:
             daemon.start()
         assert "secret123" not in str(caught.value)
 
 
 def test_server_that_is_not_there_is_said(make_daemon: MakeDaemon):
     daemon = make_daemon(redis_url="redis://127.0.0.1:1/0")
-    with pytest.raises(WarmdError, match=r"no server at redis://127.0.0.1:1/0"):
+    with pytest.raises(WarmdError, match=r"no Redis at redis://127.0.0.1:1/0"):
         daemon.start()
 
 

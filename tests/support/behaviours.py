@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from warmd.daemon.fork.horse import Orders
+from warmd.daemon.fork.worker_connection import JobControl
 from warmd.jobs.training import health
 
 
@@ -52,9 +52,9 @@ def gated(prompts: list[str], completions: list[str], answers: list[str | None])
 
 
 def _is_told() -> bool:
-    # The orders of the one job of this process, wherever the horse keeps them.
-    orders = [found for found in gc.get_objects() if type(found) is Orders]
-    return any(order.pause.is_set() or order.stop.is_set() for order in orders)
+    # The controls of the one job of this process, wherever the horse keeps them.
+    controls = [found for found in gc.get_objects() if type(found) is JobControl]
+    return any(order.pause.is_set() or order.stop.is_set() for order in controls)
 
 
 def dies(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:

@@ -14,9 +14,9 @@ from shell import CLEAN_ENVIRON, Done, warmd
 from warmd.configs.config import load
 from warmd.daemon.client.client import Client
 from warmd.daemon.host.home import Home
-from warmd.daemon.queue.stream import Outbox, Publisher
+from warmd.daemon.queue.stream import Publisher, StreamWriter
 from warmd.daemon.runs.events import EventLog
-from warmd.daemon.supervise.redis_server import EmbeddedServer, find_binary
+from warmd.daemon.supervise.redis_server import EmbeddedRedis, find_binary
 
 
 class Desk:
@@ -25,7 +25,7 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         self.home = Home(folder / "home")
         self.home.create()
-        self.server = EmbeddedServer(self.home, find_binary(None))
+        self.server = EmbeddedRedis(self.home, find_binary(None))
         self.server.start()
         self.client = Client(load(home=self.home.path, environ={}))
         self.environ = {**CLEAN_ENVIRON, "WARMD_HOME": str(self.home.path)}
@@ -69,15 +69,15 @@ class Run:
         self.store = desk.client.store
         taken = self.store.begin(popped, "train", "w")
         assert taken is not None
-        self.job, begun = taken
-        self.execution = begun.claim
+        self.job, started = taken
+        self.execution = started.claim
         path = desk.client.rundir(job_id).events
-        outbox = Outbox(desk.client.connection)
-        publisher = Publisher(outbox, job_id, path)
+        writer = StreamWriter(desk.client.connection)
+        publisher = Publisher(writer, job_id, path)
 
         def publish(event: dict[str, Any]) -> None:
             publisher.publish(event)
-            outbox.send()
+            writer.flush()
 
         log = EventLog(path, execution=1, publish=publish)
         self.log = desk.logs.enter_context(log)

@@ -17,10 +17,11 @@ from waiting import wait_until
 from warmd.configs.config import DaemonConfig, ModelConfig
 from warmd.daemon.client.client import Client
 from warmd.daemon.host.home import Home
+from warmd.daemon.host.messages import GatewaySettings, encode
 from warmd.daemon.queue import keys
-from warmd.daemon.queue.stream import Outbox, Publisher
+from warmd.daemon.queue.stream import Publisher, StreamWriter
 from warmd.daemon.runs.events import EventLog
-from warmd.daemon.supervise.redis_server import EmbeddedServer, find_binary
+from warmd.daemon.supervise.redis_server import EmbeddedRedis, find_binary
 
 WORKER = "infer-0:test:1"
 TLS = ssl.create_default_context()  # once: each client would take 30 ms to read the certificates
@@ -53,7 +54,7 @@ class Gateway:
         )
         self.home = Home(home)
         self.home.create()
-        self.server = EmbeddedServer(self.home, find_binary(None))
+        self.server = EmbeddedRedis(self.home, find_binary(None))
         self.server.start()
         self.client = Client(self.config)
         self._clients: list[OpenAI] = []
@@ -67,13 +68,11 @@ class Gateway:
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(
-            orjson.dumps({"config": self.config.to_json(), "url": self.server.url})
-        )
+        self.process.stdin.write(encode(GatewaySettings(self.config.to_json(), self.server.url)))
         self.process.stdin.close()
         with self.process.stdout as said:
             self.said = orjson.loads(said.readline())
-        self.url = self.said.get("url", "")
+        self.url = self.said["url"] or ""
 
     def kill(self) -> None:
         self.process.kill()
@@ -109,9 +108,9 @@ class Gateway:
             key = self.client.store.queue("infer").key
             return self.client.connection.lmove(key, keys.taken(WORKER), "LEFT", "RIGHT")
 
-        begun = self.client.store.begin(wait_until(pop, timeout_s=timeout_s), "infer", WORKER)
-        assert begun is not None
-        return Execution(self, *begun)
+        started = self.client.store.begin(wait_until(pop, timeout_s=timeout_s), "infer", WORKER)
+        assert started is not None
+        return Execution(self, *started)
 
     def status(self, job_id: str) -> str:
         status: str = self.client.job(job_id)["status"]
@@ -126,20 +125,20 @@ class Gateway:
 class Execution:
     """A job in the hands of the test."""
 
-    def __init__(self, gateway: Gateway, job: Any, begun: Any) -> None:
+    def __init__(self, gateway: Gateway, job: Any, started: Any) -> None:
         self.gateway = gateway
         self.job = job
-        self.begun = begun
+        self.started = started
         self.rundir = gateway.client.rundir(job.id)
-        self._outbox = Outbox(gateway.client.connection)
-        self._publisher = Publisher(self._outbox, job.id, self.rundir.events)
+        self._writer = StreamWriter(gateway.client.connection)
+        self._publisher = Publisher(self._writer, job.id, self.rundir.events)
         self.emit("started", pid=1, threads=1, queued_s=0.0)
 
     def emit(self, type: str, **fields: Any) -> None:
         publish = self._publisher.publish
-        with EventLog(self.rundir.events, execution=self.begun.number, publish=publish) as events:
+        with EventLog(self.rundir.events, execution=self.started.number, publish=publish) as events:
             events.emit(type, **fields)
-        self._outbox.send()
+        self._writer.flush()
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -157,18 +156,18 @@ class Execution:
         result = {"choices": choices, "usage": USAGE, "timings": {}, "seed": 1, **fields}
         self.rundir.write_result(result, revision=1)
         self.emit("finished", result=result)
-        self.gateway.client.store.finish(self.job, self.begun.claim, result)
+        self.gateway.client.store.finish(self.job, self.started.claim, result)
 
     def fail(self, error: str, traceback: str | None = None) -> None:
         self.emit("failed", error=error, traceback=traceback)
-        self.gateway.client.store.fail(self.job, self.begun.claim, error)
+        self.gateway.client.store.fail(self.job, self.started.claim, error)
 
     def die(self) -> Execution:
-        """Be killed, and begun again by another worker."""
-        self.gateway.client.store.requeue(self.job, self.begun.claim)
+        """Be killed, and started again by another worker."""
+        self.gateway.client.store.requeue(self.job, self.started.claim)
         return self.gateway.take()
 
     @property
     def stop_asked(self) -> str | None:
-        (orders,) = self.gateway.client.store.orders([(self.job, self.begun.claim)])
-        return orders.stop
+        (control,) = self.gateway.client.store.control_requests([(self.job, self.started.claim)])
+        return control.stop

@@ -1,4 +1,4 @@
-"""A worker with a server and no daemon: the test plays the zygote, and decides what horses do."""
+"""A worker with Redis and without a daemon: the test acts as the zygote and as its horses."""
 
 from __future__ import annotations
 
@@ -14,44 +14,51 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import orjson
 import psutil
 from waiting import wait_until
 
-from warmd.configs.config import DaemonConfig
+from warmd.configs.config import DaemonConfig, WorkerConfig
 from warmd.daemon.client.client import Client
 from warmd.daemon.host.channel import Channel, listen
 from warmd.daemon.host.home import Home
+from warmd.daemon.host.messages import (
+    HorseStarted,
+    JobOutcome,
+    Message,
+    RunJob,
+    WorkerSettings,
+    encode,
+)
 from warmd.daemon.queue import keys
-from warmd.daemon.queue.workers import Roster
-from warmd.daemon.supervise.redis_server import EmbeddedServer, find_binary
+from warmd.daemon.queue.workers import WorkerRegistry
+from warmd.daemon.supervise.redis_server import EmbeddedRedis, find_binary
 from warmd.jobs import spec_class
 
 NAME = "infer-0:abcd1234:1"
 
 
 class Workplace:
-    """A home with a server of its own."""
+    """A home with its own Redis."""
 
     def __init__(self, folder: Path) -> None:
         self.config = DaemonConfig(home=folder / "home", http_port=None)
         self.home = Home(self.config.home)
         self.home.create()
-        self.server = EmbeddedServer(self.home, find_binary(None))
-        self.server.start()
+        self.redis = EmbeddedRedis(self.home, find_binary(None))
+        self.redis.start()
         self.client = Client(self.config)
         self.store = self.client.store
         self.connection = self.client.connection
-        self.roster = Roster(self.store)
+        self.registry = WorkerRegistry(self.store)
         self._workers: list[subprocess.Popen[bytes]] = []
 
     def close(self) -> None:
         for worker in self._workers:
             worker.kill()
             worker.wait()
-        self.wake_server()
+        self.resume_redis()
         self.client.close()
-        self.server.stop()
+        self.redis.stop()
 
     def submit(self, *, model: str | None = None, **how: Any) -> str:
         """Queue a prompt, by default for the built-in model."""
@@ -68,27 +75,27 @@ class Workplace:
         found = events.read(self.client.rundir(job_id).events)
         return [event for event in found if event["type"] == type]
 
-    def suspend_server(self) -> None:
-        """Have it hang: it accepts connections and commands, and answers none."""
-        assert self.server.process is not None
-        self.server.process.send_signal(signal.SIGSTOP)
+    def suspend_redis(self) -> None:
+        """Suspend Redis: it accepts connections and commands, and replies to none."""
+        assert self.redis.process is not None
+        self.redis.process.send_signal(signal.SIGSTOP)
 
-    def wake_server(self) -> None:
-        assert self.server.process is not None
-        self.server.process.send_signal(signal.SIGCONT)
+    def resume_redis(self) -> None:
+        assert self.redis.process is not None
+        self.redis.process.send_signal(signal.SIGCONT)
 
     def worker(
         self, *, slots: int = 4, is_shared: bool = False, lease_s: float = 15.0, **environment: str
     ) -> subprocess.Popen[bytes]:
-        """Start a worker of the queue infer and wait until it listens."""
-        config = {"name": "infer-0", "queue": "infer", "isolation": "resident", "slots": slots}
-        settings = {
-            "url": self.server.url,
-            "name": NAME,
-            "config": config if slots > 1 else {**config, "isolation": "fork"},
-            "is_shared": is_shared,
-            "lease_s": lease_s,
-        }
+        """Start a worker of queue infer and wait until it listens."""
+        isolation = "resident" if slots > 1 else "fork"
+        settings = WorkerSettings(
+            config=WorkerConfig(name="infer-0", queue="infer", isolation=isolation, slots=slots),
+            url=self.redis.url,
+            name=NAME,
+            is_shared=is_shared,
+            lease_s=lease_s,
+        )
         with open(self.home.log, "ab") as log:
             worker = subprocess.Popen(
                 [
@@ -106,30 +113,30 @@ class Workplace:
         self._workers.append(worker)
         assert worker.stdin is not None
         with worker.stdin as stdin:
-            stdin.write(orjson.dumps(settings))
+            stdin.write(encode(settings))
         wait_until(lambda: b"listening" in self.home.log.read_bytes())
         return worker
 
     @contextmanager
-    def zygote(self) -> Iterator[Zygote]:
-        """Be the zygote that the workers ask for horses."""
-        with contextlib.closing(Zygote(self.home)) as zygote:
+    def zygote(self) -> Iterator[FakeZygote]:
+        """Act as the zygote of the workers."""
+        with contextlib.closing(FakeZygote(self.home)) as zygote:
             yield zygote
 
 
-class Zygote:
-    """Gives out horses that are processes which sleep; the test speaks for them."""
+class FakeZygote:
+    """Provides horses that are sleeping processes; the test sends their messages."""
 
     def __init__(self, home: Home) -> None:
         self._listener = listen(home.zygote_socket)
         self._listener.settimeout(20)
-        self._horses: list[PlayedHorse] = []
+        self._horses: list[FakeHorse] = []
 
-    def fork(self) -> PlayedHorse:
-        """Answer the next request for a horse."""
+    def fork(self) -> FakeHorse:
+        """Accept the next request for a horse."""
         connection, _ = self._listener.accept()
         connection.settimeout(20)
-        self._horses.append(PlayedHorse(Channel(connection)))
+        self._horses.append(FakeHorse(Channel(connection)))
         return self._horses[-1]
 
     def close(self) -> None:
@@ -138,30 +145,32 @@ class Zygote:
             horse.close()
 
 
-class PlayedHorse:
-    """One that was asked for, and lives."""
+class FakeHorse:
+    """A horse that was requested and has started."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.request = next(iter(channel))
-        self.job_id: str = self.request["job_id"]
+        request = next(iter(channel))
+        assert isinstance(request, RunJob)
+        self.request = request
+        self.job_id = request.job_id
         self._process = subprocess.Popen(["sleep", "600"], start_new_session=True)
         self.pid = self._process.pid
-        channel.send({"pid": self.pid})
+        channel.send(HorseStarted(self.pid))
 
-    def next_order(self) -> dict[str, Any]:
-        """Wait for what its worker has to say."""
+    def next_message(self) -> Message:
+        """Wait for the next message of its worker."""
         return next(iter(self.channel))
 
-    def end(self, job_id: str, **outcome: Any) -> None:
-        """Have the last word on a job."""
-        self.channel.send({"job": job_id, **outcome})
+    def end(self, job_id: str, outcome: str, **fields: Any) -> None:
+        """Report the outcome of a job."""
+        self.channel.send(JobOutcome(job_id, outcome, **fields))
 
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         return self._process.poll() is None
 
     def die(self) -> None:
-        """Close the line, as the kernel and the zygote do for a horse that has ended."""
+        """Close the connection, as the kernel and the zygote do when a horse ends."""
         self.channel.close()
 
     def close(self) -> None:
@@ -172,7 +181,7 @@ class PlayedHorse:
 
 @contextmanager
 def workplace() -> Iterator[Workplace]:
-    """A workplace in a folder whose name leaves room for the sockets' own."""
+    """A workplace in a folder with a short path: socket paths are limited."""
     with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
         place = Workplace(Path(folder))
         try:
@@ -189,8 +198,8 @@ def seconds_until(condition: Any, *, timeout_s: float = 30.0) -> float:
 
 
 def children_of(pid: int) -> list[psutil.Process]:
-    """The processes below another one."""
+    """All descendants of a process."""
     return psutil.Process(pid).children(recursive=True)
 
 
-__all__ = ["NAME", "Workplace", "Zygote", "children_of", "keys", "seconds_until", "workplace"]
+__all__ = ["NAME", "FakeZygote", "Workplace", "children_of", "keys", "seconds_until", "workplace"]

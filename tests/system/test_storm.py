@@ -33,7 +33,7 @@ from warmd.daemon.host.home import Home
 from warmd.daemon.queue import keys
 from warmd.daemon.queue.jobs import JobStore
 from warmd.daemon.queue.lease import LEASE_S
-from warmd.daemon.queue.workers import Roster
+from warmd.daemon.queue.workers import WorkerRegistry
 from warmd.daemon.runs import events
 from warmd.daemon.supervise.children import HUNG_S
 from warmd.daemon.supervise.redis_server import find_binary
@@ -149,8 +149,8 @@ def test_garbage_in_the_registries_stops_nobody(battered: Daemon):
     connection.hset(keys.WORKERS, mapping={b"\xff": b"\xff", "no-colon": "train"})
     wait_until(lambda: connection.zcard("rq:scheduled:train") == 0)
     # The dead of this home are buried all the same.
-    roster = Roster(JobStore(connection))
-    assert roster.bury(f"train-0:{battered.home.key}:dead00", "train") == []
+    workers = WorkerRegistry(JobStore(connection))
+    assert workers.requeue_orphans(f"train-0:{battered.home.key}:dead00", "train") == []
     assert connection.zcard("rq:wip:train") == 0
 
 

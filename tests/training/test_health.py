@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -219,14 +218,14 @@ def test_checkpoints_evaluations_and_pauses_are_not_the_steps_time():
 HORSE = """
 import sys, time
 from pathlib import Path
-from warmd.daemon.work.watchdog import write_stacks_when_asked
+from warmd.daemon.host.stacks import write_stacks_on_signal
 
 def hangs():
     print("ready", flush=True)
     while True:
         time.sleep(0.01)
 
-write_stacks_when_asked()
+write_stacks_on_signal()
 hangs()
 """
 
@@ -247,9 +246,8 @@ def hanging_process(log: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def activity(began: float, limit_s: float) -> dict[str, Any]:
-    told = Activity(name="step", began=began, limit_s=limit_s, median_s=0.01)
-    return asdict(told)
+def activity(began: float, limit_s: float) -> Activity:
+    return Activity(name="step", began=began, limit_s=limit_s, median_s=0.01)
 
 
 def test_a_stall_is_said_once_with_the_place_where_the_process_hangs(tmp_path):
@@ -257,27 +255,27 @@ def test_a_stall_is_said_once_with_the_place_where_the_process_hangs(tmp_path):
     log.write_text("what a library printed\n")
     with hanging_process(log) as process:
         watchdog = Watchdog(log)
-        assert watchdog.look(process.pid) is None  # it has said nothing yet
-        watchdog.hear(activity(time.monotonic(), 60.0))
-        assert watchdog.look(process.pid) is None
-        watchdog.hear(activity(time.monotonic() - 7.0, 5.0))
-        stall = wait_until(lambda: watchdog.look(process.pid))
-        assert stall["seconds"] == pytest.approx(7.0, abs=3.0)
-        assert re.fullmatch(r"<string>:\d+ hangs < <string>:12 <module>", stall["stack"])
-        assert watchdog.look(process.pid) is None
-        watchdog.hear(activity(time.monotonic() - 7.0, 5.0))
-        assert wait_until(lambda: watchdog.look(process.pid))
-        watchdog.hear(None)
-        assert watchdog.look(process.pid) is None
+        assert watchdog.check(process.pid) is None  # it has said nothing yet
+        watchdog.set_activity(activity(time.monotonic(), 60.0))
+        assert watchdog.check(process.pid) is None
+        watchdog.set_activity(activity(time.monotonic() - 7.0, 5.0))
+        stall = wait_until(lambda: watchdog.check(process.pid))
+        assert stall.seconds == pytest.approx(7.0, abs=3.0)
+        assert re.fullmatch(r"<string>:\d+ hangs < <string>:12 <module>", stall.stack)
+        assert watchdog.check(process.pid) is None
+        watchdog.set_activity(activity(time.monotonic() - 7.0, 5.0))
+        assert wait_until(lambda: watchdog.check(process.pid))
+        watchdog.set_activity(None)
+        assert watchdog.check(process.pid) is None
 
 
 def test_of_a_process_that_is_suspended_a_stall_says_so(tmp_path):
     with hanging_process(tmp_path / "log.txt") as process:
         process.send_signal(signal.SIGSTOP)
         watchdog = Watchdog(tmp_path / "log.txt")
-        watchdog.hear(activity(time.monotonic() - 7.0, 5.0))
-        stall = wait_until(lambda: watchdog.look(process.pid))
-        assert (stall["stack"], stall["state"]) == (None, "T (stopped)")
+        watchdog.set_activity(activity(time.monotonic() - 7.0, 5.0))
+        stall = wait_until(lambda: watchdog.check(process.pid))
+        assert (stall.stack, stall.state) == (None, "T (stopped)")
 
 
 def test_a_worker_can_write_an_event_while_the_horse_writes_its_own(tmp_path):

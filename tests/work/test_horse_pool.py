@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from warmd.configs.config import WorkerConfig
 from warmd.daemon.host.channel import listen
-from warmd.daemon.work.horse_pool import Stable
+from warmd.daemon.host.messages import RunJob
+from warmd.daemon.work.horse_pool import HorsePool
 
-REQUEST: dict[str, Any] = {"model": None}
+
+def request(job_id: str) -> RunJob:
+    return RunJob(job_id, "w", "", 1, slots=4, threads=1, niceness=0, enqueued_at=None)
 
 
-def test_a_horse_that_was_heard_to_have_died_is_given_no_job(tmp_path):
+def test_a_horse_that_has_died_is_given_no_job(tmp_path):
     with listen(tmp_path / "zygote") as zygote:
         config = WorkerConfig(name="w", queue="infer", isolation="resident", slots=4)
-        stable = Stable(tmp_path / "zygote", config)
-        first = stable.mount("a", REQUEST, alone=False)
+        pool = HorsePool(tmp_path / "zygote", config)
+        first = pool.attach(request("a"), alone=False)
         assert first is not None
-        assert stable.mount("b", REQUEST, alone=False) is first
+        assert pool.attach(request("b"), alone=False) is first
         zygote.accept()[0].close()
         first.receive()
         assert first.channel.closed_by_peer
-        second = stable.mount("c", REQUEST, alone=False)  # in the same turn, before `sweep`
+        second = pool.attach(
+            request("c"), alone=False
+        )  # in the same step of the loop, before `sweep`
         assert second is not None
         assert second is not first
-        stable.sweep()
-        assert stable.horses == [second]
+        pool.sweep()
+        assert pool.horses == [second]
         second.channel.close()

@@ -56,7 +56,7 @@ def test_held_job_stands_still_in_memory_and_goes_on_at_once(daemon: Daemon):
     assert (job["status"], job["paused"], job["step"]) == ("started", True, 3)
     with pytest.raises(Conflict, match="paused already"):
         daemon.client.pause(job_id)
-    assert daemon.client.unpause(job_id) == "going on"
+    assert daemon.client.unpause(job_id) == "continuing"
     job = daemon.wait(job_id)
     assert (job["status"], job["paused"], job["execution"]) == ("finished", False, 1)
     assert steps(daemon, job_id) == [1, 2, 3, 4, 5, 6]
@@ -137,7 +137,7 @@ def test_held_job_can_be_released(daemon: Daemon):
 def test_release_that_is_taken_back_in_time_lets_the_job_go_on(daemon: Daemon):
     job_id = hold_at_gate(daemon)
     daemon.client.pause(job_id, release=True)
-    assert daemon.client.unpause(job_id) == "going on"
+    assert daemon.client.unpause(job_id) == "continuing"
     (daemon.folder / "gate").unlink()
     assert daemon.wait(job_id)["status"] == "finished"
     assert steps(daemon, job_id) == [1, 2, 3, 4, 5, 6]

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from ....configs.queues import QUEUES
 from ...client.client import Client
-from ...queue.workers import Roster
+from ...queue.workers import WorkerRegistry
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 
@@ -77,9 +77,9 @@ class _Queues(Collector):
             "warmd_workers", "Workers that give signs of life.", labels=["queue"]
         )
         living = dict.fromkeys(QUEUES, 0)
-        roster = Roster(self._client.store)
-        for name, worker_queue in roster.workers().items():
-            living[worker_queue] += roster.has_lease(name)
+        registry = WorkerRegistry(self._client.store)
+        for name, worker_queue in registry.workers().items():
+            living[worker_queue] += registry.has_lease(name)
         for queue_name, number in living.items():
             workers.add_metric([queue_name], number)
         return [jobs, workers]

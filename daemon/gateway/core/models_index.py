@@ -40,7 +40,7 @@ class Catalogue:
 
     def all(self) -> list[dict[str, Any]]:
         """Return every model, the warm ones first, then the newest."""
-        jobs = filter(is_job_id, self._client.perhaps_with_model())
+        jobs = filter(is_job_id, self._client.trainings_not_given_up())
         made = [model for job_id in jobs if (model := self._made_by(job_id)) is not None]
         return [*(_shown(name, "warm", 0) for name in self._warm()), *made]
 

@@ -1,0 +1,103 @@
+"""The client's connection to Redis, and the error for a Redis that cannot be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property, wraps
+from typing import Any, TypeVar, cast
+
+import redis
+
+from ...configs.config import DaemonConfig, redacted_url
+from ...jobs.errors import NotFound, Unavailable
+from ..host.home import Home
+from ..queue import keys
+from ..queue.jobs import Job, JobStore
+from ..runs.rundir import RunDir
+from .lookup import Lookup
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+_REFUSALS = ("MISCONF", "NOREPLICAS")  # the disk is full, or too few replicas are connected
+# Memory is full, or this is a replica: redis-py removes these words from the message.
+_REFUSED = (redis.exceptions.OutOfMemoryError, redis.exceptions.ReadOnlyError)
+
+
+def needs_redis(method: Method) -> Method:
+    """Raise Unavailable, with what to do, if Redis is unreachable or refuses writes."""
+
+    @wraps(method)
+    def wrapper(self: ClientConnection, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            raise self.unavailable(error) from error
+        except redis.ResponseError as error:
+            if isinstance(error, _REFUSED) or str(error).startswith(_REFUSALS):
+                raise Unavailable(f"Redis takes no changes: {error}") from error
+            raise
+
+    return cast(Method, wrapper)
+
+
+class ClientConnection:
+    """The home, its Redis, and the records that all parts of the client use."""
+
+    def __init__(self, config: DaemonConfig) -> None:
+        self.config = config
+        self.home = Home(config.home)
+
+    @cached_property
+    def url(self) -> str:
+        """The URL of Redis: configured, or as last used by the daemon of this home."""
+        if self.config.redis_url is not None:
+            return self.config.redis_url
+        state = self.home.read_state()
+        return state["url"] if state is not None else self.home.redis_url
+
+    @cached_property
+    def connection(self) -> redis.Redis:
+        return keys.connect(self.url)
+
+    @cached_property
+    def store(self) -> JobStore:
+        return JobStore(self.connection)
+
+    @cached_property
+    def lookup(self) -> Lookup:
+        return Lookup(self.store, self.home.runs)
+
+    def close(self) -> None:
+        """Close the connection; the next call opens another."""
+        if "connection" in self.__dict__:
+            self.connection.close()
+
+    def unavailable(self, error: Exception) -> Unavailable:
+        if self.url == self.home.redis_url and self.home.is_full():
+            return Unavailable(
+                f"the disk of {self.home.path} is full, and Redis has ended: free some space, for "
+                "example with `warmd checkpoints prune`, and run `warmd start`"
+            )
+        if self.url == self.home.redis_url:
+            return Unavailable(f"no daemon runs in {self.home.path}: start it with `warmd start`")
+        return Unavailable(f"no Redis at {redacted_url(self.url)}: {error}")
+
+    def find(self, text: str | None) -> str:
+        """Return the id of the job that an id or a unique prefix of one names.
+
+        `-` or None is the latest job submitted from the command line, never an HTTP request.
+        Raises SpecError and NotFound.
+        """
+        return self.lookup.find(text)
+
+    def rundir(self, job_id: str) -> RunDir:
+        return RunDir.open(self.home.runs, job_id)
+
+    def fetch(self, job_id: str) -> Job:
+        job = self.store.fetch(job_id)
+        if job is None:
+            raise NotFound(
+                f"job: {job_id} is not in Redis, but its files are in {self.rundir(job_id).path}: "
+                f"`warmd resume {job_id}` queues it again"
+            )
+        return job

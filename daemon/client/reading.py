@@ -1,0 +1,92 @@
+"""Reading jobs: their state, results and events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import redis
+
+from ...configs.queues import QUEUES, TRAIN
+from ..queue import job_index, listing, stream
+from ..queue.jobs import ENDED, JobStatus
+from .connection import ClientConnection, needs_redis
+from .lookup import Pending
+
+_RETRY_S = 0.2  # between two attempts to reach Redis
+
+
+class Reading(ClientConnection):
+    """Returns what is known of jobs as plain values."""
+
+    @needs_redis
+    def job(self, job_id: str) -> dict[str, Any]:
+        """Return all that is known of a job as plain values. Raises NotFound and Conflict."""
+        return self.lookup.job(job_id)
+
+    @needs_redis
+    def jobs(
+        self, *, statuses: Collection[str] | None = None, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Return all jobs, or those with one of the statuses, newest first, at most `limit`."""
+        return self.lookup.jobs(statuses, limit)
+
+    @needs_redis
+    def pending(self) -> list[Pending]:
+        """Return running and waiting jobs submitted from the command line, newest first."""
+        return self.lookup.pending()
+
+    @needs_redis
+    def trainings(self, limit: int, *, after: str | None = None) -> list[str]:
+        """Return the ids of training jobs, newest first; `after`: only older ones than this."""
+        return job_index.trainings(self.lookup.indexed, limit, after=after)
+
+    @needs_redis
+    def trainings_not_given_up(self) -> list[str]:
+        """Return the ids of training jobs that may have a final model, newest first."""
+        return listing.not_given_up(self.lookup.indexed, TRAIN)
+
+    @needs_redis
+    def queues(self) -> list[dict[str, Any]]:
+        """Return the number of jobs per status, for each queue."""
+        return [{"name": name, **listing.counts(self.connection, name)} for name in QUEUES]
+
+    @needs_redis
+    def result(self, job_id: str) -> dict[str, Any] | None:
+        """Return the result of the job, or None if there is none yet."""
+        result = self.rundir(job_id).read_result()
+        if result is None and (job := self.store.fetch(job_id)) is not None:
+            result = job.return_value() if job.get_status() == JobStatus.FINISHED else None
+        return result
+
+    def follow(
+        self, job_id: str, *, live: bool = True, after_seq: int = 0
+    ) -> Iterator[dict[str, Any] | None]:
+        """Yield a job's events until it ends, and None after every half second without one.
+
+        If Redis is unreachable, waits for it as long as the daemon runs: the daemon is restarting
+        it, or the machine is overloaded. Raises Unavailable if the daemon has ended.
+        """
+        path = self.rundir(job_id).events
+
+        def has_ended() -> bool:
+            job = self.store.fetch(job_id) if live else None
+            return job is None or job.get_status(refresh=False) in ENDED
+
+        while True:
+            follow = stream.follow(
+                self.connection, job_id, path, after=after_seq, has_ended=has_ended
+            )
+            try:
+                for event in follow:
+                    if event is not None:
+                        after_seq = event["seq"]
+                    yield event
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                if not self.home.is_locked():
+                    raise self.unavailable(error) from error
+                yield None
+                time.sleep(_RETRY_S)
+            else:
+                return

@@ -1,0 +1,68 @@
+"""Removing jobs, and finding out which ones are still needed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ...configs.queues import TRAIN
+from ...jobs import KINDS, spec_class
+from ...jobs.errors import Conflict
+from ..host.warm_set import known_models
+from ..queue import listing, removal
+from ..queue.jobs import ENDED
+from ..runs.rundir import job_ids
+from .connection import ClientConnection, needs_redis
+from .lookup import PENDING
+
+
+class Removing(ClientConnection):
+    """Removes ended jobs, or what they would resume from."""
+
+    @needs_redis
+    def remove(self, job_id: str) -> int:
+        """Remove an ended job: its run directory with everything in it, and its data in Redis.
+
+        Returns the bytes freed. If interrupted, the next call finishes it. Raises Conflict for a
+        job that is not ended.
+        """
+        return removal.remove(self.store, self.home.runs, job_id)
+
+    @needs_redis
+    def finish_removals(self) -> dict[str, int]:
+        """Finish interrupted removals; return the bytes freed for each job."""
+        return removal.finish_all(self.store, self.home.runs)
+
+    @needs_redis
+    def remove_resume_state(self, job_id: str) -> int:
+        """Remove what an ended job would resume from, but not its model; return the bytes freed."""
+        job = self.fetch(job_id)
+        if job.get_status() not in ENDED:
+            raise Conflict(f"job: {job_id} is {job.get_status().value}: cancel it first")
+        return removal.remove_resume_state(self.rundir(job_id))
+
+    @needs_redis
+    def ended(self, statuses: Collection[str], *, before: float) -> list[str]:
+        """Return the ids of jobs with one of the statuses that ended before then, newest first."""
+        jobs = listing.with_status(self.connection, statuses)
+        old = [job for job in jobs if job.ended_at and job.ended_at.timestamp() < before]
+        return [job.id for job in sorted(old, key=lambda job: job.created_at, reverse=True)]
+
+    @needs_redis
+    def needed(self) -> dict[str, list[str]]:
+        """Return the jobs that others still need, each with those other jobs and warm models."""
+        trainings = [
+            job_id
+            for job_id in job_ids(self.home.runs)
+            if (kind := job_id.split("-")[0]) in KINDS and spec_class(kind).queue == TRAIN
+        ]
+        pending = listing.with_status(self.connection, PENDING)
+        readers = list(dict.fromkeys([*trainings, *(job.id for job in pending)]))
+        found = removal.dependents(self.home.runs, readers)
+        for job in pending:
+            for parent in job._dependency_ids:
+                found.setdefault(parent, []).append(job.id)
+        for name, model in known_models(self.home).items():
+            owner = removal.owner_of(self.home.runs, model.path)
+            if owner is not None:
+                found.setdefault(owner, []).append(f"warm model {name} (`warmd unload {name}`)")
+        return found

@@ -1,0 +1,113 @@
+"""Resuming ended jobs, with the same or with revised options."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from ...jobs.context import step_of
+from ...jobs.errors import CheckpointDamaged, Conflict, SpecError
+from ...jobs.user_code.modules import SOURCES, changed
+from ..queue import adoption, runs_owner
+from ..queue.jobs import ENDED, Job, JobStatus
+from ..runs.checkpoints import Checkpoints
+from ..runs.rundir import RunDir
+from .connection import needs_redis
+from .steering import Steering
+from .views import spec_of
+
+
+class Resuming(Steering):
+    """Queues ended jobs again."""
+
+    @needs_redis
+    def resume(
+        self,
+        job_id: str,
+        *,
+        changes: Mapping[str, Any] | None = None,
+        front: bool = False,
+        strict: bool = False,
+    ) -> str:
+        """Queue an ended job again; it resumes from its latest checkpoint.
+
+        `changes`: new (raw) values of options that may change on resume; with more `steps` a
+        finished job continues. `strict`: refuse if `changed_sources` is not empty.
+        Returns "queued", or "finished" if there is nothing left to do.
+        A job that Redis does not know is adopted from its run directory.
+        Raises SpecError, NotFound and Conflict.
+        """
+        rundir = self.rundir(job_id)
+        if strict and (files := self.changed_sources(job_id)):
+            raise Conflict(
+                f"reward: changed since the latest checkpoint of {job_id}: {', '.join(files)}; "
+                "restore it, or resume without --strict"
+            )
+        with rundir.revising():
+            job = self.store.fetch(job_id)
+            if job is None or adoption.is_foreign(self.connection, rundir):
+                job = self._adopt(rundir)
+            return self._resume(job, rundir, changes or {}, front=front)
+
+    def _adopt(self, rundir: RunDir) -> Job:
+        """Add a job to Redis from its run directory. Raises Conflict."""
+        job_id = rundir.path.name
+        if self.config.redis_url is not None:
+            runs_owner.claim(self.connection, self.home)
+        queue = spec_of(rundir.read_spec()).queue
+        adoption.take_over(self.connection, rundir)
+        adoption.check_model(rundir)
+        past = adoption.past_of(rundir)
+        self.store.adopt(job_id, queue, **past.__dict__)
+        return self.fetch(job_id)
+
+    def changed_sources(self, job_id: str) -> list[str]:
+        """Return the reward source files that changed since a job's latest checkpoint."""
+        checkpoints = Checkpoints(self.rundir(job_id).checkpoints)
+        for path in reversed(checkpoints.list()):
+            with suppress(CheckpointDamaged):
+                return changed(checkpoints.about(path).get(SOURCES, {}))
+        return []
+
+    def _resume(self, job: Job, rundir: RunDir, changes: Mapping[str, Any], *, front: bool) -> str:
+        job_id, status = job.id, job.get_status()
+        if status not in ENDED and self.store.pause_of(job) is not None:
+            if not changes:
+                return self.unpause(job_id)
+            raise Conflict(
+                f"job: {job_id} is paused: `warmd unpause` continues it unchanged; to change "
+                f"{', '.join(changes)}, cancel it first"
+            )
+        if status not in ENDED:
+            raise Conflict(f"job: {job_id} is {status.value}: nothing to resume")
+        document = rundir.read_spec()
+        spec = spec_of(document)
+        revised = spec.revised(changes)
+        changed = revised.changes(spec.to_json())
+        steps, old_steps = (getattr(s, "steps_total", None) for s in (revised, spec))
+        if steps == old_steps and status == JobStatus.FINISHED and rundir.read_result() is not None:
+            if changed:
+                names = ", ".join(changed)
+                raise Conflict(
+                    f"job: {job_id} is finished: {names} takes effect only with more steps"
+                )
+            return "finished"
+        done = max(map(step_of, Checkpoints(rundir.checkpoints).list()), default=0)
+        if status == JobStatus.FINISHED and rundir.read_result() is not None and not done:
+            raise Conflict(
+                f"job: {job_id} has no checkpoint left to resume from: start a new job from "
+                f"its model with --init-from {job_id}"
+            )
+        if steps != old_steps and steps is not None and steps < done:
+            raise SpecError("steps", f"must be at least {done}, its latest checkpoint, got {steps}")
+        if changed:
+            revision = {"revision": document["revision"] + 1, "time": time.time()}
+            rundir.revise(
+                spec=revised.to_json(),
+                revisions=[*document.get("revisions", ()), {**revision, "changes": changed}],
+            )
+        if not self.store.enqueue_again(job, front=front):
+            raise Conflict(f"job: {job_id} was resumed by another process")
+        return "queued"

@@ -1,0 +1,73 @@
+"""Requests to jobs that wait or run: cancel, kill, pause, continue."""
+
+from __future__ import annotations
+
+from ...configs.queues import INFER
+from ...jobs.errors import Conflict
+from ..queue.jobs import ENDED
+from .connection import ClientConnection, needs_redis
+
+
+class Steering(ClientConnection):
+    """Stops, pauses and continues jobs."""
+
+    @needs_redis
+    def cancel(self, job_id: str) -> str:
+        """Cancel a waiting job ("canceled"), or let a running one save and stop ("stopping")."""
+        return self._end(job_id, "cancel", "stopping")
+
+    @needs_redis
+    def kill(self, job_id: str) -> str:
+        """Cancel a waiting job ("canceled"), or kill a running one ("killing")."""
+        return self._end(job_id, "kill", "killing")
+
+    def _end(self, job_id: str, how: str, reply: str) -> str:
+        job = self.fetch(job_id)
+        while True:
+            # The job may start or end between these calls.
+            if self.store.cancel_waiting(job):
+                return "canceled"
+            if self.store.request_stop(job, how):
+                return reply
+            status = job.get_status()
+            if status in ENDED:
+                raise Conflict(f"job: {job_id} is {status.value} already")
+
+    @needs_redis
+    def pause(self, job_id: str, *, release: bool = False) -> str:
+        """Hold a running job at its step's end ("pausing"), or put a waiting one away ("paused").
+
+        `release`: a running job saves, ends and is put away too. Only `unpause` continues a job
+        that is held or put away. Raises Conflict.
+        """
+        job = self.fetch(job_id)
+        how = "release" if release else "hold"
+        while True:
+            status = job.get_status()
+            if status in ENDED:
+                raise Conflict(f"job: {job_id} is {status.value}: nothing to pause")
+            if self.store.pause_of(job) in (how, "release"):
+                raise Conflict(f"job: {job_id} is paused already: `warmd unpause` continues it")
+            if self.store.pause_waiting(job):
+                return "paused"
+            if job.origin == INFER and not release:
+                raise Conflict(
+                    f"job: {job_id} is generating, and cannot be held: cancel it instead"
+                )
+            if self.store.request_pause(job, how):
+                return "pausing"
+
+    @needs_redis
+    def unpause(self, job_id: str) -> str:
+        """Continue a held job ("continuing"), or return one that was put away to its queue's front.
+
+        Returns the status of a job that waits again. Raises Conflict.
+        """
+        job = self.fetch(job_id)
+        while True:
+            if self.store.pause_of(job) is None:
+                raise Conflict(f"job: {job_id} is not paused")
+            if self.store.withdraw_pause(job):
+                return "continuing"
+            if self.store.unpause(job):
+                return job.get_status().value

@@ -1,0 +1,113 @@
+"""Submitting jobs."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from ...configs.config import ModelConfig
+from ...jobs.errors import SpecError
+from ...jobs.spec import Spec
+from ..queue import runs_owner
+from ..runs import weights
+from ..runs.rundir import RunDir
+from ..runs.weights import Weights
+from . import checking
+from .connection import ClientConnection, needs_redis
+from .views import spec_of
+
+
+class Submitting(ClientConnection):
+    """Checks and queues new jobs."""
+
+    def weights(self, text: str) -> Weights:
+        """Return the verified weights of `JOB` (its final model) or `JOB@STEP`. Needs no Redis.
+
+        Raises SpecError, NotFound and CheckpointDamaged.
+        """
+        job, at, step = text.partition("@")
+        rundir = self.rundir(self.find(job))
+        if not at:
+            return weights.final_model(rundir)
+        if not (step.isascii() and step.isdigit()):
+            raise SpecError("init_from", f"must be JOB or JOB@STEP, got {text[:80]!r}")
+        return weights.checkpoint(rundir, int(step))
+
+    def check(
+        self, spec: Spec, *, init: Weights | None = None, model: ModelConfig | None = None
+    ) -> dict[str, Any]:
+        """Check a spec against files and models; return the content of its spec.json.
+
+        Raises SpecError or NotFound. Needs no Redis.
+        """
+        return checking.document_of(spec, self.config, init=init, model=model)
+
+    @needs_redis
+    def submit(
+        self,
+        spec: Spec,
+        *,
+        front: bool = False,
+        after: str | None = None,
+        at: datetime | None = None,
+        retries: int = 0,
+        timeout_s: float | None = None,
+        init: Weights | None = None,
+        model: ModelConfig | None = None,
+        origin: str = "cli",
+    ) -> str:
+        """Check and queue a job; return its id. Raises SpecError, NotFound, Conflict, Unavailable.
+
+        The run directory is complete before the job is queued, and removed if that fails.
+        `init`: the weights to start from; the spec's `model` is their name. `model`: the model that
+        the spec's `model` names, if the caller knows it. `origin`: one of rundir.ORIGINS.
+        """
+        document = {**self.check(spec, init=init, model=model), "origin": origin}
+        self.connection.ping()
+        self.home.create()
+        if self.config.redis_url is not None:
+            runs_owner.claim(self.connection, self.home)
+        if after is not None:
+            after = self.find(after)
+        rundir = RunDir.create(self.home.runs, spec.kind, document)
+        try:
+            if init is not None:
+                # The model needs a unique name: the zygote identifies models by name, and several
+                # jobs may start from the same checkpoint.
+                folder = rundir.path / "init"
+                weights.link(init, folder)
+                own = ModelConfig(name=f"{rundir.path.name}:init", path=str(folder))
+                rundir.revise(model=own.__dict__)
+            self.store.enqueue(
+                rundir.path.name,
+                spec.queue,
+                front=front,
+                after=after,
+                at=at,
+                retries=retries,
+                timeout_s=timeout_s,
+                from_cli=origin == "cli",
+            )
+        except BaseException:
+            rundir.remove()
+            raise
+        return rundir.path.name
+
+    @needs_redis
+    def submit_again(self, job_id: str, *, stop_at: int) -> str:
+        """Queue a copy of a job at the front; it ends with a checkpoint at step `stop_at`.
+
+        Its learning-rate schedule is that of all steps; it reports to no tracker.
+        """
+        document = self.rundir(job_id).read_spec()
+        kept = ("python_path", "model", "init_from")
+        copy: dict[str, Any] = {name: document[name] for name in kept if name in document}
+        copy["spec"] = {**document["spec"], "report_to": []}
+        copy |= {"stop_at": stop_at, "origin": "check"}
+        rundir = RunDir.create(self.home.runs, document["kind"], copy)
+        try:
+            self.store.enqueue(rundir.path.name, spec_of(document).queue, front=True)
+        except BaseException:
+            rundir.remove()
+            raise
+        return rundir.path.name

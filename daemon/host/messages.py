@@ -1,0 +1,448 @@
+"""The messages between the processes of one daemon: a dataclass each, and their JSON.
+
+| from | to | over | messages |
+| --- | --- | --- | --- |
+| client | supervisor | control socket | Stop, LoadModel, UnloadModel, ListModels, GetStatus, … |
+| supervisor | client | control socket | Stopping, Model, Unloaded, Models, Status, Ready, Failure |
+| supervisor | zygote | zygote socket | LoadFolder, UnloadModel, GetStatus |
+| zygote | supervisor | zygote socket | Model, Unloaded, ZygoteStatus, Failure |
+| worker | zygote, horse | horse connection | RunJob, StopJob, PauseJob |
+| horse | worker | horse connection | HorseStarted, JobEvent, JobActivity, JobOutcome |
+| zygote | worker | horse connection | HorseExit, RetireHorse, Failure |
+| download process | its owner | its stdin and stdout | DownloadProgress, Downloaded, Failure |
+| supervisor | its children | stdin | ZygoteSettings, WorkerSettings, GatewaySettings |
+| children | supervisor | stdout | Alive, BootProgress, ModelsLoaded, ChildReady, GatewayStatus |
+| supervisor | `warmd start` | stdout | BootProgress, Booted, Failure |
+
+A message is one line: a JSON object with its fields, and its class in `op`. All processes of a
+daemon run the same version, so nothing here has to stay compatible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import orjson
+
+from ...configs.config import DaemonConfig, ModelConfig, WorkerConfig
+from ...jobs.context import Activity
+from ...jobs.errors import WarmdError
+
+_CLASSES: dict[str, type[Message]] = {}  # by `op`
+
+
+class Message:
+    """Base of all messages; `op` names the class on the wire."""
+
+    op: ClassVar[str]
+
+    def __init_subclass__(cls, *, op: str) -> None:
+        cls.op = op
+        _CLASSES[op] = cls
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """Build the message from the fields of its JSON object; they may be consumed."""
+        return cls(**fields)
+
+
+def encode(message: Message) -> bytes:
+    """Return the message as one line of JSON. Values that JSON lacks raise TypeError."""
+    # orjson writes the dataclasses within by itself.
+    return orjson.dumps({"op": message.op, **message.__dict__}, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def decode(line: bytes | bytearray | str) -> Message | None:
+    """Return the message in a line of JSON.
+
+    Malformed for a JSON object that is no message, and None for a line that is no JSON object: the
+    sender may have died in the middle of it.
+    """
+    try:
+        fields = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(fields, dict):
+        return None
+    try:
+        return _CLASSES[fields.pop("op")].from_fields(fields)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        return Malformed(repr(error)[:200])
+
+
+@dataclass(frozen=True)
+class Malformed(Message, op="malformed"):
+    """Takes the place of a JSON object that is no message."""
+
+    problem: str
+
+
+# --- parts of messages ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A model and the folder that holds its files."""
+
+    config: ModelConfig
+    folder: str | None  # None: not yet downloaded
+    files: str = ""  # fingerprint of the files, where the sender knows it (model_files)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        return cls(ModelConfig(**fields.pop("config")), **fields)
+
+
+@dataclass(frozen=True)
+class WantedModel:
+    """A model that the zygote loads at its start."""
+
+    model: LocalModel
+    is_required: bool  # the daemon cannot start without it
+
+
+@dataclass(frozen=True)
+class RunningJob:
+    """A started job and the configured name of its worker."""
+
+    worker: str
+    job: str
+
+
+# --- failures, on every connection ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Failure(Message, op="error"):
+    """The request failed, or the process cannot start."""
+
+    error: str
+    exit_code: int = 1
+
+    @classmethod
+    def of(cls, error: WarmdError) -> Self:
+        return cls(str(error), error.exit_code)
+
+    def to_exception(self) -> WarmdError:
+        failure = WarmdError(self.error)
+        failure.exit_code = self.exit_code
+        return failure
+
+
+# --- control socket ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stop(Message, op="stop"):
+    """End the daemon; `now`: without letting jobs save first."""
+
+    now: bool
+
+
+@dataclass(frozen=True)
+class LoadModel(Message, op="load"):
+    """Download a model if needed, and load it; `is_kept`: also at every later start."""
+
+    model: ModelConfig
+    is_kept: bool
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        return cls(ModelConfig(**fields.pop("model")), **fields)
+
+
+@dataclass(frozen=True)
+class UnloadModel(Message, op="unload"):
+    """Unload a model (also on the zygote socket)."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class ListModels(Message, op="models"):
+    """Return the loaded models."""
+
+
+@dataclass(frozen=True)
+class GetStatus(Message, op="status"):
+    """Return the state of the daemon; on the zygote socket, of the zygote."""
+
+
+@dataclass(frozen=True)
+class GetReady(Message, op="ready"):
+    """Return whether jobs can be run; the supervisor answers it without asking anybody."""
+
+
+@dataclass(frozen=True)
+class Stopping(Message, op="stopping"):
+    """The daemon ends; these jobs are saving."""
+
+    running: list[RunningJob]
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        return cls([RunningJob(**job) for job in fields["running"]])
+
+
+@dataclass(frozen=True)
+class Model(Message, op="model"):
+    """A loaded model, as `warmd models --json` shows it."""
+
+    model: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Unloaded(Message, op="unloaded"):
+    """The model is no longer loaded."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Models(Message, op="model_list"):
+    """The loaded models, as `warmd models --json` shows them."""
+
+    models: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Status(Message, op="daemon_status"):
+    """The document that `warmd status --json` prints."""
+
+    document: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ready(Message, op="daemon_ready"):
+    """Whether the zygote is ready, and which queues have a ready worker."""
+
+    zygote: bool
+    queues: list[str]
+
+
+# --- zygote socket ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LoadFolder(Message, op="load_folder"):
+    """Load a model from its folder."""
+
+    model: LocalModel
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        return cls(LocalModel.from_json(fields["model"]))
+
+
+@dataclass(frozen=True)
+class ZygoteStatus(Message, op="zygote_status"):
+    """The state of the zygote; most fields are part of `warmd status --json`."""
+
+    pid: int
+    started: float  # unix seconds
+    imports_s: float
+    memory_bytes: int
+    settled: bool  # whether its memory has been moved into huge pages
+    budget_bytes: int
+    horses: list[dict[str, Any]]
+    models: list[dict[str, Any]]
+
+
+# --- horse connection -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunJob(Message, op="run"):
+    """Run a job: the zygote forks a horse for it, a resident horse runs it itself."""
+
+    job_id: str
+    worker: str
+    run_dir: str
+    execution: int  # its number, from 1
+    slots: int
+    threads: int | None
+    niceness: int
+    enqueued_at: float | None  # unix seconds
+    model: LocalModel | None = None
+    isolation: str = "fork"  # "resident": the horse runs several jobs
+    forked_at: float | None = None  # monotonic clock; set by the zygote
+    is_model_changed: bool = False  # set by the zygote: it reloaded the model for this job
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        model = fields.pop("model", None)
+        return cls(model=None if model is None else LocalModel.from_json(model), **fields)
+
+
+@dataclass(frozen=True)
+class StopJob(Message, op="stop_job"):
+    """Save and stop a job; `reason`: drain, cancel, pause, timeout, stall or kill."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PauseJob(Message, op="pause_job"):
+    """Hold a job at the end of its step, or continue it."""
+
+    job: str
+    is_paused: bool
+
+
+@dataclass(frozen=True)
+class HorseStarted(Message, op="horse"):
+    """The horse has started and accepts requests."""
+
+    pid: int
+
+
+@dataclass  # not frozen: one is built per decoded token, and that takes longer if frozen
+class JobEvent(Message, op="event"):
+    """An event that the horse has written to the job's events.jsonl."""
+
+    job: str
+    event: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class JobActivity(Message, op="activity"):
+    """What the job does now, for the watchdog; None: nothing that is timed."""
+
+    job: str
+    activity: Activity | None
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        activity = fields["activity"]
+        return cls(fields["job"], None if activity is None else Activity(**activity))
+
+
+@dataclass(frozen=True)
+class JobOutcome(Message, op="outcome"):
+    """How an execution ended."""
+
+    job: str
+    outcome: str  # finished, stopped or failed
+    result: dict[str, Any] | None = None  # of one that finished
+    reason: str = ""  # of one that stopped, as in StopJob
+    error: str = ""  # of one that failed
+    is_logged: bool = True  # whether its last event has been written
+
+
+@dataclass(frozen=True)
+class HorseExit(Message, op="exit"):
+    """The horse has ended: its exit code (negative: the signal) and peak resident memory."""
+
+    code: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class RetireHorse(Message, op="retire"):
+    """Give the resident horse no more jobs: its model was unloaded or loaded again."""
+
+
+# --- download process -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DownloadProgress(Message, op="download_progress"):
+    """Bytes downloaded so far; the total is None where the hub does not report sizes."""
+
+    bytes: int
+    total_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Downloaded(Message, op="downloaded"):
+    """The download is complete."""
+
+    folder: str
+
+
+# --- stdin and stdout of the supervisor's children --------------------------------------------
+
+
+@dataclass(frozen=True)
+class ZygoteSettings(Message, op="zygote_settings"):
+    budget_bytes: int
+    models: list[WantedModel] = field(default_factory=list)
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        models = [
+            WantedModel(LocalModel.from_json(wanted["model"]), wanted["is_required"])
+            for wanted in fields["models"]
+        ]
+        return cls(fields["budget_bytes"], models)
+
+
+@dataclass(frozen=True)
+class WorkerSettings(Message, op="worker_settings"):
+    config: WorkerConfig
+    url: str  # of Redis
+    name: str  # in Redis; new at every start
+    is_shared: bool  # other daemons use the same Redis
+    lease_s: float
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        return cls(WorkerConfig(**fields.pop("config")), **fields)
+
+
+@dataclass(frozen=True)
+class GatewaySettings(Message, op="gateway_settings"):
+    config: dict[str, Any]  # DaemonConfig.to_json
+    url: str  # of Redis
+
+    def daemon_config(self) -> DaemonConfig:
+        return DaemonConfig.from_json(self.config)
+
+
+@dataclass(frozen=True)
+class Alive(Message, op="alive"):
+    """Heartbeat: the child's main loop is running."""
+
+
+@dataclass(frozen=True)
+class BootProgress(Message, op="progress"):
+    """A stage of the daemon's start: server, imports or model."""
+
+    stage: str
+    done: bool
+    name: str | None = None  # of the model; of the server: embedded or external
+    seconds: float | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class ModelsLoaded(Message, op="models_loaded"):
+    """The models that the zygote holds now."""
+
+    models: list[ModelConfig]
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        return cls([ModelConfig(**model) for model in fields["models"]])
+
+
+@dataclass(frozen=True)
+class ChildReady(Message, op="child_ready"):
+    """The zygote or the worker accepts jobs."""
+
+
+@dataclass(frozen=True)
+class GatewayStatus(Message, op="gateway"):
+    """Where the gateway listens, or why it cannot."""
+
+    url: str | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Booted(Message, op="booted"):
+    """All models are loaded and all workers ready."""
+
+    pid: int  # of the supervisor

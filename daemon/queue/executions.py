@@ -1,0 +1,183 @@
+"""Executions: what a worker does with a job, from taking it to its end.
+
+An execution is a worker's claim to a job. Only its holder can end it, and only while Redis still
+has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.client import Pipeline
+from rq.executions import Execution
+from rq.job import Job, JobStatus
+from rq.registry import FinishedJobRegistry
+from rq.results import Result
+from rq.utils import now
+
+from ...jobs.user_code import tracebacks
+from . import job_index, keys
+from .records import EXECUTION_FIELDS, TRANSIENT_FIELDS, JobRecords, text_or_none
+from .transactions import change, end
+
+# RQ fails a started job whose heartbeat is late, and does so even when a registry is counted: after
+# a night of sleep every running job would fail. Leases detect dead workers instead (lease.py).
+_NEVER_S = 10 * 365 * 86_400
+
+
+@dataclass(frozen=True)
+class StartedExecution:
+    """An execution that was started just now."""
+
+    claim: Execution
+    number: int  # of this execution, from 1
+    kills: int  # earlier deaths of the job's horse in a row
+    suspect: bool  # a horse died that ran this job and others
+    control: ControlRequests
+
+
+@dataclass(frozen=True)
+class ControlRequests:
+    """What users currently request of a started job."""
+
+    stop: str | None  # "cancel" or "kill"
+    pause: str | None  # "hold" or "release"
+    has_claim: bool = True  # whether the execution is still the current one
+
+
+class Executions(JobRecords):
+    """The changes of a job's life that its worker makes."""
+
+    def begin(self, popped: bytes, queue: str, worker: str) -> tuple[Job, StartedExecution] | None:
+        """Start an execution of a job that was popped for the worker.
+
+        Returns None if there is nothing to start: the job was canceled, or is not a job.
+        """
+        job = self.fetch(keys.text(popped))
+        begun: list[Any] = []
+
+        def write(pipeline: Pipeline) -> None:
+            assert job is not None
+            pipeline.lrem(keys.taken(worker), 1, job.id)
+            begun[:] = [Execution.create(job, _NEVER_S, pipeline, worker_name=worker)]
+            job.prepare_for_execution(worker, pipeline)
+            job_index.revived(pipeline, job)  # RQ's own tools can requeue ended jobs
+            pipeline.hincrby(job.key, keys.FIELD_EXECUTION, 1)
+            pipeline.hmget(job.key, *EXECUTION_FIELDS)
+
+        if job is not None and job.origin == queue:
+            results = change(self.connection, job, (JobStatus.QUEUED,), write)
+            if results:
+                number, (kills, suspect, stop, pause) = results[-2:]
+                orders = ControlRequests(text_or_none(stop), text_or_none(pause))
+                noted = int(kills or 0), suspect is not None
+                return job, StartedExecution(begun[0], number, *noted, orders)
+        raw: Any = popped  # redis-py's annotation allows str only
+        self.connection.lrem(keys.taken(worker), 1, raw)
+        return None
+
+    def control_requests(self, started: Sequence[tuple[Job, Execution]]) -> list[ControlRequests]:
+        """What users request of started jobs, in one round trip."""
+        with self.connection.pipeline(transaction=False) as pipeline:
+            for job, claim in started:
+                pipeline.hmget(job.key, keys.FIELD_STOP, keys.FIELD_PAUSE)
+                pipeline.zscore(job.started_job_registry.key, claim.composite_key)
+            found = pipeline.execute()
+        return [
+            ControlRequests(text_or_none(stop), text_or_none(pause), score is not None)
+            for (stop, pause), score in zip(found[::2], found[1::2], strict=True)
+        ]
+
+    def finish(self, job: Job, execution: Execution, result: dict[str, Any]) -> bool:
+        """Finish a job. False if the execution was no longer the current one."""
+
+        def write(pipeline: Pipeline) -> None:
+            job.ended_at = now()
+            job._status = JobStatus.FINISHED
+            job.save(pipeline=pipeline, include_meta=False, include_result=False)
+            pipeline.hdel(job.key, *TRANSIENT_FIELDS)
+            self._record(job, execution, Result.Type.SUCCESSFUL, pipeline, return_value=result)
+            registry = FinishedJobRegistry(job.origin, connection=self.connection)
+            registry.add(job, -1, pipeline)
+            job_index.ended(pipeline, job, JobStatus.FINISHED, job.ended_at)
+
+        def release(pipeline: Pipeline) -> None:
+            self.queue(job.origin).enqueue_dependents(job, pipeline=pipeline)
+
+        return end(self.connection, job, execution, write, watching=release)
+
+    def fail(self, job: Job, execution: Execution, error: str) -> bool:
+        """Fail a job; `error` is a message or a traceback, whose last line is the message."""
+        return self._give_up(job, execution, JobStatus.FAILED, Result.Type.FAILED, error)
+
+    def stop(self, job: Job, execution: Execution, reason: str) -> bool:
+        """Stop a job on request."""
+        return self._give_up(job, execution, JobStatus.STOPPED, Result.Type.STOPPED, reason)
+
+    def _give_up(
+        self, job: Job, execution: Execution, status: JobStatus, type: Result.Type, error: str
+    ) -> bool:
+        error = tracebacks.cut(error, tracebacks.MOST_TRACE)
+
+        def write(pipeline: Pipeline) -> None:
+            job.ended_at = now()
+            job._status = status
+            # RQ keeps stopped jobs in the registry of failed ones.
+            job.failed_job_registry.add(job, ttl=-1, exc_string=error, pipeline=pipeline)
+            pipeline.hset(job.key, "exc_info", error)
+            pipeline.hdel(job.key, *TRANSIENT_FIELDS)
+            self._record(job, execution, type, pipeline, exc_string=error)
+            job_index.ended(pipeline, job, status, job.ended_at)
+
+        return end(self.connection, job, execution, write)
+
+    def requeue(
+        self,
+        job: Job,
+        execution: Execution,
+        *,
+        use_retry: bool = False,
+        kills: int | None = None,
+        suspect: bool = False,
+    ) -> bool:
+        """Put a started job back at the front of its queue, to resume from its checkpoint.
+
+        If a pause was requested it is put away instead. `kills`: deaths of its horse in a row.
+        `suspect`: its horse died while it ran other jobs too.
+        """
+        if use_retry:
+            job.retries_left = (job.retries_left or 0) - 1
+
+        def note(pipeline: Pipeline) -> None:
+            if kills is not None:
+                pipeline.hset(job.key, keys.FIELD_KILLS, kills)
+            if suspect:
+                pipeline.hset(job.key, keys.FIELD_SUSPECT, 1)
+
+        def push(pipeline: Pipeline) -> None:
+            note(pipeline)
+            self._push(job, pipeline, front=True)
+
+        def put_away(pipeline: Pipeline) -> None:
+            note(pipeline)
+            job.save(pipeline=pipeline, include_meta=False, include_result=False)
+            self._put_away(job, pipeline)
+
+        return end(self.connection, job, execution, push, if_paused=put_away)
+
+    def _record(
+        self, job: Job, execution: Execution, type: Result.Type, pipeline: Pipeline, **what: Any
+    ) -> None:
+        Result.create(
+            job,
+            type,
+            -1,
+            worker_name=execution.worker_name,
+            pipeline=pipeline,
+            execution_id=execution.id,
+            execution_started_at=execution.created_at,
+            execution_ended_at=job.ended_at,
+            **what,
+        )

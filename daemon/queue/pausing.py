@@ -1,0 +1,71 @@
+"""Pausing and continuing jobs.
+
+A running job is held: it stays started, with the request in its hash. Any other job is put away:
+scheduled for a date that never comes, until `unpause`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis.client import Pipeline
+from rq.job import Job, JobStatus
+
+from . import keys
+from .records import NEVER, WAITING, JobRecords, text_or_none
+from .transactions import change
+
+
+class Pausing(JobRecords):
+    """The changes of a job's life that a pause makes."""
+
+    def request_pause(self, job: Job, how: str) -> bool:
+        """Request that a started job waits in memory ("hold"), or saves and ends ("release")."""
+        return self._request(job, lambda p: p.hset(job.key, keys.FIELD_PAUSE, how))
+
+    def withdraw_pause(self, job: Job) -> bool:
+        """Continue a held job; False if it is not started."""
+        return self._request(job, lambda p: p.hdel(job.key, keys.FIELD_PAUSE))
+
+    def pause_of(self, job: Job) -> str | None:
+        """The requested pause that is still in effect: "hold" or "release"."""
+        return text_or_none(self.connection.hget(job.key, keys.FIELD_PAUSE))
+
+    def pause_waiting(self, job: Job) -> bool:
+        """Put a waiting job away until `unpause`; False if it does not wait."""
+
+        def write(pipeline: Pipeline) -> None:
+            job._remove_from_registries(pipeline=pipeline)
+            for dependency in job._dependency_ids:
+                # Otherwise the end of the dependency would queue the job.
+                pipeline.srem(Job.dependents_key_for(dependency), job.id)
+            if due is not None and due < NEVER:
+                pipeline.hset(job.key, keys.FIELD_DUE, due)
+            self._put_away(job, pipeline)
+
+        due: Any = self.connection.zscore(self._scheduled(job).key, job.id)
+        return bool(change(self.connection, job, WAITING, write))
+
+    def unpause(self, job: Job) -> bool:
+        """Return a job that was put away to the front of its queue, or to what it waited for.
+
+        False if it is not put away.
+        """
+        raw: Any = self.connection.hget(job.key, keys.FIELD_DUE)
+        due = float(raw or 0)
+        is_early = due > self.clock()
+        # If the dependencies finish just now, `DueJobs` queues it soon.
+        is_deferred = not self.are_met([job])[0]
+
+        def write(pipeline: Pipeline) -> None:
+            pipeline.hdel(job.key, keys.FIELD_PAUSE, keys.FIELD_DUE)
+            if is_early:
+                pipeline.zadd(self._scheduled(job).key, {job.id: due})
+            elif is_deferred:
+                self._defer(job, pipeline)
+            else:
+                self._scheduled(job).remove(job.id, pipeline=pipeline)
+                self._push(job, pipeline, front=True)
+
+        is_paused = self.pause_of(job) is not None
+        return is_paused and bool(change(self.connection, job, (JobStatus.SCHEDULED,), write))

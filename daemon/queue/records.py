@@ -1,0 +1,120 @@
+"""Reading jobs from Redis, and the parts that all changes of a job share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import redis
+from redis.client import Pipeline
+from rq import Queue
+from rq.exceptions import DeserializationError
+from rq.job import Job as Job, JobStatus as JobStatus
+from rq.registry import ScheduledJobRegistry
+
+from ...configs.queues import QUEUES
+from . import keys
+from .transactions import change
+
+log = logging.getLogger(__name__)
+
+# When a paused job is scheduled for: far away, and still a date that RQ's own tools can show.
+NEVER = 253_402_214_400.0  # 9999-12-31, in unix seconds
+
+ENDED = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED, JobStatus.CANCELED)
+WAITING = (JobStatus.QUEUED, JobStatus.DEFERRED, JobStatus.SCHEDULED)
+
+# Fields of a job's hash about its current executions: without meaning once the job has ended.
+EXECUTION_FIELDS = (keys.FIELD_KILLS, keys.FIELD_SUSPECT, keys.FIELD_STOP, keys.FIELD_PAUSE)
+TRANSIENT_FIELDS = (*EXECUTION_FIELDS, keys.FIELD_DUE)
+
+
+class JobRecords:
+    """The jobs of one Redis, as records."""
+
+    def __init__(self, connection: redis.Redis) -> None:
+        self.connection = connection
+        self._queues: dict[str, Queue] = {}  # RQ queries the version of Redis once for each
+
+    def queue(self, name: str) -> Queue:
+        if name not in self._queues:
+            self._queues[name] = Queue(name, connection=self.connection, serializer=keys.Serializer)
+        return self._queues[name]
+
+    def fetch(self, job_id: str) -> Job | None:
+        """Return a job, or None if Redis has none, or no valid one, under this id."""
+        return self.fetch_many([job_id])[0]
+
+    def fetch_many(self, job_ids: Sequence[str]) -> list[Job | None]:
+        """The same for several jobs, in one round trip."""
+        with self.connection.pipeline(transaction=False) as pipeline:
+            for job_id in job_ids:
+                pipeline.hgetall(Job.key_for(job_id))
+            found = pipeline.execute(raise_on_error=False)
+        return [self._restore(*pair) for pair in zip(job_ids, found, strict=True)]
+
+    def _restore(self, job_id: str, fields: Any) -> Job | None:
+        if not fields:
+            return None
+        try:
+            if isinstance(fields, redis.ResponseError):
+                raise ValueError(str(fields))
+            job = Job(job_id, connection=self.connection, serializer=keys.Serializer)
+            job.restore(fields)
+            if job.origin not in QUEUES or not isinstance(job._dependency_ids, list):
+                raise ValueError(f"queue {job.origin!r}, after {job._dependency_ids!r}")
+        except Exception as error:  # RQ's parser raises many types for invalid data
+            log.warning("%r: not an RQ job: %s", job_id[:80], str(error)[:200])
+            return None
+        return job
+
+    def is_ours(self, job: Job) -> bool:
+        """Whether the job names warmd's own function; other jobs are refused."""
+        try:
+            return job.func_name == keys.JOB_FUNCTION and job.args == [job.id]
+        except DeserializationError:
+            return False
+
+    def clock(self) -> float:
+        """The time of Redis' clock in unix seconds, the same for all hosts that share it."""
+        seconds, microseconds = cast(Any, self.connection.time())
+        return float(seconds + microseconds / 1e6)
+
+    def are_met(self, jobs: Sequence[Job]) -> list[bool]:
+        """For each job, whether its dependencies have finished or are gone; in one round trip."""
+        behind = list({dependency for job in jobs for dependency in job._dependency_ids})
+        with self.connection.pipeline(transaction=False) as pipeline:
+            for dependency in behind:
+                pipeline.hget(Job.key_for(dependency), "status")
+            statuses = pipeline.execute()
+        over = (None, JobStatus.FINISHED.value.encode())
+        done = {one for one, status in zip(behind, statuses, strict=True) if status in over}
+        return [done.issuperset(job._dependency_ids) for job in jobs]
+
+    def _defer(self, job: Job, pipeline: Pipeline) -> None:
+        self._scheduled(job).remove(job.id, pipeline=pipeline)
+        job.set_status(JobStatus.DEFERRED, pipeline=pipeline)
+        job.register_dependency(pipeline=pipeline)
+
+    def _request(self, job: Job, write: Callable[[Pipeline], Any]) -> bool:
+        def write_and_publish(pipeline: Pipeline) -> None:
+            write(pipeline)
+            pipeline.publish(keys.CONTROL_CHANNEL, job.id)
+
+        return bool(change(self.connection, job, (JobStatus.STARTED,), write_and_publish))
+
+    def _put_away(self, job: Job, pipeline: Pipeline) -> None:
+        pipeline.zadd(self._scheduled(job).key, {job.id: NEVER})
+        pipeline.hset(job.key, "status", JobStatus.SCHEDULED)
+        pipeline.hset(job.key, keys.FIELD_PAUSE, "release")
+
+    def _scheduled(self, job: Job) -> ScheduledJobRegistry:
+        return ScheduledJobRegistry(job.origin, connection=self.connection)
+
+    def _push(self, job: Job, pipeline: Pipeline, *, front: bool) -> None:
+        self.queue(job.origin)._enqueue_job(job, pipeline=pipeline, at_front=front)
+
+
+def text_or_none(raw: Any) -> str | None:
+    return keys.text(raw) if raw is not None else None

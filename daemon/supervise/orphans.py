@@ -1,0 +1,56 @@
+"""Requeues the jobs of dead workers: of this daemon, and of others that share its Redis."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from ..host.home import Home
+from ..queue import keys
+from ..queue.jobs import JobStore
+from ..queue.workers import WorkerRegistry
+
+log = logging.getLogger(__name__)
+
+_SCAN_PERIOD_S = 60.0  # between two scans for jobs of workers that are not registered
+
+
+class Orphans:
+    """The jobs of dead workers in one Redis."""
+
+    def __init__(self, store: JobStore, home: Home) -> None:
+        self._registry = WorkerRegistry(store)
+        self._home = home
+        self._scanned_at = float("-inf")
+
+    def requeue(self, worker: str, queue: str) -> None:
+        """Requeue the jobs of a dead worker."""
+        _log(self._registry.requeue_orphans(worker, queue), worker)
+
+    def requeue_of_previous_run(self, url: str) -> None:
+        """Requeue the jobs of all workers of this home: only one daemon at a time has it.
+
+        Over a connection of its own, with a timeout that suits many jobs.
+        """
+        with keys.connect(url) as connection:
+            registry = WorkerRegistry(JobStore(connection))
+            for worker, queue in registry.workers().items():
+                if self._is_ours(worker):
+                    _log(registry.requeue_orphans(worker, queue), worker)
+
+    def requeue_of_other_daemons(self) -> None:
+        """Requeue the jobs of other daemons' workers whose lease has ended."""
+        for worker, queue in self._registry.silent().items():
+            if not self._is_ours(worker):
+                self.requeue(worker, queue)
+        if time.monotonic() - self._scanned_at > _SCAN_PERIOD_S:
+            _log(self._registry.requeue_unregistered(), "that held it")
+            self._scanned_at = time.monotonic()
+
+    def _is_ours(self, worker: str) -> bool:
+        return worker.split(":")[1] == self._home.key
+
+
+def _log(job_ids: list[str], worker: str) -> None:
+    for job_id in job_ids:
+        log.warning("%s: requeued, worker %s is dead", job_id, worker)

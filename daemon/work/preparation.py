@@ -1,0 +1,80 @@
+"""What a worker does with a job between taking it and asking for a horse: read its run directory.
+
+The result is a request for the horse, or the reason why there is nothing to run.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...configs.config import ModelConfig, WorkerConfig
+from ...jobs.errors import Conflict, NotFound, WarmdError
+from ..host import fetch
+from ..host.messages import LocalModel, RunJob
+from ..queue import adoption
+from ..queue.jobs import Job, JobStore, StartedExecution
+from ..runs.rundir import RunDir
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Prepared:
+    """A job that was read from its run directory."""
+
+    rundir: RunDir | None = None  # None if it has none, or one of another Redis
+    request: RunJob | None = None  # what to send to a horse
+    result: dict[str, Any] | None = None  # of an execution whose worker died before it finished
+    failure: str | None = None  # why the job cannot be run
+
+
+def prepare(
+    store: JobStore,
+    runs: Path,
+    worker: str,
+    config: WorkerConfig,
+    job: Job,
+    started: StartedExecution,
+) -> Prepared:
+    """Read a started job. Never raises: a damaged job fails, and must not end the worker."""
+    prepared = Prepared()
+    try:
+        if not store.is_ours(job):
+            raise NotFound(f"job: {job.id} is not one of warmd's")
+        rundir = RunDir.open(runs, job.id)
+        if adoption.is_foreign(store.connection, rundir):
+            raise Conflict(f"job: {job.id} was taken over by another Redis: resume it there")
+        prepared.rundir = rundir
+        prepared.result = rundir.read_result()
+        prepared.request = _request(rundir, worker, config, job, started)
+    except WarmdError as error:
+        prepared.failure = str(error)
+    except Exception as error:
+        log.exception("%s: %s", job.id, worker)
+        prepared.failure = f"{type(error).__name__}: {error}"
+    return prepared
+
+
+def _request(
+    rundir: RunDir, worker: str, config: WorkerConfig, job: Job, started: StartedExecution
+) -> RunJob:
+    """Return the request for the horse. Raises WarmdError."""
+    model = None
+    if (document := rundir.read_spec().get("model")) is not None:
+        model_config = ModelConfig(**document)
+        folder = fetch.folder_at_hand(model_config)
+        model = LocalModel(model_config, None if folder is None else str(folder))
+    return RunJob(
+        job_id=job.id,
+        worker=worker,
+        run_dir=str(rundir.path),
+        execution=started.number,
+        slots=config.slots,
+        threads=config.threads,
+        niceness=config.niceness,
+        enqueued_at=job.enqueued_at.timestamp() if job.enqueued_at else None,
+        model=model,
+    )
