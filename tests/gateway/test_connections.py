@@ -17,7 +17,7 @@ from gateways import Gateway
 from waiting import wait_until
 from watch import Watch
 
-from warmd.daemon.gateway.http.connection import MOST_CONNECTIONS, UNREAD_S
+from warmd.daemon.gateway.http.connection import MAX_CONNECTIONS, UNREAD_S
 
 STREAM = b'{"model":"tiny","prompt":"1","stream":true}'
 
@@ -79,7 +79,7 @@ def test_request_with_thousands_of_headers_is_refused(gateway):
 def test_connection_beyond_the_most_takes_the_place_of_the_one_that_was_idle_longest(gateway):
     with contextlib.ExitStack() as open_lines:
         first = open_lines.enter_context(connect(gateway))
-        for _ in range(MOST_CONNECTIONS - 1):
+        for _ in range(MAX_CONNECTIONS - 1):
             open_lines.enter_context(connect(gateway))
         assert httpx.get(f"{gateway.url}/v1/models", timeout=10).status_code == 200
         first.settimeout(5)

@@ -130,7 +130,7 @@ SLOW: dict[str, Callable[[], bytes]] = {
 
 def take(content: bytes, tmp_path: Path) -> Any:
     image = SimpleNamespace(url=url(content))
-    return images.take([image], "messages", None, ImageStore(tmp_path))
+    return images.collect([image], "messages", None, ImageStore(tmp_path))
 
 
 def test_image_bomb_is_refused_before_it_is_decoded_in_one_line(tmp_path):
@@ -159,7 +159,7 @@ def test_file_that_is_exchanged_for_a_link_after_the_check_is_not_read_by_the_jo
     (tmp_path / "secret.png").write_bytes(secret := noise(7))
     image = SimpleNamespace(url=f"file://{shown}/a.png")
     store = ImageStore(tmp_path)
-    taken = images.take([image], "messages", shown, store)
+    taken = images.collect([image], "messages", shown, store)
     (shown / "a.png").unlink()
     (shown / "a.png").symlink_to(tmp_path / "secret.png")
     assert secret not in taken.values()

@@ -197,7 +197,7 @@ def test_stream_ends_with_an_error_when_the_text_comes_out_otherwise(gateway):
     next(stream)
     again = job.die()
     again.write("uno ")
-    with pytest.raises(openai.APIError, match="begun anew"):
+    with pytest.raises(openai.APIError, match="was restarted"):
         next(stream)
     wait_until(lambda: again.stop_asked == "cancel", timeout_s=5)
     again.fail("stopped")
@@ -498,6 +498,96 @@ def test_wrong_request_is_refused_with_the_name_of_what_is_wrong(gateway, body, 
     assert answer.status_code == (404 if body.get("model") else 400)
     assert error["param"].split(".")[0] == param
     assert gateway.waiting() == []
+
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "?"}]}
+PROMPT = {"model": "tiny", "prompt": "1"}
+TUNING = {"model": "tiny", "training_file": "arithmetic"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("chat/completions", {**CHAT, "tools": [{}]}, "tools: not supported"),
+        ("chat/completions", {**CHAT, "functions": [{}]}, "functions: not supported"),
+        ("chat/completions", {**CHAT, "tool_choice": "required"}, "tool_choice: not supported"),
+        ("chat/completions", {**CHAT, "logprobs": True}, "logprobs: not supported"),
+        ("chat/completions", {**CHAT, "reasoning_effort": "low"}, "reasoning_effort: not supp"),
+        ("chat/completions", {**CHAT, "verbosity": "low"}, "verbosity: not supported"),
+        ("chat/completions", {**CHAT, "modalities": ["audio"]}, "modalities: not supported"),
+        ("chat/completions", {**CHAT, "service_tier": "priority"}, "service_tier: not supported"),
+        (
+            "chat/completions",
+            {"model": "tiny", "messages": [{"role": "user", "content": "?", "name": "Ada"}]},
+            "messages.0.name: not supported",
+        ),
+        ("chat/completions", {**CHAT, "topp": 1}, "topp: unknown or not supported"),
+        ("completions", {**PROMPT, "logprobs": 0}, "logprobs: not supported"),
+        ("completions", {**PROMPT, "best_of": 2}, "best_of: not supported"),
+        ("completions", {**PROMPT, "echo": True}, "echo: not supported"),
+        ("completions", {**PROMPT, "prompt": ["1", "2"]}, "prompt: lists of prompts and of token"),
+        ("completions", {**PROMPT, "prompt": [1, 2]}, "prompt: lists of prompts and of token"),
+        ("completions", {**PROMPT, "top_p": "1"}, "top_p: must be a valid number, got '1'"),
+        ("completions", {"model": "tiny"}, "prompt: must be given"),
+        ("embeddings", {"model": "tiny", "input": "1", "dimensions": 8}, "dimensions: not supp"),
+        (
+            "fine_tuning/jobs",
+            {**TUNING, "hyperparameters": {"n_epochs": 1}},
+            "hyperparameters: not supported: use method.TYPE.hyperparameters",
+        ),
+        ("fine_tuning/jobs", {**TUNING, "validation_file": "f"}, "validation_file: not supported"),
+        (
+            "fine_tuning/jobs",
+            {**TUNING, "method": {"type": "mlm", "mlm": {"grader": {}}}},
+            "method.mlm.grader: unknown or not supported",
+        ),
+        (
+            "fine_tuning/jobs",
+            {**TUNING, "method": {"type": "mlm", "reinforcement": {}}},
+            "method.reinforcement: unknown or not supported",
+        ),
+    ],
+)
+def test_unsupported_field_is_refused_in_openais_words(gateway, path, body, message):
+    answer = httpx.post(f"{gateway.url}/v1/{path}", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(message)
+    assert gateway.waiting() == []
+
+
+def test_unknown_query_and_form_fields_are_refused(gateway):
+    query = httpx.get(f"{gateway.url}/v1/fine_tuning/jobs", params={"metadata[a]": "b"})
+    form = httpx.post(
+        f"{gateway.url}/v1/files",
+        files={"file": ("a.jsonl", b"{}")},
+        data={"purpose": "fine-tune", "expires_after[seconds]": "3600"},
+    )
+    assert [(r.status_code, r.json()["error"]["message"]) for r in (query, form)] == [
+        (400, "metadata[a]: unknown or not supported"),
+        (400, "expires_after[seconds]: unknown or not supported"),
+    ]
+
+
+def test_defaults_of_unsupported_fields_and_fields_about_the_request_are_accepted(
+    gateway, background
+):
+    defaults = {
+        "frequency_penalty": 0,
+        "logit_bias": {},
+        "logprobs": False,
+        "modalities": ["text"],
+        "parallel_tool_calls": True,
+        "reasoning_effort": "none",
+        "service_tier": "auto",
+        "tool_choice": "auto",
+        "tools": [],
+    }
+    about = {"user": "u", "metadata": {"a": "b"}, "store": True, "prompt_cache_key": "k"}
+    answer = background.submit(
+        httpx.post, f"{gateway.url}/v1/chat/completions", json={**CHAT, **defaults, **about}
+    )
+    gateway.take().finish("x")
+    assert answer.result(10).status_code == 200
 
 
 @pytest.mark.parametrize(
