@@ -95,5 +95,5 @@ def test_gateway_ends_with_its_reader_and_says_why():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
-    assert "the reader of events has ended" in done.stderr
+    assert "the event reader has ended" in done.stderr
     assert "KeyError: 'event'" in done.stderr

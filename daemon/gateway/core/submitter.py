@@ -84,7 +84,7 @@ class Submitter:
                 if known["fingerprint"] != fingerprint:
                     raise ApiError(
                         409,
-                        "Idempotency-Key: must not be reused for a different request",
+                        "Idempotency-Key: was used for a different request: use a new one",
                         param="Idempotency-Key",
                         code="idempotency_key_reused",
                         headers={"x-should-retry": "false"},
