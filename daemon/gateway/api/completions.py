@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, BeforeValidator, Field
-from pydantic_core import PydanticCustomError
 
 from ..core import answers, sse
 from ..core.sampling import (
@@ -31,9 +30,8 @@ router = APIRouter(route_class=StrictRoute, tags=["inference"], responses=RESPON
 
 def _one_prompt(value: object) -> object:
     if isinstance(value, list) and not (len(value) == 1 and isinstance(value[0], str)):
-        raise PydanticCustomError(
-            "unsupported",
-            "lists of prompts and of token ids are not supported: send one text per request",
+        raise ValueError(
+            "lists of prompts and of token ids are not supported: send one text per request"
         )
     return value
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
 
 _MAX_STOP = 16  # texts
 _MAX_TOKENS = 2**31
@@ -39,7 +38,7 @@ def only(*defaults: object, unsupported: str = "not supported") -> BeforeValidat
         if value is not None and not any(
             type(value) is type(default) and value == default for default in defaults
         ):
-            raise PydanticCustomError("unsupported", "{problem}", {"problem": unsupported})
+            raise ValueError(unsupported)
 
     return BeforeValidator(check)
 

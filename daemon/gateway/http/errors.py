@@ -125,7 +125,8 @@ def _problem(error: Mapping[str, Any]) -> str:
         return "unknown or not supported"
     if error["type"] == "missing":
         return "must be given"
-    must = re.sub(r"^(Input|String|List|Dictionary|Value) should ", "must ", error["msg"])
+    message = error["msg"].removeprefix("Value error, ")
+    must = re.sub(r"^(Input|String|List|Dictionary|Value) should ", "must ", message)
     must = re.sub(r"(at (?:most|least) \d+ items?) after validation, not .*", r"\1", must)
     value = error.get("input")
     if must.startswith("must be ") and isinstance(value, str | int | float):
