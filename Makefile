@@ -29,7 +29,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 	@echo "$(VENV) is ready."
 
-demo: venv ## start a daemon, train the demo model with GRPO, show what it learnt
+demo: venv ## train the demo model with GRPO, compare its answers before and after
 	@tests/demo.sh $(CURDIR)/$(VENV)/bin
 
 test: venv ## the default tests
@@ -57,7 +57,7 @@ lint: venv ## format, lint and types
 	@$(IN_VENV) ruff check
 	@$(IN_VENV) mypy
 
-bench: venv ## training and answering beside the stock libraries and the floor: 43 minutes on two cores, alone
+bench: venv ## training and answering compared with the stock libraries and the lower bound: 43 minutes on two idle cores
 	@$(VENV)/bin/warmd bench grpo
 	@$(VENV)/bin/warmd bench mlm
 	@$(VENV)/bin/warmd bench infer

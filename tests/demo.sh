@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make demo`: the main job, from start to stop, in a home of its own. Called with the folder of warmd.
+# `make demo`: train the demo model and compare its answers, in a temporary home. Argument: folder of warmd.
 set -euo pipefail
 export PATH="$1:$PATH"
 WARMD_HOME=$(mktemp -d "${TMPDIR:-/tmp}/warmd-demo.XXXXXX")
@@ -20,4 +20,5 @@ show warmd start
 show warmd submit grpo --samples 80 --eval-samples 200 --wait
 show warmd jobs
 show warmd result
+show warmd compare - "17+58=" "36+47=" "25+68=" --temperature 0
 show warmd stop

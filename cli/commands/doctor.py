@@ -191,7 +191,7 @@ def check_uploads(config: DaemonConfig) -> Check:
     from ...daemon.host.home import Home
 
     most = config.max_uploads_bytes
-    taken = FileStore(Home(config.home), most_bytes=most, keep_s=None).taken_bytes()
+    taken = FileStore(Home(config.home), max_bytes=most, keep_s=None).total_bytes()
     found = f"{render.size(taken)} of {render.size(most)} (max_uploads)"
     if taken > 0.9 * most:
         return Check("uploads", "warn", found, "delete some of /v1/files, or raise max_uploads")

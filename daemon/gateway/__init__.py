@@ -1,11 +1,11 @@
-"""The gateway: the door that speaks HTTP as OpenAI's API does, in a process of its own.
+"""The HTTP gateway: a process that serves OpenAI's API.
 
-It holds no model and imports no torch. Every request becomes a job like any other, and its answer
-is read from that job's events, so that a gateway that dies loses no job.
+It holds no model and imports no torch. Each request becomes a job in the queue, and the response is
+read from the job's events, so no job is lost when the gateway dies.
 
-__main__     the process: its socket, its report to the supervisor
-app          all routes
-http/        connections, authorization, bodies, errors in OpenAI's shape
+__main__     the process: listening socket, report to the supervisor
+app          the FastAPI application
+http/        connection limits, authorization, request bodies, errors in OpenAI's shape
 api/         the routes: chat, completions, embeddings, models, files, fine-tuning, health
-core/        submitting jobs, reading their events, answers whole or streamed
+core/        submitting jobs, reading their events, responses (whole or streamed)
 """

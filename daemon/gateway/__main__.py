@@ -1,6 +1,6 @@
 """The gateway's process: `python -m warmd.daemon.gateway HOME PARENT`, its settings on stdin.
 
-It says on stdout, once, where it listens or why it cannot; the supervisor reads it.
+It writes one JSON line to stdout for the supervisor: the URL, or why it cannot listen.
 """
 
 from __future__ import annotations
@@ -22,26 +22,30 @@ from ..host.heartbeat import Heartbeat
 from ..host.messages import GatewaySettings, GatewayStatus, decode, encode
 from ..host.parent_death import end_with_parent
 from .app import create_app
-from .http.connection import Door, allow_many
+from .http.connection import LimitedConnection, raise_open_files_limit
 
 log = logging.getLogger(__name__)
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of malloc.h
-_LARGE = 128 * 1024  # bytes: more than is read from a connection at a time
+_LARGE = 128 * 1024  # bytes: more than one read from a connection
 _ARENAS = 2
-_SWITCH_S = 0.001  # for which the thread that parses bodies may keep the others from their turn
+_SWITCH_S = 0.001  # how long the parser thread may hold the GIL while the event loop wants it
 _BACKLOG = 512
-_GRACE_S = 2  # for those that wait to read that the daemon stops
+_GRACE_S = 2  # for waiting clients to receive the 503
 
 
 class _Server(uvicorn.Server):
-    """Says when it listens, and ends the waits of requests when it is to end."""
+    """uvicorn with a heartbeat, a report when it listens, and a shutdown that ends all waits."""
 
     def __init__(self, app: FastAPI, url: str) -> None:
         settings: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
         super().__init__(
             uvicorn.Config(
-                app, http=Door, ws="none", timeout_graceful_shutdown=_GRACE_S, **settings
+                app,
+                http=LimitedConnection,
+                ws="none",
+                timeout_graceful_shutdown=_GRACE_S,
+                **settings,
             )
         )
         self._app = app
@@ -57,7 +61,7 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._app.state.gate.stop()
+        self._app.state.warmd.stop()
         await super().shutdown(sockets)
 
 
@@ -65,8 +69,8 @@ def _report(message: GatewayStatus) -> None:
     os.write(1, encode(message))
 
 
-def give_memory_back() -> None:
-    """Have glibc return the memory of large bodies at once, and not keep it for the next ones."""
+def return_freed_memory() -> None:
+    """Make glibc return the memory of large bodies to the system as soon as it is freed."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
@@ -90,8 +94,8 @@ def main() -> None:
     settings = decode(sys.stdin.buffer.read())
     assert isinstance(settings, GatewaySettings)
     config = settings.daemon_config()
-    allow_many()
-    give_memory_back()
+    raise_open_files_limit()
+    return_freed_memory()
     sys.setswitchinterval(_SWITCH_S)
     try:
         listener = _listen(config)

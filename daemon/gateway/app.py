@@ -1,4 +1,4 @@
-"""The routes put together."""
+"""The FastAPI application: routes, middleware, lifetime."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ... import __version__
 from ...configs.config import DaemonConfig
 from .api import chat, completions, embeddings, files, fine_tuning, health, models
 from .core.metrics import Metrics
-from .core.state import Gate
+from .core.state import AppState
 from .http import errors
-from .http.auth import Guard
+from .http.auth import AuthMiddleware
 
 log = logging.getLogger(__name__)
 
@@ -35,24 +35,24 @@ _ROUTERS = (
 
 
 def create_app(config: DaemonConfig, url: str) -> FastAPI:
-    """Make the application of one daemon, whose jobs are in the server at `url`."""
+    """Create the application of one daemon whose jobs are in the Redis at `url`."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.gate = gate = Gate(config, url)
-        hub = asyncio.create_task(gate.hub.run())
+        app.state.warmd = state = AppState(config, url)
+        hub = asyncio.create_task(state.event_reader.run())
         hub.add_done_callback(exit_unless_canceled)
         yield
         while not hub.done():
-            hub.cancel()  # again and again: redis-py at times swallows it
+            hub.cancel()  # repeated: redis-py sometimes swallows a cancellation
             await asyncio.wait({hub}, timeout=0.1)
-        await gate.close()
+        await state.close()
 
     app = FastAPI(
         title="warmd",
         version=__version__,
         description="Warm models and training jobs, by OpenAI's API.",
-        docs_url=None,  # their pages load scripts from elsewhere
+        docs_url=None,  # these pages load scripts from a CDN
         redoc_url=None,
         lifespan=lifespan,
     )
@@ -60,18 +60,18 @@ def create_app(config: DaemonConfig, url: str) -> FastAPI:
         app.include_router(router)
     errors.install(app)
     # The last one added is the outermost.
-    app.add_middleware(Guard, token=config.http_token, host=config.http_host)
+    app.add_middleware(AuthMiddleware, token=config.http_token, host=config.http_host)
     app.add_middleware(_Counted, state=app.state)
     return app
 
 
 def exit_unless_canceled(task: asyncio.Task[None]) -> None:
-    """End the process with a task that all requests rely on: the supervisor starts another.
+    """End the process when the event reader ends; the supervisor starts a new one.
 
-    Without the reader of events every request would wait for ever, and /health would be well.
+    Without the event reader every request would wait forever while /health reported success.
     """
     if not task.cancelled():
-        log.critical("http: the reader of events has ended", exc_info=task.exception())
+        log.critical("http: the event reader has ended", exc_info=task.exception())
         os._exit(1)
 
 
@@ -97,7 +97,7 @@ class _Counted:
         try:
             await self.app(scope, receive, note_status)
         finally:
-            # Of a known path only: anybody can make up others, and each would be kept.
+            # Unknown paths share one label: each label is kept, and clients can invent any number.
             route = getattr(scope.get("route"), "path", "other")
-            metrics: Metrics = self.state.gate.metrics
+            metrics: Metrics = self.state.warmd.metrics
             metrics.count_request(route, status, time.perf_counter() - begun)

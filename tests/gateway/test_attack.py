@@ -1,4 +1,4 @@
-"""Requests that are made to do harm: /health answers in time, and the memory stays bounded."""
+"""Hostile requests: /health responds in time, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ HOSTILE: dict[str, Callable[[int], bytes]] = {
 VALID = ("long text", "escapes", "huge schema")  # they wait for an answer, up to a size
 
 
-def test_malformed_list_is_refused_for_its_first_item_without_making_the_others_wait(gateway):
+def test_malformed_list_is_refused_at_its_first_item_without_blocking_other_requests(gateway):
     with Watch(gateway) as watch:
         begun = time.monotonic()
         for size in (1_000_000, 7_000_000) * 4:
@@ -107,9 +107,7 @@ def test_hostile_body_is_refused_in_one_line(gateway, attack):
     ("attack", "size"),
     [*((attack, 7_000_000) for attack in HOSTILE), ("wrong items", 60_000_000)],
 )
-def test_hundreds_of_hostile_requests_keep_nobody_waiting_and_the_memory_bounded(
-    gateway, attack, size
-):
+def test_hundreds_of_hostile_requests_block_nobody_and_memory_stays_bounded(gateway, attack, size):
     body = HOSTILE[attack](size)
     with Watch(gateway) as watch, ThreadPoolExecutor(200) as attackers:
         statuses = Counter(attackers.map(lambda _: post(gateway, body), range(200)))

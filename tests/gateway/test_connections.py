@@ -1,4 +1,4 @@
-"""The gateway's connections: how many, how long, and what it refuses to read."""
+"""Connection limits of the gateway."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateways import Gateway
 from waiting import wait_until
 from watch import Watch
 
-from warmd.daemon.gateway.http.connection import MOST_CONNECTIONS, UNREAD_S
+from warmd.daemon.gateway.http.connection import MAX_CONNECTIONS, UNREAD_S
 
 STREAM = b'{"model":"tiny","prompt":"1","stream":true}'
 
@@ -60,7 +60,7 @@ def test_content_length_together_with_transfer_encoding_is_refused(gateway):
         assert heard.count(b"HTTP/1.1") == 1
 
 
-def test_body_in_a_few_chunks_is_read_and_one_in_crumbs_is_not(gateway):
+def test_body_in_a_few_chunks_is_read_and_one_in_tiny_chunks_is_refused(gateway):
     def chunked(body: bytes, size: int) -> bytes:
         pieces = [body[at : at + size] for at in range(0, len(body), size)]
         return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in [*pieces, b""])
@@ -76,10 +76,10 @@ def test_request_with_thousands_of_headers_is_refused(gateway):
     assert heard.startswith(b"HTTP/1.1 400")
 
 
-def test_connection_beyond_the_most_takes_the_place_of_the_one_that_was_idle_longest(gateway):
+def test_connection_beyond_the_limit_replaces_the_longest_idle_one(gateway):
     with contextlib.ExitStack() as open_lines:
         first = open_lines.enter_context(connect(gateway))
-        for _ in range(MOST_CONNECTIONS - 1):
+        for _ in range(MAX_CONNECTIONS - 1):
             open_lines.enter_context(connect(gateway))
         assert httpx.get(f"{gateway.url}/v1/models", timeout=10).status_code == 200
         first.settimeout(5)
@@ -88,7 +88,7 @@ def test_connection_beyond_the_most_takes_the_place_of_the_one_that_was_idle_lon
 
 
 @pytest.mark.slow
-def test_hundreds_of_streams_and_half_open_connections_keep_nobody_waiting(gateway):
+def test_hundreds_of_streams_and_half_open_connections_block_nobody(gateway):
     with contextlib.ExitStack() as open_lines, Watch(gateway) as watch:
         for n in range(500):
             stream = open_lines.enter_context(connect(gateway))
@@ -105,7 +105,7 @@ def test_hundreds_of_streams_and_half_open_connections_keep_nobody_waiting(gatew
 
 
 @pytest.mark.slow
-def test_client_that_stops_reading_is_hung_up_on_and_fills_no_memory(gateway):
+def test_client_that_stops_reading_is_disconnected_and_fills_no_memory(gateway):
     process = psutil.Process(gateway.process.pid)
     with connect(gateway) as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -123,7 +123,7 @@ def test_client_that_stops_reading_is_hung_up_on_and_fills_no_memory(gateway):
         job.fail("stopped")
 
 
-def test_streams_text_is_whole_for_a_client_that_reads_late(gateway):
+def test_slow_client_receives_the_whole_stream(gateway):
     import orjson
 
     pieces: list[Any] = []

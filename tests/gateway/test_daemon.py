@@ -1,4 +1,4 @@
-"""The HTTP gateway as part of a daemon: answers of a real model, training by OpenAI's client."""
+"""The HTTP gateway in a daemon: inference with a real model, fine-tuning with OpenAI's client."""
 
 from __future__ import annotations
 
@@ -117,11 +117,11 @@ def answering(
 # --- the process
 
 
-def test_healthy_daemon_says_so(served):
+def test_health_of_a_ready_daemon_is_200(served):
     assert httpx.get(f"{served.url}/health").json() == {"status": "ok"}
 
 
-def test_health_waits_for_nobody_who_is_busy(served):
+def test_health_is_not_delayed_by_busy_workers(served):
     zygote = served.daemon.pid("zygote")
     os.kill(zygote, signal.SIGSTOP)  # as while it loads a large model
     try:
@@ -131,7 +131,7 @@ def test_health_waits_for_nobody_who_is_busy(served):
 
 
 @pytest.mark.slow
-def test_health_of_a_daemon_that_does_not_answer_says_so(served):
+def test_health_of_a_daemon_that_does_not_respond_is_503(served):
     supervisor = served.daemon.pid("supervisor")
     os.kill(supervisor, signal.SIGSTOP)
     try:
@@ -142,7 +142,7 @@ def test_health_of_a_daemon_that_does_not_answer_says_so(served):
     assert "does not answer" in answer.json()["error"]["message"]
 
 
-def test_killed_gateway_is_back_at_the_same_time_as_its_jobs_go_on(served):
+def test_killed_gateway_is_restarted_while_its_jobs_continue(served):
     before = served.http()["pid"]
     os.kill(before, signal.SIGKILL)
     after = wait_until(lambda: (h := served.http())["pid"] not in (None, before) and h["url"] and h)
@@ -153,7 +153,7 @@ def test_killed_gateway_is_back_at_the_same_time_as_its_jobs_go_on(served):
 
 
 @pytest.mark.slow
-def test_port_that_is_taken_is_told_and_waited_for_and_the_gateway_ends_with_its_daemon(
+def test_occupied_port_is_reported_and_retried_and_the_gateway_ends_with_its_daemon(
     make_daemon,
 ):
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -193,7 +193,7 @@ def test_chat_is_answered(answering):
     assert again.choices == answer.choices
 
 
-def test_client_that_leaves_in_mid_stream_stops_the_computing(answering):
+def test_client_that_disconnects_in_mid_stream_stops_generation(answering):
     stream = answering.openai.completions.create(
         model="chat", prompt="1", max_tokens=4000, temperature=0, stream=True
     )
@@ -204,7 +204,7 @@ def test_client_that_leaves_in_mid_stream_stops_the_computing(answering):
     assert job["status"] == "stopped"
 
 
-def test_embeddings_come_as_numbers_and_as_bytes(answering):
+def test_embeddings_are_numbers_or_base64(answering):
     texts = ["one", "another one"]
     numbers, packed = (
         answering.openai.embeddings.create(model="chat", input=texts, encoding_format=form)
@@ -224,7 +224,7 @@ def test_embeddings_come_as_numbers_and_as_bytes(answering):
 # --- files
 
 
-def test_uploaded_file_is_kept_listed_given_back_and_forgotten(served):
+def test_uploaded_file_is_stored_listed_downloaded_and_deleted(served):
     made = served.openai.files.create(file=("../../evil\n.jsonl", ROWS), purpose="fine-tune")
     assert (made.bytes, made.purpose) == (len(ROWS), "fine-tune")
     assert "/" not in made.filename
@@ -264,7 +264,7 @@ def test_training_options_name_neither_code_nor_files(served, options):
     assert caught.value.param == f"method.reinforcement.hyperparameters.{next(iter(options))}"
 
 
-def test_what_is_no_method_here_is_refused(served):
+def test_unknown_method_is_refused(served):
     with pytest.raises(openai.BadRequestError) as caught:
         served.openai.fine_tuning.jobs.create(
             model="chat", training_file="arithmetic", method={"type": "supervised"}
@@ -276,7 +276,7 @@ def test_what_is_no_method_here_is_refused(served):
 
 
 @pytest.mark.slow
-def test_job_is_trained_followed_and_its_model_answers(served):
+def test_job_is_trained_and_its_model_serves_requests(served):
     job = served.tune()
     assert (job.status, job.model, job.seed, job.metadata) == (job.status, "chat", 7, {"a": "b"})
     assert job.method.type == "reinforcement"
@@ -313,7 +313,7 @@ def test_job_is_paused_resumed_and_canceled(served):
 
 
 @pytest.mark.slow
-def test_failed_job_tells_why(served):
+def test_failed_job_has_the_reason(served):
     ahead = served.tune(epochs=200)
     job = served.tune()
     served.openai.files.delete(job.training_file)  # while it waits

@@ -1,4 +1,4 @@
-"""The gateway against its own description: whatever comes, no answer is a fault of its own."""
+"""Fuzzing the gateway by its OpenAPI description: no request makes it fail."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ CHECKS: list[Any] = [
     content_type_conformance,
     response_schema_conformance,
 ]
-NOBODY = 503  # of /health, where no daemon runs
+NOT_READY = 503  # of /health, where no daemon runs
 EXAMPLES = 40  # for each route
 
 
 class Answerer(threading.Thread):
-    """A worker that has an answer for everything."""
+    """A worker that completes every job."""
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(daemon=True)
@@ -69,7 +69,7 @@ def described(tiny_model: Path) -> Iterator[Any]:
 
 
 def existing(gateway: Gateway) -> dict[str, str]:
-    """Names that stand for something, by the parameter of the path."""
+    """Existing names, by path parameter."""
     client = gateway.openai()
     job = client.fine_tuning.jobs.create(model="tiny", training_file="arithmetic")
     file = client.files.create(file=("a.jsonl", b"{}"), purpose="fine-tune")
@@ -77,7 +77,7 @@ def existing(gateway: Gateway) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_no_request_is_a_fault_of_the_gateway(described: Any) -> None:
+def test_no_request_makes_the_gateway_fail(described: Any) -> None:
     schema, names = described
     operations = [found.ok() for found in schema.get_all_operations()]
     assert len(operations) > 15
@@ -86,9 +86,9 @@ def test_no_request_is_a_fault_of_the_gateway(described: Any) -> None:
 
 
 def fuzz(operation: Any, names: dict[str, str]) -> None:
-    """Send what the description of a route allows."""
+    """Send requests that the description of a route allows."""
 
-    # Not by the plugin for pytest, which makes tests of its own kind.
+    # Not with the pytest plugin, which generates its own tests.
     @given(case=operation.as_strategy())
     @settings(
         max_examples=EXAMPLES,
@@ -99,7 +99,7 @@ def fuzz(operation: Any, names: dict[str, str]) -> None:
     )
     def send(case: Any) -> None:
         if isinstance(body := case.body, dict):
-            # Mostly what exists, to come further than to that it does not.
+            # Mostly existing names, to get past the 404.
             if isinstance(body.get("model"), str) and len(body["model"]) % 4:
                 body["model"] = "tiny"
             if isinstance(body.get("training_file"), str) and len(body["training_file"]) % 2:
@@ -108,7 +108,7 @@ def fuzz(operation: Any, names: dict[str, str]) -> None:
             if len(value) % 2:
                 case.path_parameters[name] = names[name]
         response = case.call()
-        if response.status_code != NOBODY or case.operation.path != "/health":
+        if response.status_code != NOT_READY or case.operation.path != "/health":
             case.validate_response(response, checks=CHECKS)
 
     send()

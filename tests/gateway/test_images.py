@@ -1,4 +1,4 @@
-"""Images of requests: stored once, kept as long as a job needs them, bounded before decoding."""
+"""Images in requests: stored once, kept while a job needs them, limits checked before decoding."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def forget_answers(gateway: Gateway, most: int) -> None:
         retention.GRACE_S = before
 
 
-def test_image_is_stored_once_and_goes_with_the_last_answer_about_it(gateway):
+def test_image_is_stored_once_and_removed_with_the_last_answer_that_uses_it(gateway):
     once, again = noise(1), noise(2)
     jobs = [answered(gateway, once), answered(gateway, once, again, once)]
     for job in jobs:
@@ -97,7 +97,7 @@ def test_image_is_stored_once_and_goes_with_the_last_answer_about_it(gateway):
     assert stored(gateway) == []
 
 
-def test_image_of_a_gateway_that_died_on_the_way_is_swept_and_a_needed_one_never(tmp_path):
+def test_orphaned_image_of_a_dead_gateway_is_removed_and_one_in_use_is_not(tmp_path):
     store = ImageStore(tmp_path)
     job, orphan = noise(3), noise(4)
     (tmp_path / "infer-1").mkdir()
@@ -130,7 +130,7 @@ SLOW: dict[str, Callable[[], bytes]] = {
 
 def take(content: bytes, tmp_path: Path) -> Any:
     image = SimpleNamespace(url=url(content))
-    return images.take([image], "messages", None, ImageStore(tmp_path))
+    return images.collect([image], "messages", None, ImageStore(tmp_path))
 
 
 def test_image_bomb_is_refused_before_it_is_decoded_in_one_line(tmp_path):
@@ -144,7 +144,7 @@ def test_image_bomb_is_refused_before_it_is_decoded_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("kind", SLOW)
-def test_image_that_is_made_to_be_read_slowly_takes_no_time(tmp_path, kind):
+def test_image_crafted_to_be_parsed_slowly_is_refused_quickly(tmp_path, kind):
     content = SLOW[kind]()
     begun = time.thread_time()
     with contextlib.suppress(SpecError):
@@ -152,14 +152,14 @@ def test_image_that_is_made_to_be_read_slowly_takes_no_time(tmp_path, kind):
     assert time.thread_time() - begun < 2
 
 
-def test_file_that_is_exchanged_for_a_link_after_the_check_is_not_read_by_the_job(tmp_path):
+def test_file_replaced_by_a_link_after_the_check_is_not_read_by_the_job(tmp_path):
     shown = tmp_path / "shown"
     shown.mkdir()
     (shown / "a.png").write_bytes(noise(6))
     (tmp_path / "secret.png").write_bytes(secret := noise(7))
     image = SimpleNamespace(url=f"file://{shown}/a.png")
     store = ImageStore(tmp_path)
-    taken = images.take([image], "messages", shown, store)
+    taken = images.collect([image], "messages", shown, store)
     (shown / "a.png").unlink()
     (shown / "a.png").symlink_to(tmp_path / "secret.png")
     assert secret not in taken.values()

@@ -1,4 +1,4 @@
-"""What the gateway takes from one user, so that it is there for the others: uploads, trainings."""
+"""Limits of the gateway per user: uploads, training options, full queues."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def tune(gateway: Gateway, /, training_file: str = "arithmetic", **options: Any)
 # --- uploads
 
 
-def test_upload_beyond_the_room_is_refused_until_one_is_deleted(make_gateway):
+def test_upload_beyond_the_limit_is_refused_until_a_file_is_deleted(make_gateway):
     gateway = make_gateway(max_uploads_bytes=10_000)
     first = upload(gateway, b"x" * 6_000)
     with pytest.raises(openai.APIStatusError) as caught:
@@ -75,7 +75,7 @@ def test_upload_beyond_the_room_is_refused_until_one_is_deleted(make_gateway):
     assert upload(gateway, b"x" * 6_000).bytes == 6_000
 
 
-def test_of_uploads_at_once_no_more_are_kept_than_there_is_room_for(make_gateway):
+def test_concurrent_uploads_stay_within_the_limit(make_gateway):
     gateway = make_gateway(max_uploads_bytes=10_000)
 
     def try_it(_: int) -> None:
@@ -87,7 +87,7 @@ def test_of_uploads_at_once_no_more_are_kept_than_there_is_room_for(make_gateway
     assert 1 <= len(gateway.openai().files.list().data) <= 3
 
 
-def test_file_that_no_job_used_for_long_makes_room_and_a_used_one_stays(make_gateway):
+def test_file_unused_for_long_is_removed_and_a_used_one_stays(make_gateway):
     gateway = make_gateway(keep_uploads_s=3600.0)
     row = b'{"question": "1 + 1", "answer": "2"}\n'
     old, used = upload(gateway, row), upload(gateway, row * 2)
@@ -138,7 +138,7 @@ def test_upload_is_one_file_and_few_fields(gateway):
         ("system", "x" * 1_000_000),
     ],
 )
-def test_training_beyond_all_measure_is_refused_by_name(gateway, name, value):
+def test_absurdly_large_training_option_is_refused_by_name(gateway, name, value):
     more: dict[str, Any] = {"chat_template": True} if name == "system" else {}
     with pytest.raises(openai.BadRequestError) as caught:
         tune(gateway, **more, **{name: value})
@@ -148,7 +148,7 @@ def test_training_beyond_all_measure_is_refused_by_name(gateway, name, value):
 
 
 @pytest.mark.parametrize("kind", ["grpo", "mlm"])
-def test_every_number_of_a_training_has_a_lowest_and_a_highest_value(kind):
+def test_every_numeric_training_option_has_a_minimum_and_a_maximum(kind):
     for name, option in spec_class(kind).options().items():
         if option.type in (int, float):
             assert option.maximum is not None, name
@@ -157,7 +157,7 @@ def test_every_number_of_a_training_has_a_lowest_and_a_highest_value(kind):
                 spec_class(kind).parse({name: option.maximum * 2 + 1})
 
 
-def test_full_queue_of_trainings_is_worth_another_try_when_one_is_done(make_gateway):
+def test_retry_after_of_a_full_train_queue_is_when_a_training_ends(make_gateway):
     gateway = make_gateway(http_queue_limit=1)
     tune(gateway)
     with pytest.raises(openai.RateLimitError) as caught:
@@ -187,7 +187,7 @@ def begin_training(gateway: Gateway) -> Execution:
 # --- Idempotency-Key
 
 
-def test_same_key_at_the_same_moment_with_other_bodies_makes_one_job_and_says_so(gateway):
+def test_concurrent_requests_with_one_key_and_different_bodies_make_one_job(gateway):
     def ask(prompt: str) -> httpx.Response:
         body = {"model": "tiny", "prompt": prompt}
         headers = {"idempotency-key": "at-once"}
@@ -208,13 +208,13 @@ def test_same_key_at_the_same_moment_with_other_bodies_makes_one_job_and_says_so
 # --- what others on the machine and in the network see
 
 
-def test_token_over_plain_http_is_warned_of_once_at_the_start(make_gateway, capfd):
+def test_token_over_plain_http_is_warned_about_once_at_start(make_gateway, capfd):
     make_gateway(http_host="0.0.0.0", http_token="a-token-of-tests")
     make_gateway()
     assert capfd.readouterr().err.count("unencrypted") == 1
 
 
-def test_only_the_owner_reads_what_holds_prompts(gateway):
+def test_files_with_prompts_are_readable_by_their_owner_only(gateway):
     upload(gateway, b"{}")
     for folder in ("server", "logs", "files"):
         found = [p for p in (gateway.home.path / folder).rglob("*") if p.is_file()]

@@ -1,4 +1,4 @@
-"""The gateway's reader of events: what it finds in the streams harms nobody but, perhaps, one."""
+"""The gateway's event reader: garbage in one stream does not affect other requests."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ GARBAGE: list[dict[bytes, bytes]] = [
 
 
 @pytest.mark.parametrize("entry", GARBAGE)
-def test_garbage_in_a_stream_is_left_out_and_its_answer_comes_all_the_same(
-    gateway, background, entry
-):
+def test_garbage_in_a_stream_is_skipped_and_the_request_completes(gateway, background, entry):
     answers = [background.submit(ask, gateway) for _ in range(2)]
     spoilt, other = (gateway.take() for _ in range(2))
     put(gateway, spoilt, entry)
@@ -69,7 +67,7 @@ def put(gateway: Gateway, job: Execution, entry: Any) -> None:
     connection.xadd(keys.events(job.job.id), entry, id="2-0")
 
 
-def test_something_else_in_a_streams_place_stops_nobody_elses_text(gateway, background):
+def test_key_of_another_type_in_place_of_a_stream_does_not_stop_other_streams(gateway, background):
     spoilt = background.submit(ask, gateway)
     job = gateway.take()
     gateway.client.connection.set(keys.events(job.job.id), "no stream")
@@ -83,7 +81,7 @@ def test_something_else_in_a_streams_place_stops_nobody_elses_text(gateway, back
     list(stream)
 
 
-def test_gateway_ends_with_its_reader_and_says_why():
+def test_gateway_ends_with_its_event_reader_and_logs_why():
     code = (
         "import asyncio\n"
         "from warmd.daemon.gateway.app import exit_unless_canceled\n"
@@ -95,5 +93,5 @@ def test_gateway_ends_with_its_reader_and_says_why():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
-    assert "the reader of events has ended" in done.stderr
+    assert "the event reader has ended" in done.stderr
     assert "KeyError: 'event'" in done.stderr

@@ -1,4 +1,4 @@
-"""The HTTP gateway: OpenAI's own client against it, with the test in the worker's place."""
+"""The HTTP gateway with OpenAI's client; the test plays the worker."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def raw_ask(gateway: Gateway, prompt: str = "1", **headers: str) -> httpx.Respon
 
 
 def refusal(error: openai.APIStatusError) -> tuple[int, Any]:
-    """Status and the `error` of an answer, which has OpenAI's shape."""
+    """Return status and `error` of a response in OpenAI's shape."""
     body = error.response.json()["error"]
     assert body.keys() == {"message", "type", "param", "code"}
     return error.status_code, body
@@ -98,7 +98,7 @@ def test_gateway_imports_neither_torch_nor_transformers():
     assert done.stdout.strip() == "[]"
 
 
-def test_gateway_says_why_it_cannot_listen(gateway, make_gateway):
+def test_gateway_reports_why_it_cannot_listen(gateway, make_gateway):
     port = int(gateway.url.rpartition(":")[2])
     other = make_gateway(http_port=port)
     assert f"127.0.0.1:{port}" in other.said["problem"]
@@ -126,7 +126,7 @@ def test_completion_has_the_text_of_its_job(gateway, background):
     assert completion.usage.prompt_tokens_details.cached_tokens == 1
 
 
-def test_chat_hands_its_messages_to_the_job_and_reads_as_openai_has_it(gateway, background):
+def test_chat_passes_its_messages_to_the_job_and_responds_in_openais_shape(gateway, background):
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
@@ -148,7 +148,7 @@ def openai_messages(text: str) -> Any:
     return orjson.loads(text)
 
 
-def test_stream_gives_the_text_as_it_comes_and_the_usage_last(gateway, background):
+def test_stream_sends_text_as_it_is_generated_and_usage_last(gateway, background):
     stream = gateway.openai().chat.completions.create(
         model="tiny",
         messages=[{"role": "user", "content": "?"}],
@@ -167,7 +167,7 @@ def test_stream_gives_the_text_as_it_comes_and_the_usage_last(gateway, backgroun
     assert (usage.choices, usage.usage.total_tokens) == ([], 5)
 
 
-def test_every_job_has_a_seed_of_its_own(gateway, background):
+def test_every_job_has_its_own_seed(gateway, background):
     answers = [background.submit(ask, gateway) for _ in range(2)]
     jobs = [gateway.take() for _ in range(2)]
     assert jobs[0].spec["seed"] != jobs[1].spec["seed"]
@@ -177,7 +177,7 @@ def test_every_job_has_a_seed_of_its_own(gateway, background):
         answer.result(10)
 
 
-def test_stream_goes_on_where_it_was_when_its_worker_is_killed(gateway):
+def test_stream_continues_where_it_was_when_its_worker_is_killed(gateway):
     stream = iter(ask(gateway, stream=True))
     job = gateway.take()
     job.write("one ")
@@ -190,20 +190,20 @@ def test_stream_goes_on_where_it_was_when_its_worker_is_killed(gateway):
     assert [chunk.choices[0].finish_reason for chunk in stream] == ["stop"]
 
 
-def test_stream_ends_with_an_error_when_the_text_comes_out_otherwise(gateway):
+def test_stream_ends_with_an_error_when_a_restarted_job_generates_other_text(gateway):
     stream = iter(ask(gateway, stream=True))
     job = gateway.take()
     job.write("one ")
     next(stream)
     again = job.die()
     again.write("uno ")
-    with pytest.raises(openai.APIError, match="begun anew"):
+    with pytest.raises(openai.APIError, match="was restarted"):
         next(stream)
     wait_until(lambda: again.stop_asked == "cancel", timeout_s=5)
     again.fail("stopped")
 
 
-def test_whole_answer_survives_the_worker(gateway, background):
+def test_whole_response_survives_the_worker(gateway, background):
     answer = background.submit(ask, gateway)
     job = gateway.take()
     job.write("lost")
@@ -211,7 +211,7 @@ def test_whole_answer_survives_the_worker(gateway, background):
     assert answer.result(10).choices[0].text == "found"
 
 
-def test_failed_job_is_an_error_that_the_client_does_not_repeat(gateway, background):
+def test_failed_job_is_an_error_that_the_client_does_not_retry(gateway, background):
     answer = background.submit(ask, gateway, settings={"max_retries": 3})
     gateway.take().fail("RuntimeError: out of ideas", "Traceback: …")
     with pytest.raises(openai.InternalServerError, match="out of ideas") as caught:
@@ -220,7 +220,7 @@ def test_failed_job_is_an_error_that_the_client_does_not_repeat(gateway, backgro
     assert gateway.waiting() == []
 
 
-def test_what_only_the_worker_can_check_is_the_clients_error(gateway, background):
+def test_option_that_only_the_worker_can_check_is_a_client_error(gateway, background):
     answer = background.submit(ask, gateway)
     gateway.take().fail("prompt: must be at most 64 tokens, got 65")
     with pytest.raises(openai.BadRequestError) as caught:
@@ -228,7 +228,7 @@ def test_what_only_the_worker_can_check_is_the_clients_error(gateway, background
     assert refusal(caught.value)[1]["param"] == "prompt"
 
 
-def test_failure_after_the_first_byte_comes_through_the_stream(gateway):
+def test_failure_after_the_first_byte_is_sent_in_the_stream(gateway):
     stream = iter(ask(gateway, stream=True))
     job = gateway.take()
     job.write("so f")
@@ -246,7 +246,7 @@ def test_canceled_job_is_an_error(gateway, background):
         answer.result(10)
 
 
-def test_sixty_four_requests_at_once_are_answered_each_with_its_own(make_gateway):
+def test_sixty_four_concurrent_requests_each_get_their_own_response(make_gateway):
     gateway = make_gateway()
     with ThreadPoolExecutor(64) as pool:
         answers = {n: pool.submit(ask, gateway, f"{n}") for n in range(64)}
@@ -258,14 +258,14 @@ def test_sixty_four_requests_at_once_are_answered_each_with_its_own(make_gateway
             assert answer.result(30).choices[0].text == f"answer {n}"
 
 
-# --- where a request stands
+# --- queue positions
 
 
 def waits(gateway: Gateway, number: int) -> bool:
     return len(gateway.waiting()) == number
 
 
-def test_answer_names_its_job_and_its_place(gateway, background):
+def test_response_headers_have_job_and_queue_position(gateway, background):
     for n in range(2):
         background.submit(raw_ask, gateway, f"{n}")
         wait_until(partial(waits, gateway, n + 1))
@@ -278,7 +278,7 @@ def test_answer_names_its_job_and_its_place(gateway, background):
     assert headers["x-warmd-job"].startswith("infer-")
 
 
-def test_stream_comments_where_it_stands_while_it_waits(gateway):
+def test_waiting_stream_sends_its_queue_position_in_comments(gateway):
     ahead = iter(ask(gateway, stream=True))
     body = {"model": "tiny", "prompt": "2", "stream": True}
     with httpx.stream("POST", f"{gateway.url}/v1/completions", json=body, timeout=10) as answer:
@@ -291,7 +291,7 @@ def test_stream_comments_where_it_stands_while_it_waits(gateway):
         assert list(lines)[-2] == "data: [DONE]"
 
 
-def test_too_many_waiting_are_turned_away_for_a_while(gateway, background):
+def test_full_queue_is_429_with_retry_after(gateway, background):
     for n in range(4):
         background.submit(raw_ask, gateway, f"{n}")
         wait_until(partial(waits, gateway, n + 1))
@@ -304,12 +304,12 @@ def test_too_many_waiting_are_turned_away_for_a_while(gateway, background):
         gateway.take().finish("x")
 
 
-# --- clients that leave, and that come again
+# --- disconnects and retries
 
 
 @contextlib.contextmanager
 def connection(gateway: Gateway, body: str, **headers: str) -> Iterator[socket.socket]:
-    """A connection with a request on its way, to be dropped when the test likes."""
+    """Send a request; leaving the context disconnects."""
     host, port = gateway.url.removeprefix("http://").split(":")
     named = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
     with socket.create_connection((host, int(port))) as line:
@@ -321,7 +321,7 @@ def connection(gateway: Gateway, body: str, **headers: str) -> Iterator[socket.s
 
 
 @pytest.mark.parametrize("stream", ["true", "false"])
-def test_client_that_leaves_ends_its_job(gateway, stream):
+def test_client_that_disconnects_cancels_its_running_job(gateway, stream):
     with connection(gateway, f'{{"model":"tiny","prompt":"1","stream":{stream}}}'):
         job = gateway.take()
         job.write("x")
@@ -329,17 +329,17 @@ def test_client_that_leaves_ends_its_job(gateway, stream):
     job.fail("stopped")
 
 
-def test_client_that_leaves_takes_its_waiting_job_along(gateway):
+def test_client_that_disconnects_cancels_its_waiting_job(gateway):
     with connection(gateway, '{"model":"tiny","prompt":"1"}'):
         (job_id,) = wait_until(gateway.waiting)
     wait_until(lambda: gateway.status(job_id) == "canceled", timeout_s=5)
 
 
-def test_request_that_times_out_and_is_repeated_is_computed_once(gateway, background):
+def test_request_that_is_retried_after_a_timeout_is_computed_once(gateway, background):
     answer = background.submit(ask, gateway, settings={"timeout": 0.5, "max_retries": 2})
     job = gateway.take()
     begun = time.monotonic()
-    # The first try has given up by now, and the second one waits for the same job.
+    # The first try has timed out by now, and the second one waits for the same job.
     wait_until(lambda: time.monotonic() - begun > 1.2)
     job.finish("once")
     assert answer.result(10).choices[0].text == "once"
@@ -347,7 +347,7 @@ def test_request_that_times_out_and_is_repeated_is_computed_once(gateway, backgr
     assert job.stop_asked is None
 
 
-def test_request_that_timed_out_and_is_not_repeated_ends_its_job(gateway):
+def test_request_that_is_not_retried_after_a_timeout_cancels_its_job(gateway):
     with pytest.raises(openai.APITimeoutError):
         ask(gateway, settings={"timeout": 0.3})
     job = gateway.take()
@@ -366,7 +366,7 @@ def test_same_key_joins_the_running_job_and_gets_its_result_later(gateway, backg
     assert gateway.waiting() == []
 
 
-def test_same_keys_at_the_same_moment_make_one_job(gateway, background):
+def test_concurrent_requests_with_one_key_make_one_job(gateway, background):
     answers = [background.submit(raw_ask, gateway, idempotency_key="k2") for _ in range(6)]
     gateway.take().finish("one")
     assert {answer.result(10).json()["id"] for answer in answers} == {
@@ -384,7 +384,7 @@ def test_same_key_with_another_request_is_refused(gateway, background):
     assert gateway.waiting() == []
 
 
-def test_gateway_that_is_killed_loses_no_job_and_its_successor_knows_the_keys(gateway, background):
+def test_killed_gateway_loses_no_job_and_its_successor_knows_the_keys(gateway, background):
     lost = background.submit(raw_ask, gateway, idempotency_key="k4")
     job = gateway.take()
     gateway.kill()
@@ -395,13 +395,13 @@ def test_gateway_that_is_killed_loses_no_job_and_its_successor_knows_the_keys(ga
     assert raw_ask(gateway, idempotency_key="k4").json()["choices"][0]["text"] == "kept"
 
 
-def test_key_whose_job_never_reached_the_queue_brings_it_there(gateway, background):
+def test_recorded_job_that_never_was_queued_is_queued_by_the_next_request(gateway, background):
     first = background.submit(raw_ask, gateway, idempotency_key="k5")
     (job_id,) = wait_until(gateway.waiting)
     gateway.kill()
     with contextlib.suppress(httpx.TransportError):
         first.result(10)
-    # What a gateway leaves that dies between its note and the queue.
+    # The state after a gateway died between recording and queueing the job.
     gateway.client.connection.delete(f"rq:job:{job_id}", gateway.client.store.queue("infer").key)
     gateway.start()
     again = background.submit(raw_ask, gateway, idempotency_key="k5")
@@ -411,7 +411,7 @@ def test_key_whose_job_never_reached_the_queue_brings_it_there(gateway, backgrou
     assert again.result(10).json()["choices"][0]["text"] == "late"
 
 
-def test_stopping_gateway_says_so_and_leaves_the_jobs(gateway, background):
+def test_stopping_gateway_responds_503_and_leaves_the_jobs(gateway, background):
     answer = background.submit(raw_ask, gateway)
     (job_id,) = wait_until(gateway.waiting)
     gateway.process.terminate()
@@ -421,7 +421,7 @@ def test_stopping_gateway_says_so_and_leaves_the_jobs(gateway, background):
     assert gateway.status(job_id) == "queued"
 
 
-def test_server_that_is_away_is_an_error_to_try_again(make_gateway):
+def test_unreachable_redis_is_503_with_retry_after(make_gateway):
     gateway = make_gateway()
     gateway.server.stop()
     with pytest.raises(openai.APIStatusError) as caught:
@@ -431,7 +431,7 @@ def test_server_that_is_away_is_an_error_to_try_again(make_gateway):
     gateway.server.start()
 
 
-def test_follow_outlives_a_server_that_is_replaced(make_gateway, background):
+def test_follow_survives_a_restart_of_redis(make_gateway, background):
     gateway = make_gateway()
     answer = background.submit(ask, gateway)
     job = gateway.take()
@@ -441,12 +441,14 @@ def test_follow_outlives_a_server_that_is_replaced(make_gateway, background):
     assert answer.result(15).choices[0].text == "after all"
 
 
-def test_reader_that_lost_its_connection_hears_of_new_requests_at_once(make_gateway, background):
+def test_event_reader_that_lost_its_connection_follows_new_requests_at_once(
+    make_gateway, background
+):
     gateway = make_gateway()
     first = background.submit(ask, gateway)
     gateway.take().finish("before")
     assert first.result(10).choices[0].text == "before"
-    # Of those that wait for events: the reader is one.
+    # All waiting connections, the event reader's included.
     gateway.client.connection.client_kill_filter(_type="normal", skipme=True)
     with gateway.openai().completions.create(model="tiny", prompt="1", stream=True) as stream:
         job = gateway.take()
@@ -457,14 +459,14 @@ def test_reader_that_lost_its_connection_hears_of_new_requests_at_once(make_gate
         job.finish("at once")
 
 
-def test_many_who_leave_at_once_leave_nothing(make_gateway, capfd):
+def test_many_clients_that_disconnect_at_once_leave_nothing(make_gateway, capfd):
     gateway = make_gateway()
     for _ in range(40):
         with connection(gateway, '{"model":"tiny","prompt":"1"}'):
             pass
 
     def has_seen_all_go() -> bool:
-        # One that goes before its request was read has no job that could be told of.
+        # A client that disconnects before its request is read has no job.
         name = 'warmd_http_requests_total{route="/v1/completions",status="499"}'
         return metrics(gateway).get(name) == 40
 
@@ -474,7 +476,7 @@ def test_many_who_leave_at_once_leave_nothing(make_gateway, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-# --- what is refused
+# --- refused requests
 
 
 @pytest.mark.parametrize(
@@ -492,7 +494,7 @@ def test_many_who_leave_at_once_leave_nothing(make_gateway, capfd):
         ({}, "prompt"),
     ],
 )
-def test_wrong_request_is_refused_with_the_name_of_what_is_wrong(gateway, body, param):
+def test_invalid_request_is_refused_with_the_name_of_the_field(gateway, body, param):
     answer = httpx.post(f"{gateway.url}/v1/completions", json={"model": "tiny", **body})
     error = answer.json()["error"]
     assert answer.status_code == (404 if body.get("model") else 400)
@@ -500,18 +502,108 @@ def test_wrong_request_is_refused_with_the_name_of_what_is_wrong(gateway, body, 
     assert gateway.waiting() == []
 
 
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "?"}]}
+PROMPT = {"model": "tiny", "prompt": "1"}
+TUNING = {"model": "tiny", "training_file": "arithmetic"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("chat/completions", {**CHAT, "tools": [{}]}, "tools: not supported"),
+        ("chat/completions", {**CHAT, "functions": [{}]}, "functions: not supported"),
+        ("chat/completions", {**CHAT, "tool_choice": "required"}, "tool_choice: not supported"),
+        ("chat/completions", {**CHAT, "logprobs": True}, "logprobs: not supported"),
+        ("chat/completions", {**CHAT, "reasoning_effort": "low"}, "reasoning_effort: not supp"),
+        ("chat/completions", {**CHAT, "verbosity": "low"}, "verbosity: not supported"),
+        ("chat/completions", {**CHAT, "modalities": ["audio"]}, "modalities: not supported"),
+        ("chat/completions", {**CHAT, "service_tier": "priority"}, "service_tier: not supported"),
+        (
+            "chat/completions",
+            {"model": "tiny", "messages": [{"role": "user", "content": "?", "name": "Ada"}]},
+            "messages.0.name: not supported",
+        ),
+        ("chat/completions", {**CHAT, "topp": 1}, "topp: unknown or not supported"),
+        ("completions", {**PROMPT, "logprobs": 0}, "logprobs: not supported"),
+        ("completions", {**PROMPT, "best_of": 2}, "best_of: not supported"),
+        ("completions", {**PROMPT, "echo": True}, "echo: not supported"),
+        ("completions", {**PROMPT, "prompt": ["1", "2"]}, "prompt: lists of prompts and of token"),
+        ("completions", {**PROMPT, "prompt": [1, 2]}, "prompt: lists of prompts and of token"),
+        ("completions", {**PROMPT, "top_p": "1"}, "top_p: must be a valid number, got '1'"),
+        ("completions", {"model": "tiny"}, "prompt: must be given"),
+        ("embeddings", {"model": "tiny", "input": "1", "dimensions": 8}, "dimensions: not supp"),
+        (
+            "fine_tuning/jobs",
+            {**TUNING, "hyperparameters": {"n_epochs": 1}},
+            "hyperparameters: not supported: use method.TYPE.hyperparameters",
+        ),
+        ("fine_tuning/jobs", {**TUNING, "validation_file": "f"}, "validation_file: not supported"),
+        (
+            "fine_tuning/jobs",
+            {**TUNING, "method": {"type": "mlm", "mlm": {"grader": {}}}},
+            "method.mlm.grader: unknown or not supported",
+        ),
+        (
+            "fine_tuning/jobs",
+            {**TUNING, "method": {"type": "mlm", "reinforcement": {}}},
+            "method.reinforcement: unknown or not supported",
+        ),
+    ],
+)
+def test_unsupported_field_is_refused_in_openais_words(gateway, path, body, message):
+    answer = httpx.post(f"{gateway.url}/v1/{path}", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(message)
+    assert gateway.waiting() == []
+
+
+def test_unknown_query_and_form_fields_are_refused(gateway):
+    query = httpx.get(f"{gateway.url}/v1/fine_tuning/jobs", params={"metadata[a]": "b"})
+    form = httpx.post(
+        f"{gateway.url}/v1/files",
+        files={"file": ("a.jsonl", b"{}")},
+        data={"purpose": "fine-tune", "expires_after[seconds]": "3600"},
+    )
+    assert [(r.status_code, r.json()["error"]["message"]) for r in (query, form)] == [
+        (400, "metadata[a]: unknown or not supported"),
+        (400, "expires_after[seconds]: unknown or not supported"),
+    ]
+
+
+def test_defaults_of_unsupported_fields_and_fields_about_the_request_are_accepted(
+    gateway, background
+):
+    defaults = {
+        "frequency_penalty": 0,
+        "logit_bias": {},
+        "logprobs": False,
+        "modalities": ["text"],
+        "parallel_tool_calls": True,
+        "reasoning_effort": "none",
+        "service_tier": "auto",
+        "tool_choice": "auto",
+        "tools": [],
+    }
+    about = {"user": "u", "metadata": {"a": "b"}, "store": True, "prompt_cache_key": "k"}
+    answer = background.submit(
+        httpx.post, f"{gateway.url}/v1/chat/completions", json={**CHAT, **defaults, **about}
+    )
+    gateway.take().finish("x")
+    assert answer.result(10).status_code == 200
+
+
 @pytest.mark.parametrize(
     "body",
     [b"{", b"\xff", b'{"model": "tiny", "prompt": "\\ud800"}', b"[" * 100_000, b'"a"', b"NaN"],
 )
-def test_body_that_is_no_json_object_is_refused(gateway, body):
+def test_body_that_is_not_a_json_object_is_refused(gateway, body):
     headers = {"content-type": "application/json"}
     answer = httpx.post(f"{gateway.url}/v1/completions", content=body, headers=headers)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_unknown_path_and_method_have_openais_shape(gateway):
+def test_errors_for_unknown_path_and_method_have_openais_shape(gateway):
     for method, path, status in (("GET", "/nowhere", 404), ("GET", "/v1/completions", 405)):
         answer = httpx.request(method, gateway.url + path)
         assert answer.status_code == status
@@ -539,13 +631,13 @@ def image_url(width: int, height: int) -> str:
         "data:text/plain;base64,aGVsbG8=",
     ],
 )
-def test_image_that_is_not_one_is_refused(gateway, url):
+def test_url_that_is_not_an_image_is_refused(gateway, url):
     with pytest.raises(openai.BadRequestError) as caught:
         chat_with_image(gateway, url)
     assert refusal(caught.value)[1]["param"] == "messages"
 
 
-def test_image_that_unfolds_into_too_many_pixels_is_refused(gateway):
+def test_image_with_too_many_pixels_is_refused(gateway):
     url = image_url(20_000, 20_000)
     assert len(url) < 200_000
     with pytest.raises(openai.BadRequestError, match="at most 50,000,000 pixels"):
@@ -558,7 +650,7 @@ def chat_with_image(gateway: Gateway, url: str) -> Any:
     return gateway.openai().chat.completions.create(model="tiny", messages=messages)
 
 
-def test_file_is_an_image_only_below_the_folder_that_is_configured(make_gateway, background):
+def test_file_urls_work_only_below_the_configured_folder(make_gateway, background):
     with tempfile.TemporaryDirectory(prefix="warmd-") as name:
         folder = Path(name).resolve() / "shown"
         (folder / "deep").mkdir(parents=True)
@@ -578,7 +670,7 @@ def test_file_is_an_image_only_below_the_folder_that_is_configured(make_gateway,
         answer = background.submit(chat_with_image, gateway, url)
         job = gateway.take()
         (message,) = openai_messages(job.spec["messages"])
-        # A copy: what the name stands for by the time that the job reads it is no matter.
+        # A copy: replacing the file before the job reads it has no effect.
         copy = Path(message["content"][1]["image_url"]["url"].removeprefix("file://"))
         assert copy.read_bytes() == (folder / "deep" / "a.png").read_bytes()
         job.finish("so")
@@ -586,7 +678,7 @@ def test_file_is_an_image_only_below_the_folder_that_is_configured(make_gateway,
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_actions_are_asked_for_and_come_with_their_choice(gateway, background, stream):
+def test_requested_actions_are_part_of_the_choice(gateway, background, stream):
     found = {"thought": None, "screen": [800, 600], "actions": [{"type": "wait"}], "errors": []}
 
     def ask() -> Any:
@@ -607,7 +699,7 @@ def test_actions_are_asked_for_and_come_with_their_choice(gateway, background, s
     assert answer.result(10).choices[0].actions == found
 
 
-def test_request_that_announces_too_much_is_refused_at_once(gateway):
+def test_request_with_too_large_content_length_is_refused_at_once(gateway):
     head = (
         b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\ncontent-length: 99999999999\r\n\r\n"
     )
@@ -617,7 +709,7 @@ def test_request_that_announces_too_much_is_refused_at_once(gateway):
 
 
 @pytest.mark.parametrize("is_announced", [True, False])
-def test_who_sends_too_much_hears_why(gateway, is_announced):
+def test_client_that_sends_too_much_receives_the_413(gateway, is_announced):
     parts = [b'{"model": "tiny", "prompt": "', *[b"x" * 2**20] * 70]
     content = b"".join(parts) if is_announced else iter(parts)
     headers = {"content-type": "application/json"}
@@ -634,7 +726,7 @@ def test_who_sends_too_much_hears_why(gateway, is_announced):
         {"idempotency-key": ""},
     ],
 )
-def test_header_without_sense_is_no_fault_of_the_gateway(gateway, headers):
+def test_nonsense_header_does_not_make_the_gateway_fail(gateway, headers):
     answer = httpx.post(f"{gateway.url}/v1/completions", json={}, headers=headers)
     assert answer.status_code == 400
 
@@ -645,7 +737,7 @@ def test_header_without_sense_is_no_fault_of_the_gateway(gateway, headers):
     [
         (b"", HEAD_S),
         (b"POST /v1/completions HTTP/1.1\r\nHost: loc", HEAD_S),
-        # After an answer uvicorn's own limit counts, which is shorter.
+        # After a response uvicorn's own, shorter limit applies.
         (b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\nGET /v1", 5),
         (
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{",
@@ -653,7 +745,7 @@ def test_header_without_sense_is_no_fault_of_the_gateway(gateway, headers):
         ),
     ],
 )
-def test_who_stops_in_the_middle_of_a_request_is_hung_up_on(gateway, said, limit_s):
+def test_client_that_stops_in_the_middle_of_a_request_is_disconnected(gateway, said, limit_s):
     with socket.create_connection(tuple_address(gateway), timeout=limit_s + 5) as line:
         line.sendall(said)
         begun = time.monotonic()
@@ -669,10 +761,10 @@ def tuple_address(gateway: Gateway) -> tuple[str, int]:
     return host, int(port)
 
 
-# --- who may come in
+# --- authorization
 
 
-def test_token_is_asked_for_where_one_is_set(make_gateway):
+def test_token_is_required_if_set(make_gateway):
     gateway = make_gateway(http_token=TOKEN)
     for key in ("wrong", f"{TOKEN}x"):
         with pytest.raises(openai.AuthenticationError) as caught:
@@ -683,7 +775,7 @@ def test_token_is_asked_for_where_one_is_set(make_gateway):
     assert httpx.get(f"{gateway.url}/health").status_code == 503
 
 
-def test_gateway_listens_beyond_this_machine_only_with_a_token(make_gateway):
+def test_gateway_listens_on_other_addresses_only_with_a_token(make_gateway):
     assert "http_token: must be set" in make_gateway(http_host="0.0.0.0").said["problem"]
     assert make_gateway(http_host="0.0.0.0", http_token=TOKEN).said["url"]
 
@@ -700,14 +792,14 @@ def test_gateway_listens_beyond_this_machine_only_with_a_token(make_gateway):
         {"origin": "http://["},
     ],
 )
-def test_web_page_cannot_ask_where_no_token_is_set(gateway, headers):
+def test_web_page_cannot_send_requests_without_token(gateway, headers):
     assert httpx.get(f"{gateway.url}/v1/models", headers=headers).status_code == 403
 
 
 # --- operation
 
 
-def test_health_says_why_nobody_can_answer(gateway):
+def test_health_has_the_reason_when_no_worker_is_ready(gateway):
     answer = httpx.get(f"{gateway.url}/health")
     assert answer.status_code == 503
     assert "no daemon runs" in answer.json()["error"]["message"]
@@ -740,7 +832,7 @@ def test_models_are_the_warm_ones(gateway):
     assert refusal(caught.value)[1]["code"] == "model_not_found"
 
 
-def test_waiting_requests_hold_no_thread_each(gateway, background):
+def test_waiting_requests_do_not_hold_a_thread_each(gateway, background):
     import psutil
 
     process = psutil.Process(gateway.process.pid)

@@ -1,4 +1,4 @@
-"""Images from OpenAI's client to the model: through the gateway, the queue and the worker."""
+"""Images from OpenAI's client to the model, through gateway, queue and worker."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def ask(client: openai.OpenAI, *urls: str, **options: Any) -> Any:
     )
 
 
-def test_image_is_seen_whichever_way_it_comes(daemon, client):
+def test_image_reaches_the_model_through_every_interface(daemon, client):
     picture = eyes.png(120, 60)
     answer = ask(client, eyes.url(picture))
     text = answer.choices[0].message.content
@@ -80,20 +80,20 @@ def test_image_is_seen_whichever_way_it_comes(daemon, client):
     assert other.usage.prompt_tokens == answer.usage.prompt_tokens
 
 
-def test_episode_that_grows_does_not_read_its_beginning_again(client):
+def test_growing_episode_uses_the_prefix_cache(client):
     first, second = eyes.url(eyes.png(400, 200, 2)), eyes.url(eyes.png(400, 200, 3))
     ask(client, first)
     grown = ask(client, first, second)
     assert grown.usage.prompt_tokens_details.cached_tokens > 0
 
 
-def test_actions_are_scaled_to_the_image_as_it_came(client):
+def test_actions_are_scaled_to_the_original_image(client):
     answer = ask(client, eyes.url(eyes.png(300, 90)), extra_body={"actions": "ui-tars"})
     read = answer.choices[0].actions
     assert read["screen"] == [300, 90]
     assert read["errors"]
 
 
-def test_file_that_is_not_shown_is_refused(daemon, client):
+def test_file_outside_the_configured_folder_is_refused(daemon, client):
     with pytest.raises(openai.BadRequestError, match="below"):
         ask(client, f"file://{daemon.home.path}/../shown/a.png")

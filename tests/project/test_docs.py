@@ -1,6 +1,6 @@
-"""What the documents say is so: their tables come from the code, their commands and links exist.
+"""The documents against the code: generated tables are current, commands and links exist.
 
-`python tests/project/test_docs.py` writes the tables of the README again.
+`python tests/project/test_docs.py` regenerates the tables in docs/.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ from warmd.jobs.grpo.rewards import parse, resolve
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+MANUAL = sorted((ROOT / "docs").glob("*.md"))
 DOCUMENTS = [
     README,
+    *MANUAL,
     *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md")),
 ]
+MAX_README_LINES = 200
 
 
 def read(path: Path) -> str:
@@ -92,17 +95,44 @@ def table(headers: list[str], rows: Iterable[list[str]]) -> list[str]:
 
 
 def filled(text: str, name: str) -> str:
-    """Return a document with one table written again."""
+    """Return a document with one table regenerated."""
     begin, end = f"<!-- begin: {name} -->\n", f"<!-- end: {name} -->\n"
     before, _, rest = text.partition(begin)
     _, found, after = rest.partition(end)
-    assert found, f"{begin.strip()} … {end.strip()} must stand in the document"
+    assert found, f"{begin.strip()} must be followed by {end.strip()}"
     return before + begin + "\n".join([*TABLES[name](), ""]) + end + after
 
 
+def document_of(name: str) -> Path:
+    """Return the page of the manual that has a table."""
+    (path,) = (path for path in MANUAL if f"<!-- begin: {name} -->" in read(path))
+    return path
+
+
 @pytest.mark.parametrize("name", TABLES)
-def test_table_of_the_readme_is_what_the_code_says(name):
-    assert filled(read(README), name) == read(README), "write it: python tests/project/test_docs.py"
+def test_table_in_the_manual_is_what_the_code_says(name):
+    text = read(document_of(name))
+    assert filled(text, name) == text, "regenerate it: python tests/project/test_docs.py"
+
+
+def test_readme_is_short_and_names_every_page_of_the_manual():
+    text = read(README)
+    assert len(text.splitlines()) <= MAX_README_LINES
+    assert [page.name for page in MANUAL if f"(docs/{page.name})" not in text] == []
+
+
+def test_option_names_in_the_manual_exist():
+    known = {
+        name
+        for command in every_command()
+        for option in options_of(command)
+        for name in (*option.opts, *option.secondary_opts)
+    }
+    for page in [README, *MANUAL]:
+        # Inline code only: fenced commands are parsed as a whole.
+        prose = re.sub(r"^```.*?^```$", "", read(page), flags=re.DOTALL | re.MULTILINE)
+        named = set(re.findall(r"(?<=`)(--[a-z][a-z0-9-]*)", prose))
+        assert named - known - {"--help"} == set(), page.name
 
 
 # --- Commands and options, as click has them ----------------------------------------------------
@@ -120,6 +150,18 @@ def kind_command(kind: str) -> click.Command:
     command = group.get_command(click.Context(group), kind)
     assert command is not None
     return command
+
+
+def every_command() -> Iterator[click.Command]:
+    for name in COMMANDS:
+        command = command_of(name)
+        yield command
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for inner in command.list_commands(context):
+                found = command.get_command(context, inner)
+                assert found is not None
+                yield found
 
 
 def options_of(command: click.Command) -> list[click.Option]:
@@ -190,21 +232,32 @@ def test_every_command_in_the_documents_can_be_typed(line):
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_in_the_documents_leads_somewhere(path):
-    links = re.findall(r"\]\((?!https?://)([^)#]+)", read(path))
-    assert [link for link in links if not (path.parent / link).exists()] == []
+    links = re.findall(r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?\)", read(path))
+    wrong = []
+    for link, anchor in links:
+        target = path.parent / link if link else path
+        if not target.exists() or (anchor and anchor not in anchors(read(target))):
+            wrong.append(f"{link}#{anchor}")
+    assert wrong == []
 
 
-def test_the_reward_of_the_readme_scores(tmp_path, monkeypatch):
-    (example,) = (block for block in blocks(read(README), "python") if "def nearness" in block)
-    (tmp_path / "mine_in_the_readme.py").write_text(example, encoding="utf-8")
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub gives to the headings of a document."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_reward_of_the_manual_scores(tmp_path, monkeypatch):
+    manual = read(ROOT / "docs" / "grpo.md")
+    (example,) = (block for block in blocks(manual, "python") if "def nearness" in block)
+    (tmp_path / "mine_in_the_manual.py").write_text(example, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    nearness: Any = resolve(parse("mine_in_the_readme:nearness"))
+    nearness: Any = resolve(parse("mine_in_the_manual:nearness"))
     scores = nearness(["1+1="] * 4, ["2", " 4", "99", "two"], ["2"] * 4)
     assert scores == pytest.approx([1.0, 0.8, 0.0, 0.0])
 
 
 if __name__ == "__main__":
-    written = read(README)
     for table_name in TABLES:
-        written = filled(written, table_name)
-    README.write_text(written, encoding="utf-8")
+        page_path = document_of(table_name)
+        page_path.write_text(filled(read(page_path), table_name), encoding="utf-8")

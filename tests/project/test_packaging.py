@@ -53,7 +53,7 @@ def test_sdist_holds_what_building_and_testing_need(built):
         shipped = {name.partition("/")[2] for name in archive.getnames()}
     needed = {"pyproject.toml", "constraints.txt", ".ci/constraints-lowest.txt"}
     needed |= {"Makefile", "README.md", "LICENSE"}
-    for folder in [*FOLDERS, "tests", "deploy"]:
+    for folder in [*FOLDERS, "tests", "deploy", "docs"]:
         needed |= files_below(folder)
     assert needed <= shipped
     assert not [name for name in shipped if "__pycache__" in name]

@@ -10,7 +10,7 @@ from gateways import Gateway
 
 from warmd.daemon.client.client import Client
 from warmd.daemon.gateway.core.metrics import Metrics
-from warmd.daemon.gateway.core.models_index import Catalogue
+from warmd.daemon.gateway.core.models_index import ModelIndex
 from warmd.daemon.queue import keys
 from warmd.daemon.runs.rundir import RunDir
 from warmd.daemon.supervise.retention import Retention
@@ -45,7 +45,7 @@ def reads(desk: Desk | Gateway) -> dict[str, Callable[[], object]]:
     retention = Retention(
         client.store, desk.home, keep_s=86_400, most=10_000, most_bytes=10_000_000_000
     )
-    metrics, catalogue = Metrics(client), Catalogue(client)
+    metrics, catalogue = Metrics(client), ModelIndex(client)
     retention.remove_due()  # what is new is measured once
     return {
         "queue": lambda: client.jobs(statuses=("started", "queued", "scheduled", "deferred")),

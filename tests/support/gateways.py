@@ -1,4 +1,4 @@
-"""A gateway with a server and no worker: the test plays one, and so decides what comes when."""
+"""A gateway with Redis and no worker: the test plays the worker and controls the timing."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from warmd.daemon.runs.events import EventLog
 from warmd.daemon.supervise.redis_server import EmbeddedRedis, find_binary
 
 WORKER = "infer-0:test:1"
-TLS = ssl.create_default_context()  # once: each client would take 30 ms to read the certificates
+TLS = ssl.create_default_context()  # shared: reading the certificates takes 30 ms per client
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "cached_tokens": 1}
 
 
 def openai_client(url: str, **settings: Any) -> OpenAI:
-    """OpenAI's own client, that asks once unless told otherwise."""
+    """OpenAI's client, without retries by default."""
     settings = {"api_key": "unused", "max_retries": 0, "timeout": 30.0, **settings}
     return OpenAI(base_url=f"{url}/v1", http_client=DefaultHttpxClient(verify=TLS), **settings)
 
 
 def talker(folder: Path, model: Path) -> Path:
-    """Write a model that takes chats and images, as far as is seen before it is loaded."""
+    """Write a model folder that passes all checks for chats and images before loading."""
     shutil.copytree(model, folder)
     config = orjson.loads((folder / "config.json").read_bytes())
     (folder / "config.json").write_bytes(orjson.dumps({**config, "model_type": "qwen2_vl"}))
@@ -44,7 +44,7 @@ def talker(folder: Path, model: Path) -> Path:
 
 
 class Gateway:
-    """One gateway process and its server."""
+    """One gateway process and its Redis."""
 
     def __init__(self, home: Path, model: Path, **settings: Any) -> None:
         settings = {"http_port": 0, **settings}
@@ -93,16 +93,16 @@ class Gateway:
         while self._clients:
             self._clients.pop().close()
 
-    # --- what the queue holds, and the worker's part -------------------------------------------
+    # --- the queue, and the part of the worker --------------------------------------------------
 
     def waiting(self) -> list[str]:
-        """The jobs that wait in the queue infer, the next one first."""
+        """Return the waiting jobs of the queue infer, the next one first."""
         key = self.client.store.queue("infer").key
         found: Any = self.client.connection.lrange(key, 0, -1)
         return [keys.text(job_id) for job_id in found]
 
     def take(self, *, timeout_s: float = 10) -> Execution:
-        """Begin an execution of the next job, as a worker does."""
+        """Start an execution of the next job, as a worker does."""
 
         def pop() -> Any:
             key = self.client.store.queue("infer").key
@@ -117,13 +117,13 @@ class Gateway:
         return status
 
     def drop_waiting(self) -> None:
-        """Leave the queue empty for the next test."""
+        """Cancel all waiting jobs."""
         for job_id in self.waiting():
             self.client.cancel(job_id)
 
 
 class Execution:
-    """A job in the hands of the test."""
+    """An execution that the test controls."""
 
     def __init__(self, gateway: Gateway, job: Any, started: Any) -> None:
         self.gateway = gateway
@@ -163,7 +163,7 @@ class Execution:
         self.gateway.client.store.fail(self.job, self.started.claim, error)
 
     def die(self) -> Execution:
-        """Be killed, and started again by another worker."""
+        """End as if killed, and return the execution by another worker."""
         self.gateway.client.store.requeue(self.job, self.started.claim)
         return self.gateway.take()
 

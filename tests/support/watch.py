@@ -1,4 +1,4 @@
-"""Watches a gateway while it is attacked: how quickly it answers, how much memory it takes."""
+"""Measures latency and memory of a gateway under attack."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 import psutil
 from gateways import Gateway
 
-IN_TIME_S = 0.5  # of /health
-MOST_MEMORY = 300e6  # of the gateway, in bytes
+IN_TIME_S = 0.5  # response time of /health
+MAX_MEMORY = 300e6  # of the gateway, in bytes
 
 
-# In a process of its own: the attackers in this one would take its time. Prints the slowest answer.
+# In a separate process, undisturbed by the attackers in this one. Prints the slowest response.
 PROBE = """
 import http.client, sys, time
 host, port = sys.argv[1].removeprefix("http://").split(":")
@@ -24,7 +24,7 @@ while not __import__("select").select([sys.stdin], [], [], 0.02)[0]:
     begun = time.monotonic()
     line = http.client.HTTPConnection(host, int(port), timeout=60)
     line.request("GET", "/health")
-    assert line.getresponse().status == 503  # no daemon is there
+    assert line.getresponse().status == 503  # no daemon runs
     line.close()
     slowest = max(slowest, time.monotonic() - begun)
 print(slowest)
@@ -32,7 +32,7 @@ print(slowest)
 
 
 class Watch:
-    """Asks /health, and looks at the gateway's memory, for as long as it is entered."""
+    """Requests /health and measures the gateway's memory while the context is active."""
 
     slowest_s: float
 
@@ -41,7 +41,7 @@ class Watch:
         self._process = psutil.Process(gateway.process.pid)
 
     def __enter__(self) -> Watch:
-        Path(f"/proc/{self._process.pid}/clear_refs").write_text("5")  # the peak begins here
+        Path(f"/proc/{self._process.pid}/clear_refs").write_text("5")  # resets the peak
         self._probe = subprocess.Popen(
             [sys.executable, "-c", PROBE, self._gateway.url],
             stdin=subprocess.PIPE,
@@ -58,13 +58,13 @@ class Watch:
 
     @property
     def peak(self) -> int:
-        """The most memory that the gateway had at a time, in bytes."""
+        """Peak memory of the gateway in bytes."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
 
     def check(self) -> None:
         seen = f"/health within {self.slowest_s:.2f} s, {self.peak / 1e6:.0f} MB"
-        crowd = os.getloadavg()[0] / (os.cpu_count() or 1)  # of others on this machine
+        crowd = os.getloadavg()[0] / (os.cpu_count() or 1)  # load of other processes
         assert self.slowest_s < IN_TIME_S * max(1, crowd), seen
-        assert self.peak < MOST_MEMORY, seen
+        assert self.peak < MAX_MEMORY, seen

@@ -1,1 +1,1 @@
-"""The routes, a file for each group of OpenAI's API; request bodies enter, job options leave."""
+"""The routes, one file per group of OpenAI's API: request bodies in, job options out."""

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: a chat, answered by an infer job."""
+"""`/v1/chat/completions`: chat completion by an infer job."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from ....jobs.errors import SpecError
 from ..core import answers, sse
 from ..core.sampling import (
     FinishReason,
-    Forgotten,
+    ReasoningEffort,
     SamplingRequest,
-    Unserved,
+    TextOnly,
+    ToolChoice,
+    Unsupported,
     Usage,
     usage_of,
 )
-from ..core.state import Gate, GateDep, as_param
-from ..core.submitter import Order
+from ..core.state import AppState, StateDep, as_param
+from ..core.submitter import Submission
 from ..core.waiters import CallerDep
-from ..http.auth import SHARE
-from ..http.bodies import Share
+from ..http.auth import RESERVATION
+from ..http.bodies import Reservation
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
 from . import images
@@ -33,12 +35,12 @@ from .formats import ResponseFormat, schema_of
 router = APIRouter(route_class=StrictRoute, tags=["inference"], responses=RESPONSES)
 
 _STREAM_TYPE = "text/event-stream"
-_MOST_MESSAGES = 4096
-_MOST_PARTS = 1024  # of one message
+_MAX_MESSAGES = 4096
+_MAX_PARTS = 1024  # of one message
 
 
 class TextPart(BaseModel):
-    """A part of a message that is text."""
+    """The text part of a message."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -47,16 +49,20 @@ class TextPart(BaseModel):
 
 
 class ImageURL(BaseModel):
-    """An image, as data:image/png;base64,… or, below the folder http_files, as file:///…"""
+    """An image: data:image/png;base64,… or, for files below `http_files`, file:///…
+
+    `detail` has no effect: images are always read in full, and scaled down only where they exceed
+    the model's limit. "low" is refused.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     url: str
-    detail: Forgotten = None
+    detail: Literal["auto", "high"] | None = None
 
 
 class ImagePart(BaseModel):
-    """A part of a message that is an image."""
+    """The image part of a message."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -65,7 +71,7 @@ class ImagePart(BaseModel):
 
 
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
-Parts = Annotated[list[Part], Field(fail_fast=True, min_length=1, max_length=_MOST_PARTS)]
+Parts = Annotated[list[Part], Field(fail_fast=True, min_length=1, max_length=_MAX_PARTS)]
 
 
 class Message(BaseModel):
@@ -75,33 +81,42 @@ class Message(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Parts
-    name: Forgotten = None
-    refusal: Forgotten = None
-    annotations: Forgotten = None
-    tool_calls: Unserved = None
-    function_call: Unserved = None
-    audio: Unserved = None
+    # Clients send back the assistant messages that they received, with these fields.
+    refusal: Unsupported = None
+    annotations: Unsupported = None
+    name: Unsupported = None
+    tool_calls: Unsupported = None
+    function_call: Unsupported = None
+    audio: Unsupported = None
 
 
 class ChatRequest(SamplingRequest):
-    """A chat to answer. `actions` and `screen` are warmd's own: see the options of infer."""
+    """A chat to complete. `actions` and `screen` are warmd extensions: see the infer options."""
 
     messages: Annotated[
-        list[Message], Field(fail_fast=True, min_length=1, max_length=_MOST_MESSAGES)
+        list[Message], Field(fail_fast=True, min_length=1, max_length=_MAX_MESSAGES)
     ]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     actions: Literal["none", "ui-tars"] | None = None
     screen: Annotated[str, Field(min_length=1, max_length=20)] | None = None
-    parallel_tool_calls: Forgotten = None
-    reasoning_effort: Forgotten = None
-    modalities: Forgotten = None
-    top_logprobs: Unserved = None
-    tools: Unserved = None
-    tool_choice: Unserved = None
+    parallel_tool_calls: Annotated[bool, Field(description="No effect without tools.")] | None = (
+        None
+    )
+    modalities: TextOnly = None
+    audio: Unsupported = None
+    function_call: Unsupported = None
+    functions: Unsupported = None
+    prediction: Unsupported = None
+    reasoning_effort: ReasoningEffort = None
+    tool_choice: ToolChoice = None
+    tools: Unsupported = None
+    top_logprobs: Unsupported = None
+    verbosity: Unsupported = None
+    web_search_options: Unsupported = None
     response_format: ResponseFormat | None = None
 
     def images(self) -> list[ImageURL]:
-        """Every image of the chat, in order."""
+        """Every image of the chat, in submission."""
         return [
             part.image_url
             for message in self.messages
@@ -112,7 +127,7 @@ class ChatRequest(SamplingRequest):
 
 
 class AnswerMessage(BaseModel):
-    """What the model says."""
+    """The message that the model generated."""
 
     role: Literal["assistant"]
     content: str
@@ -120,7 +135,7 @@ class AnswerMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """One of the answers; `actions` is warmd's own, where the request asks for it."""
+    """One completion; `actions` is a warmd extension, present when requested."""
 
     index: int
     message: AnswerMessage
@@ -130,7 +145,7 @@ class ChatChoice(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """The answer to a chat; `timings` is warmd's own."""
+    """The response to a chat; `timings` is a warmd extension."""
 
     id: str
     object: Literal["chat.completion"]
@@ -143,7 +158,7 @@ class ChatCompletion(BaseModel):
 
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "The answer; with `stream`, its pieces.",
+        "description": "The completion; with `stream`, server-sent events.",
         "content": {_STREAM_TYPE: {"schema": {"type": "string"}}},
     }
 }
@@ -151,27 +166,27 @@ STREAMED: dict[int | str, dict[str, Any]] = {
 
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED)
 async def create_chat_completion(
-    body: ChatRequest, gate: GateDep, caller: CallerDep, request: Request
+    body: ChatRequest, state: StateDep, caller: CallerDep, request: Request
 ) -> Response:
-    """Answer a chat, at once or piece by piece."""
-    await gate.blocking(gate.catalogue.check, body.model)
-    share: Share = request.scope[SHARE]
+    """Complete a chat, whole or streamed."""
+    await state.in_thread(state.model_index.check, body.model)
+    reservation: Reservation = request.scope[RESERVATION]
     try:
-        if share.is_large or body.images():
-            order = await gate.taking_apart(_order, body, gate)
+        if reservation.is_large or body.images():
+            submission = await state.in_parser_thread(_submission, body, state)
         else:
-            order = _order(body, gate)
-        body.messages.clear()  # the order has them: while the answer is waited for, once is enough
-        await share.grow(order.size)
-        job_id, headers = await answers.submit(gate, caller, order)
-        del order
-        share.shrink(0)
+            submission = _submission(body, state)
+        body.messages.clear()  # the submission holds a copy: no second one during the wait
+        await reservation.grow(submission.size)
+        job_id, headers = await answers.submit(state, caller, submission)
+        del submission
+        reservation.shrink(0)
     except SpecError as error:
         raise as_param(error, {"prompt": "messages", "json_schema": "response_format"}) from error
     head = {"id": f"chatcmpl-{job_id}", "created": int(time.time()), "model": body.model}
     if body.stream:
         return sse.response(
-            gate,
+            state,
             caller,
             job_id,
             headers,
@@ -186,8 +201,8 @@ async def create_chat_completion(
             },
             wants_usage=body.wants_usage,
         )
-    result = await answers.whole(gate, request, caller, job_id)
-    gate.metrics.count_tokens(result["usage"])
+    result = await answers.full(state, request, caller, job_id)
+    state.metrics.count_tokens(result["usage"])
     choices = [
         {
             "index": choice["index"],
@@ -208,10 +223,10 @@ async def create_chat_completion(
     return JSONResponse(answer, headers=headers)
 
 
-def _order(body: ChatRequest, gate: Gate) -> Order:
-    """Return the job of a chat. Raises SpecError."""
-    files = gate.config.http_files
-    found = images.take(body.images(), "messages", files, gate.images) if body.images() else {}
+def _submission(body: ChatRequest, state: AppState) -> Submission:
+    """Return the job for a chat. Raises SpecError."""
+    files = state.config.http_files
+    found = images.collect(body.images(), "messages", files, state.images) if body.images() else {}
     messages = [message.model_dump(include={"role", "content"}) for message in body.messages]
     options = body.options() | {"messages": orjson.dumps(messages).decode()}
     if body.max_completion_tokens is not None:
@@ -221,7 +236,7 @@ def _order(body: ChatRequest, gate: Gate) -> Order:
             options[name] = value
     if schema := schema_of(body.response_format):
         options["json_schema"] = schema
-    return Order(gate.parse("infer", options), images=found)
+    return Submission(state.parse("infer", options), images=found)
 
 
 def _delta(index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`/v1/completions`: a text, gone on with by an infer job."""
+"""`/v1/completions`: text completion by an infer job."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from ..core import answers, sse
-from ..core.sampling import FinishReason, SamplingRequest, Unserved, Usage, usage_of
-from ..core.state import GateDep
-from ..core.submitter import Order
+from ..core.sampling import (
+    FinishReason,
+    OneOnly,
+    SamplingRequest,
+    Unsupported,
+    Usage,
+    usage_of,
+)
+from ..core.state import StateDep
+from ..core.submitter import Submission
 from ..core.waiters import CallerDep
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
@@ -20,20 +27,32 @@ from .chat import STREAMED
 
 router = APIRouter(route_class=StrictRoute, tags=["inference"], responses=RESPONSES)
 
+
+def _one_prompt(value: object) -> object:
+    if isinstance(value, list) and not (len(value) == 1 and isinstance(value[0], str)):
+        raise ValueError(
+            "lists of prompts and of token ids are not supported: send one text per request"
+        )
+    return value
+
+
 _Prompt = Annotated[str, Field(min_length=1)]
 
 
 class CompletionRequest(SamplingRequest):
-    """A text to go on with."""
+    """A prompt to complete: a text, or a list with one text."""
 
-    prompt: _Prompt | Annotated[list[_Prompt], Field(fail_fast=True, min_length=1, max_length=1)]
-    echo: Unserved = None
-    suffix: Unserved = None
-    best_of: Unserved = None
+    prompt: Annotated[
+        _Prompt | Annotated[list[_Prompt], Field(min_length=1, max_length=1)],
+        BeforeValidator(_one_prompt),
+    ]
+    best_of: OneOnly = None
+    echo: Unsupported = None
+    suffix: Unsupported = None
 
 
 class CompletionChoice(BaseModel):
-    """One of the completions."""
+    """One completion."""
 
     index: int
     text: str
@@ -42,7 +61,7 @@ class CompletionChoice(BaseModel):
 
 
 class Completion(BaseModel):
-    """What the model wrote; `timings` is warmd's own."""
+    """The response to a prompt; `timings` is a warmd extension."""
 
     id: str
     object: Literal["text_completion"]
@@ -55,13 +74,13 @@ class Completion(BaseModel):
 
 @router.post("/v1/completions", response_model=Completion, responses=STREAMED)
 async def create_completion(
-    body: CompletionRequest, gate: GateDep, caller: CallerDep, request: Request
+    body: CompletionRequest, state: StateDep, caller: CallerDep, request: Request
 ) -> Response:
-    """Go on with a text, at once or piece by piece."""
-    await gate.blocking(gate.catalogue.check, body.model)
+    """Complete a prompt, whole or streamed."""
+    await state.in_thread(state.model_index.check, body.model)
     prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
-    spec = gate.parse("infer", body.options() | {"prompt": prompt})
-    job_id, headers = await answers.submit(gate, caller, Order(spec))
+    spec = state.parse("infer", body.options() | {"prompt": prompt})
+    job_id, headers = await answers.submit(state, caller, Submission(spec))
     head = {
         "id": f"cmpl-{job_id}",
         "object": "text_completion",
@@ -70,7 +89,7 @@ async def create_completion(
     }
     if body.stream:
         return sse.response(
-            gate,
+            state,
             caller,
             job_id,
             headers,
@@ -80,8 +99,8 @@ async def create_completion(
             on_end=lambda choice: _choice(choice["index"], "", choice["finish_reason"]),
             wants_usage=body.wants_usage,
         )
-    result = await answers.whole(gate, request, caller, job_id)
-    gate.metrics.count_tokens(result["usage"])
+    result = await answers.full(state, request, caller, job_id)
+    state.metrics.count_tokens(result["usage"])
     answer = {
         **head,
         "choices": [_choice(c["index"], c["text"], c["finish_reason"]) for c in result["choices"]],

@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: vectors of texts, made by an encode job."""
+"""`/v1/embeddings`: text embeddings by an encode job."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....jobs.errors import SpecError
 from ..core import answers
-from ..core.sampling import Forgotten, Unserved
-from ..core.state import GateDep, as_param
-from ..core.submitter import Order
+from ..core.sampling import Ignored, Unsupported
+from ..core.state import StateDep, as_param
+from ..core.submitter import Submission
 from ..core.waiters import CallerDep
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
 
 router = APIRouter(route_class=StrictRoute, tags=["inference"], responses=RESPONSES)
 
-_MOST_TEXTS = 2048
+_MAX_TEXTS = 2048
 _Text = Annotated[str, Field(min_length=1)]
 
 
 class EmbeddingRequest(BaseModel):
-    """Texts to encode. `pooling` and `normalize` are warmd's own."""
+    """Texts to embed. `pooling` and `normalize` are warmd extensions."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: Annotated[str, Field(min_length=1, max_length=200)]
     input: (
-        _Text | Annotated[list[_Text], Field(fail_fast=True, min_length=1, max_length=_MOST_TEXTS)]
+        _Text | Annotated[list[_Text], Field(fail_fast=True, min_length=1, max_length=_MAX_TEXTS)]
     )
     encoding_format: Literal["float", "base64"] | None = None
     pooling: Literal["mean", "cls"] | None = None
     normalize: bool | None = None
-    dimensions: Unserved = None
-    user: Forgotten = None
+    dimensions: Unsupported = None
+    user: Ignored = None
 
 
 class Embedding(BaseModel):
-    """The vector of one text: numbers, or their bytes (float32, little-endian) in base64."""
+    """The embedding of one text: a list of numbers, or base64 of little-endian float32."""
 
     object: Literal["embedding"]
     index: int
@@ -51,14 +51,14 @@ class Embedding(BaseModel):
 
 
 class EmbeddingUsage(BaseModel):
-    """How many tokens the texts have."""
+    """Token counts of the texts."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingList(BaseModel):
-    """The vectors, in the order of the texts; `timings` is warmd's own."""
+    """The embeddings in the order of the texts; `timings` is a warmd extension."""
 
     object: Literal["list"]
     model: str
@@ -69,23 +69,23 @@ class EmbeddingList(BaseModel):
 
 @router.post("/v1/embeddings", response_model=EmbeddingList)
 async def create_embeddings(
-    body: EmbeddingRequest, gate: GateDep, caller: CallerDep, request: Request
+    body: EmbeddingRequest, state: StateDep, caller: CallerDep, request: Request
 ) -> Response:
-    """Encode texts."""
-    await gate.blocking(gate.catalogue.check, body.model)
+    """Embed texts."""
+    await state.in_thread(state.model_index.check, body.model)
     texts = [body.input] if isinstance(body.input, str) else body.input
     options: dict[str, Any] = {"model": body.model, "text": texts}
     for name in ("pooling", "normalize"):
         if getattr(body, name) is not None:
             options[name] = getattr(body, name)
     try:
-        spec = gate.parse("encode", options)
-        job_id, headers = await answers.submit(gate, caller, Order(spec))
+        spec = state.parse("encode", options)
+        job_id, headers = await answers.submit(state, caller, Submission(spec))
     except SpecError as error:
         raise as_param(error, {"text": "input"}) from error
-    result = await answers.whole(gate, request, caller, job_id)
+    result = await answers.full(state, request, caller, job_id)
     usage = {"prompt_tokens": result["tokens"], "total_tokens": result["tokens"]}
-    gate.metrics.count_tokens(usage)
+    state.metrics.count_tokens(usage)
     in_base64 = body.encoding_format == "base64"
 
     def answer() -> bytes:
@@ -95,12 +95,12 @@ async def create_embeddings(
             {**head, "timings": result["timings"]}, option=orjson.OPT_SERIALIZE_NUMPY
         )
 
-    # In a thread: of thousands of texts the numbers take a while to write.
-    return Response(await gate.blocking(answer), media_type="application/json", headers=headers)
+    # In a thread: serializing thousands of vectors would block the event loop.
+    return Response(await state.in_thread(answer), media_type="application/json", headers=headers)
 
 
 def _data(result: dict[str, Any], in_base64: bool) -> list[dict[str, Any]]:
-    """The vectors of a result, which has them itself or names the file that does."""
+    """Return the embeddings of a result: those in it, or those in the file that it names."""
     import numpy as np
 
     if "embeddings" in result:

@@ -1,4 +1,4 @@
-"""`/v1/files`: the data of training jobs."""
+"""`/v1/files`: training files."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ from pydantic import BaseModel
 
 from ....jobs.errors import SpecError
 from ..core.file_store import PURPOSE, FileObject
-from ..core.state import Gate, GateDep
+from ..core.state import AppState, StateDep
 from ..http.errors import RESPONSES, unavailable
 
-_MOST_FIELDS = 8  # of a form; each stays in memory
-_AT_ONCE = 4  # uploads; each is on the disk twice for a moment
+_MAX_FIELDS = 8  # of a form, held in memory
+_FIELDS = {"file", "purpose"}
+_MAX_UPLOADS = 4  # at a time; each is on disk twice for a moment
 
 
 class _UploadRequest(Request):
     def form(self, **_: Any) -> Any:
-        return super().form(max_files=1, max_fields=_MOST_FIELDS)
+        return super().form(max_files=1, max_fields=_MAX_FIELDS)
 
 
 class UploadRoute(APIRoute):
-    """A route that takes one file, and no more of them at once than there is room for."""
+    """A route for file uploads: checks the announced size first, limits concurrent uploads."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
-        uploads = asyncio.Semaphore(_AT_ONCE)
+        uploads = asyncio.Semaphore(_MAX_UPLOADS)
 
         async def handle_upload(request: Request) -> Response:
-            gate: Gate = request.app.state.gate
+            state: AppState = request.app.state.warmd
             announced = request.headers.get("content-length", "")
-            await gate.blocking(gate.files.check_room, int(announced or 0))
+            await state.in_thread(state.files.check_room, int(announced or 0))
             if uploads.locked():
-                raise unavailable("too many uploads at once: try again in a moment")
+                raise unavailable("too many simultaneous uploads: try again in a moment")
             async with uploads:
                 return await handle(_UploadRequest(request.scope, request.receive))
 
@@ -58,7 +59,7 @@ class FileList(BaseModel):
 
 
 class FileDeleted(BaseModel):
-    """A file that is gone."""
+    """Confirmation of a deletion."""
 
     id: str
     object: Literal["file"] = "file"
@@ -67,22 +68,25 @@ class FileDeleted(BaseModel):
 
 @router.post("", response_model=FileObject)
 async def upload_file(
-    file: UploadFile, gate: GateDep, purpose: Annotated[str, Form()] = PURPOSE
+    file: UploadFile, state: StateDep, request: Request, purpose: Annotated[str, Form()] = PURPOSE
 ) -> Any:
-    """Take a JSONL file for training."""
+    """Store a JSONL file for training."""
+    for name in await request.form():
+        if name not in _FIELDS:
+            raise SpecError(name[:80], "unknown or not supported")
     if purpose != PURPOSE:
         raise SpecError("purpose", f"must be {PURPOSE}, got {purpose[:80]!r}")
-    return await gate.blocking(gate.files.add, file.file, file.filename or "")
+    return await state.in_thread(state.files.add, file.file, file.filename or "")
 
 
 @router.get("", response_model=FileList)
 async def list_files(
-    gate: GateDep,
+    state: StateDep,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
 ) -> Any:
     """List uploaded files, newest first."""
-    found = await gate.blocking(gate.files.all)
+    found = await state.in_thread(state.files.all)
     if after is not None:
         ids = [file.id for file in found]
         found = found[ids.index(after) + 1 :] if after in ids else []
@@ -90,20 +94,20 @@ async def list_files(
 
 
 @router.get("/{file_id}", response_model=FileObject)
-async def retrieve_file(file_id: str, gate: GateDep) -> Any:
-    """Describe a file."""
-    return await gate.blocking(gate.files.get, file_id)
+async def retrieve_file(file_id: str, state: StateDep) -> Any:
+    """Show a file's name, size and date."""
+    return await state.in_thread(state.files.get, file_id)
 
 
 @router.get("/{file_id}/content", response_class=Response)
-async def retrieve_file_content(file_id: str, gate: GateDep) -> Response:
-    """Return a file's bytes."""
-    path = await gate.blocking(gate.files.path, file_id)
+async def retrieve_file_content(file_id: str, state: StateDep) -> Response:
+    """Return a file's content."""
+    path = await state.in_thread(state.files.path, file_id)
     return FileResponse(path, media_type="application/octet-stream")
 
 
 @router.delete("/{file_id}", response_model=FileDeleted)
-async def delete_file(file_id: str, gate: GateDep) -> Any:
-    """Forget a file. A job that was made with it and still waits will fail."""
-    await gate.blocking(gate.files.remove, file_id)
+async def delete_file(file_id: str, state: StateDep) -> Any:
+    """Delete a file. A waiting job that uses it will fail."""
+    await state.in_thread(state.files.remove, file_id)
     return {"id": file_id}

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....configs.queues import TRAIN
 from ....jobs.errors import NotFound, SpecError
-from ..core.sampling import Unserved
-from ..core.state import Gate, GateDep
-from ..core.submitter import Order
+from ..core.sampling import Unsupported, only
+from ..core.state import AppState, StateDep
+from ..core.submitter import Submission
 from ..core.waiters import CallerDep
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
@@ -30,9 +30,10 @@ _Limit = Annotated[int, Query(ge=1, le=100)]
 
 
 class CreateJob(BaseModel):
-    """What to train. `method` is {"type": "reinforcement" | "mlm", TYPE: {"hyperparameters": …}}.
+    """A training job. `method` is {"type": "reinforcement" | "mlm", TYPE: {"hyperparameters": …}}.
 
-    Hyperparameters are the options that `warmd submit grpo` and `warmd submit mlm` list.
+    Hyperparameters are the options of `warmd submit grpo` and `warmd submit mlm`. `suffix` and
+    `metadata` are stored with the job; the trained model is named by the job's id.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -49,13 +50,15 @@ class CreateJob(BaseModel):
         ]
         | None
     ) = None
-    validation_file: Unserved = None
-    integrations: Unserved = None
-    hyperparameters: Unserved = None
+    validation_file: Unsupported = None
+    integrations: Unsupported = None
+    hyperparameters: Annotated[
+        None, only([], {}, unsupported="not supported: use method.TYPE.hyperparameters")
+    ] = None
 
 
 class JobError(BaseModel):
-    """Why a job failed."""
+    """The reason of a failure."""
 
     code: str
     message: str
@@ -95,7 +98,7 @@ class JobList(BaseModel):
 
 
 class JobEvent(BaseModel):
-    """One line of a job's events."""
+    """An event of a job."""
 
     id: str
     object: Literal["fine_tuning.job.event"]
@@ -115,7 +118,7 @@ class EventList(BaseModel):
 
 
 class Checkpoint(BaseModel):
-    """A checkpoint that is kept."""
+    """A checkpoint on disk."""
 
     id: str
     object: Literal["fine_tuning.job.checkpoint"]
@@ -137,14 +140,14 @@ class CheckpointList(BaseModel):
 
 
 @router.post("", response_model=Job)
-async def create_job(body: CreateJob, gate: GateDep, caller: CallerDep) -> Any:
+async def create_job(body: CreateJob, state: StateDep, caller: CallerDep) -> Any:
     """Queue a training job."""
-    await gate.waiting(TRAIN)
-    kind, options = await gate.blocking(
-        methods.options, body.method, body.model, body.training_file, body.seed, gate.files
+    await state.queue_length(TRAIN)
+    kind, options = await state.in_thread(
+        methods.options, body.method, body.model, body.training_file, body.seed, state.files
     )
     if options["model"] is not None:
-        await gate.blocking(gate.catalogue.check, body.model)
+        await state.in_thread(state.model_index.check, body.model)
     about = {
         ABOUT: {
             "training_file": body.training_file,
@@ -154,14 +157,16 @@ async def create_job(body: CreateJob, gate: GateDep, caller: CallerDep) -> Any:
         }
     }
     try:
-        order = Order(gate.parse(kind, options), about)
+        submission = Submission(state.parse(kind, options), about)
         if caller.key is None:
-            job_id = await gate.intake.submit(order)
+            job_id = await state.submitter.submit(submission)
         else:
-            job_id, _ = await gate.intake.submit_once(caller.key, caller.fingerprint, order)
+            job_id, _ = await state.submitter.submit_once(
+                caller.key, caller.fingerprint, submission
+            )
     except SpecError as error:
         raise _by_request(error, kind) from error
-    return await gate.blocking(view, gate.client, job_id)
+    return await state.in_thread(view, state.client, job_id)
 
 
 def _by_request(error: SpecError, kind: str) -> SpecError:
@@ -175,62 +180,62 @@ def _by_request(error: SpecError, kind: str) -> SpecError:
 
 
 @router.get("", response_model=JobList)
-async def list_jobs(gate: GateDep, after: str | None = None, limit: _Limit = 20) -> Any:
+async def list_jobs(state: StateDep, after: str | None = None, limit: _Limit = 20) -> Any:
     """List training jobs, newest first."""
 
     def page() -> dict[str, Any]:
-        ids = gate.client.trainings(limit + 1, after=after)
+        ids = state.client.trainings(limit + 1, after=after)
         jobs = []
         for job_id in ids[:limit]:
-            with suppress(NotFound):  # removed meanwhile, or its files were
-                jobs.append(view(gate.client, job_id))
+            with suppress(NotFound):  # removed meanwhile
+                jobs.append(view(state.client, job_id))
         return {"data": jobs, "has_more": len(ids) > limit}
 
-    return await gate.blocking(page)
+    return await state.in_thread(page)
 
 
 @router.get("/{job_id}", response_model=Job)
-async def retrieve_job(job_id: str, gate: GateDep) -> Any:
+async def retrieve_job(job_id: str, state: StateDep) -> Any:
     """Show a training job."""
-    return await gate.blocking(view, gate.client, job_id)
+    return await state.in_thread(view, state.client, job_id)
 
 
 @router.post("/{job_id}/cancel", response_model=Job)
-async def cancel_job(job_id: str, gate: GateDep) -> Any:
-    """Have a job save and stop."""
-    return await _steer(gate, job_id, "cancel")
+async def cancel_job(job_id: str, state: StateDep) -> Any:
+    """Stop a job after it has saved a checkpoint."""
+    return await _steer(state, job_id, "cancel")
 
 
 @router.post("/{job_id}/pause", response_model=Job)
-async def pause_job(job_id: str, gate: GateDep) -> Any:
-    """Have a job wait where it is."""
-    return await _steer(gate, job_id, "pause")
+async def pause_job(job_id: str, state: StateDep) -> Any:
+    """Pause a job at the end of its step; it stays in memory."""
+    return await _steer(state, job_id, "pause")
 
 
 @router.post("/{job_id}/resume", response_model=Job)
-async def resume_job(job_id: str, gate: GateDep) -> Any:
-    """Let a paused job go on; one that ended goes on from its latest checkpoint."""
-    job = await gate.blocking(view, gate.client, job_id)
-    return await _steer(gate, job_id, "unpause" if job["status"] == "paused" else "resume")
+async def resume_job(job_id: str, state: StateDep) -> Any:
+    """Continue a paused job, or resume an ended one from its latest checkpoint."""
+    job = await state.in_thread(view, state.client, job_id)
+    return await _steer(state, job_id, "unpause" if job["status"] == "paused" else "resume")
 
 
-async def _steer(gate: Gate, job_id: str, how: str) -> dict[str, Any]:
-    await gate.blocking(view, gate.client, job_id)  # NotFound for what is no training job
-    await gate.blocking(getattr(gate.client, how), job_id)
-    return await gate.blocking(view, gate.client, job_id)
+async def _steer(state: AppState, job_id: str, how: str) -> dict[str, Any]:
+    await state.in_thread(view, state.client, job_id)  # NotFound unless it is a training job
+    await state.in_thread(getattr(state.client, how), job_id)
+    return await state.in_thread(view, state.client, job_id)
 
 
 @router.get("/{job_id}/events", response_model=EventList)
 async def list_events(
-    job_id: str, gate: GateDep, after: str | None = None, limit: _Limit = 20
+    job_id: str, state: StateDep, after: str | None = None, limit: _Limit = 20
 ) -> Any:
     """List a job's events, newest first."""
-    return await gate.blocking(events_of, gate.client, job_id, after, limit)
+    return await state.in_thread(events_of, state.client, job_id, after, limit)
 
 
 @router.get("/{job_id}/checkpoints", response_model=CheckpointList)
 async def list_checkpoints(
-    job_id: str, gate: GateDep, after: str | None = None, limit: _Limit = 10
+    job_id: str, state: StateDep, after: str | None = None, limit: _Limit = 10
 ) -> Any:
-    """List the checkpoints that a job keeps, newest first."""
-    return await gate.blocking(checkpoints_of, gate.client, job_id, after, limit)
+    """List the checkpoints of a job, newest first."""
+    return await state.in_thread(checkpoints_of, state.client, job_id, after, limit)

@@ -1,4 +1,4 @@
-"""`response_format`: an answer that is text, any JSON object, or JSON by a schema."""
+"""`response_format`: text, any JSON object, or JSON that follows a schema."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..core.sampling import Forgotten
+from ..core.sampling import Ignored
 
 
 class TextFormat(BaseModel):
-    """Text, which is the default."""
+    """Free text (the default)."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -19,7 +19,7 @@ class TextFormat(BaseModel):
 
 
 class ObjectFormat(BaseModel):
-    """Some JSON object."""
+    """Any JSON object."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -27,18 +27,18 @@ class ObjectFormat(BaseModel):
 
 
 class NamedSchema(BaseModel):
-    """A JSON Schema. The answer keeps to it whether or not `strict` is asked for."""
+    """A JSON Schema. Decoding always follows it, so `strict` makes no difference."""
 
     model_config = ConfigDict(extra="forbid")
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    description: Forgotten = None
-    strict: Forgotten = None
+    description: Ignored = None
+    strict: Ignored = None
 
 
 class SchemaFormat(BaseModel):
-    """JSON that keeps to a schema."""
+    """JSON that follows a schema."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -50,7 +50,7 @@ ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discr
 
 
 def schema_of(wanted: TextFormat | ObjectFormat | SchemaFormat | None) -> str:
-    """Return the text of the JSON Schema that the answer keeps to; none where it is free."""
+    """Return the JSON Schema that decoding must follow, as text; "" for free text."""
     if isinstance(wanted, SchemaFormat):
         return orjson.dumps(wanted.json_schema.schema_).decode()
     return '{"type":"object"}' if isinstance(wanted, ObjectFormat) else ""

@@ -1,4 +1,4 @@
-"""`/health` and `/metrics`: for whoever watches over the machine."""
+"""`/health` for load balancers and `/metrics` for Prometheus."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from ....configs.config import DaemonConfig
 from ....configs.queues import INFER
 from ....jobs.errors import Unavailable
 from ...client import control
-from ..core.state import GateDep
+from ..core.state import StateDep
 from ..http.errors import RESPONSES, ErrorBody, unavailable
 
 router = APIRouter(tags=["operation"])
 
-_PATIENCE_S = 5.0  # with a daemon that does not answer: a thread waits, and there are few
+_TIMEOUT_S = 5.0  # for the daemon's reply: the wait holds one of few threads
 
 
 class Health(BaseModel):
-    """Somebody can answer."""
+    """A worker can take requests."""
 
     status: Literal["ok"]
 
 
-def why_not(config: DaemonConfig) -> str | None:
-    """Return why no worker can answer just now; None when one can. Asks the daemon."""
+def unready_reason(config: DaemonConfig) -> str | None:
+    """Return why no worker can take requests now, or None. Sends a request to the daemon."""
     if not any(worker.queue == INFER for worker in config.workers):
-        return "no worker of the daemon takes the queue infer"
-    ready = control.ready(config, timeout_s=_PATIENCE_S)
+        return "the daemon has no worker for the queue infer"
+    ready = control.ready(config, timeout_s=_TIMEOUT_S)
     if not ready["zygote"]:
-        return "the libraries and models are being loaded"
+        return "libraries and models are loading"
     if INFER not in ready["queues"]:
-        return "the workers of the queue infer are being started"
+        return "the workers of the queue infer are starting"
     return None
 
 
 @router.get("/health", response_model=Health, responses={503: {"model": ErrorBody}})
-async def health(gate: GateDep) -> Any:
-    """Tell whether a worker can answer."""
+async def health(state: StateDep) -> Any:
+    """Report whether a worker can take requests."""
     try:
-        reason = await gate.asking(why_not, gate.config)
+        reason = await state.in_control_thread(unready_reason, state.config)
     except Unavailable as error:
         reason = str(error)
     if reason is not None:
@@ -56,6 +56,6 @@ async def health(gate: GateDep) -> Any:
     response_class=PlainTextResponse,
     responses={s: RESPONSES[s] for s in (401, 403, 503)},
 )
-async def metrics(gate: GateDep) -> Response:
+async def metrics(state: StateDep) -> Response:
     """Return counters and gauges in Prometheus' text format."""
-    return Response(await gate.blocking(gate.metrics.text), media_type=CONTENT_TYPE_LATEST)
+    return Response(await state.in_thread(state.metrics.text), media_type=CONTENT_TYPE_LATEST)

@@ -1,7 +1,7 @@
-"""From OpenAI's words for a training job to the options of warmd's kinds, and what is let in.
+"""Translates the `method` of a fine-tuning request into options of the job kinds grpo and mlm.
 
-Over HTTP an option may neither name a file of this machine nor code: options that are free text
-are let in only where they are known to do no such thing.
+An HTTP request must not name code or files of this machine, so free-text options are allowed only
+when they are listed here as harmless.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from ....jobs.grpo import problems, rewards
 from ....jobs.mlm.options import CODE_GRAPH, STDLIB
 from ..core.file_store import FileStore
 
-# What a method trains with. OpenAI's own is `reinforcement`; `mlm` is warmd's.
+# Method type -> job kind. `reinforcement` is OpenAI's; `mlm` is a warmd extension.
 KINDS = {"reinforcement": "grpo", "mlm": "mlm"}
 METHODS = {kind: method for method, kind in KINDS.items()}
+_FIELDS = {"grpo": {"hyperparameters", "grader"}, "mlm": {"hyperparameters"}}
 
-# The option that holds the data, and the word for data that is built in.
+# Job kind -> the option that names the data, and its value for built-in data.
 DATA = {"grpo": ("dataset", problems.ARITHMETIC), "mlm": ("data", STDLIB)}
 
 _HARMLESS_TEXT = {
@@ -32,13 +33,18 @@ _HARMLESS_TEXT = {
     "custom_forbidden_term",
     "custom_format_pattern",
 }
-_NOT_OVER_HTTP = {"report_to"}  # would send to a third party
-_RENAMED: dict[
-    str, dict[str, str]
-] = {  # what OpenAI calls by another name, or means something else by
+_NOT_OVER_HTTP = {"report_to"}  # would send data to a third party
+# OpenAI's name -> warmd's name, where they differ.
+_RENAMED: dict[str, dict[str, str]] = {
     "grpo": {"n_epochs": "epochs", "batch_size": "prompts_per_step"},
     "mlm": {},
 }
+
+
+def _check_fields(given: Mapping[str, Any], known: set[str], where: str) -> None:
+    for name in given:
+        if name not in known:
+            raise SpecError(f"{where}.{name}", "unknown or not supported")
 
 
 def options(
@@ -48,17 +54,21 @@ def options(
     seed: int | None,
     files: FileStore,
 ) -> tuple[str, dict[str, Any]]:
-    """Return the kind and its options. Raises SpecError, by the request's names."""
+    """Return the job kind and its options. A SpecError names the field of the request."""
     type = "reinforcement" if method is None else method.get("type")
     if not isinstance(type, str) or type not in KINDS:
         raise SpecError("method.type", f"must be one of {', '.join(KINDS)}, got {type!r}")
     kind, inside = KINDS[type], (method or {}).get(type) or {}
     if not isinstance(inside, Mapping):
         raise SpecError(f"method.{type}", "must be an object")
+    _check_fields(method or {}, {"type", type}, "method")
+    _check_fields(inside, _FIELDS[kind], f"method.{type}")
     given = _hyperparameters(kind, f"method.{type}", inside)
     if "grader" in inside:
         if "reward" in given:
-            raise SpecError(f"method.{type}.hyperparameters.reward", "must not stand beside grader")
+            raise SpecError(
+                f"method.{type}.hyperparameters.reward", "must not be given together with grader"
+            )
         given["reward"] = _rewards(inside["grader"], f"method.{type}.grader")
     for text in _listed(given.get("reward", ())):
         if str(text).partition("=")[0] not in rewards.NAMES:
@@ -95,13 +105,13 @@ def _hyperparameters(kind: str, where: str, inside: Mapping[str, Any]) -> dict[s
             or option.name in {"model", "seed", DATA[kind][0], *_NOT_OVER_HTTP}
             or (is_text and option.name not in _HARMLESS_TEXT)
         ):
-            raise SpecError(f"{where}.hyperparameters.{name}", f"unknown option of {kind} here")
+            raise SpecError(f"{where}.hyperparameters.{name}", f"not an option of {kind} over HTTP")
         given[option.name] = value
     return given
 
 
 def _rewards(grader: Any, where: str) -> list[str]:
-    """The rewards of a grader: {"type": "warmd", "reward": ["correctness", "format=0.5"]}."""
+    """Return the rewards of a grader: {"type": "warmd", "reward": ["correctness", "math=0.2"]}."""
     if not isinstance(grader, Mapping) or grader.get("type") != "warmd":
         raise SpecError(
             where,

@@ -1,4 +1,4 @@
-"""`/v1/models`: what may be named as `model`."""
+"""`/v1/models`: the models that a request may name."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from ..core.state import GateDep
+from ..core.state import StateDep
 from ..http.errors import RESPONSES
 
 router = APIRouter(prefix="/v1/models", tags=["models"], responses=RESPONSES)
 
 
 class Model(BaseModel):
-    """A model that answers or can be trained."""
+    """A model for inference or training."""
 
     id: str
     object: Literal["model"]
@@ -23,20 +23,20 @@ class Model(BaseModel):
 
 
 class ModelList(BaseModel):
-    """Every model."""
+    """All models."""
 
     object: Literal["list"] = "list"
     data: list[Model]
 
 
 @router.get("", response_model=ModelList)
-async def list_models(gate: GateDep) -> Any:
-    """List the warm models and those of finished jobs."""
-    return {"data": await gate.blocking(gate.catalogue.all)}
+async def list_models(state: StateDep) -> Any:
+    """List the warm models and the models that finished jobs trained."""
+    return {"data": await state.in_thread(state.model_index.all)}
 
 
 @router.get("/{name}", response_model=Model)
-async def retrieve_model(name: str, gate: GateDep) -> Any:
+async def retrieve_model(name: str, state: StateDep) -> Any:
     """Show one model."""
-    await gate.blocking(gate.catalogue.check, name)
-    return await gate.blocking(gate.catalogue.find, name)
+    await state.in_thread(state.model_index.check, name)
+    return await state.in_thread(state.model_index.find, name)

@@ -1,7 +1,7 @@
-"""A training job, its events and its checkpoints, as OpenAI's API shows them.
+"""Views of training jobs, their events and checkpoints in the shape of OpenAI's API.
 
-All of it comes from the run directory and the queue, for jobs of the command line, too. Every
-function reads files or asks the server: call it in a thread.
+They are read from run directories and the queue, so they include jobs of the command line. Every
+function reads files or Redis: call it in a thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...runs.checkpoints import Checkpoints
 from ...runs.rundir import is_job_id
 from .methods import DATA, METHODS
 
-ABOUT = "http"  # in spec.json: what the request said that is no option
+ABOUT = "http"  # key in spec.json for the fields of the request that are not options
 
 _STATUSES = {
     "queued": "queued",
@@ -31,17 +31,17 @@ _STATUSES = {
     "canceled": "cancelled",
 }
 _LEVELS = {"failed": "error", "warning": "warn", "divergence": "warn", "stall": "warn"}
-_COMMON = {"seq", "execution", "time", "type"}  # of every event
+_COMMON = {"seq", "execution", "time", "type"}  # fields of every event
 
 
 def _check(client: Client, job_id: str) -> None:
     if not is_job_id(job_id) or job_id.split("-")[0] not in METHODS:
-        raise NotFound(f"fine_tuning_job_id: no training job {job_id[:80]!r} here")
+        raise NotFound(f"fine_tuning_job_id: no training job {job_id[:80]!r}")
     client.rundir(job_id)
 
 
 def view(client: Client, job_id: str) -> dict[str, Any]:
-    """Return a job. Raises NotFound for what is no training job."""
+    """Return a job. Raises NotFound unless it is a training job."""
     _check(client, job_id)
     document = client.rundir(job_id).read_spec()
     created = int(datetime.fromisoformat(document["created"]).timestamp())
@@ -84,7 +84,7 @@ def view(client: Client, job_id: str) -> dict[str, Any]:
 
 
 def _status(job: dict[str, Any]) -> str:
-    if job["status"] == UNREGISTERED:  # Redis lost it; its files say what became of it
+    if job["status"] == UNREGISTERED:  # unknown to Redis: the run directory has the outcome
         return "cancelled" if job["result"] is None else "succeeded"
     return "paused" if job["paused"] else _STATUSES[job["status"]]
 
@@ -102,7 +102,7 @@ def _estimated_finish(job: dict[str, Any]) -> int | None:
 
 
 def events_of(client: Client, job_id: str, after: str | None, limit: int) -> dict[str, Any]:
-    """Return a page of a job's events, newest first, those after `after`."""
+    """Return a page of a job's events, newest first, starting behind the id `after`."""
     _check(client, job_id)
     found = [_event(job_id, event) for event in events.read(client.rundir(job_id).events)][::-1]
     return _page(found, after, limit)
@@ -131,7 +131,7 @@ def _event(job_id: str, event: dict[str, Any]) -> dict[str, Any]:
 
 
 def checkpoints_of(client: Client, job_id: str, after: str | None, limit: int) -> dict[str, Any]:
-    """Return a page of the checkpoints that a job keeps, newest first."""
+    """Return a page of a job's checkpoints, newest first."""
     _check(client, job_id)
     rundir = client.rundir(job_id)
     steps = {

@@ -1,1 +1,1 @@
-"""What the routes share: submitting jobs, waiting for their events, answers whole or streamed."""
+"""What the routes share: submitting jobs, reading their events, responses whole or streamed."""

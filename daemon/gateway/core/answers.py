@@ -1,7 +1,7 @@
-"""From a job's events to an answer: whole, or piece by piece as the text comes.
+"""Responses from a job's events: whole, or streamed piece by piece.
 
-A job that lost its worker begins anew. The seed is in its spec, so that the same text comes again:
-what was sent already is left out, and only if it comes out otherwise does the stream end.
+A job that lost its worker is restarted with the same seed, so it generates the same text again. The
+part that was sent already is skipped; if the text differs, the stream ends with an error.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 from fastapi import Request
 
 from ....jobs import spec_class
-from ..http.errors import CLIENT_GONE, ApiError, unavailable
-from .event_reader import Standing
-from .state import Gate
-from .submitter import Order
-from .waiters import Caller, gone
+from ..http.errors import CLIENT_DISCONNECTED, ApiError, unavailable
+from .event_reader import JobState
+from .state import AppState
+from .submitter import Submission
+from .waiters import Caller, disconnected
 
 _NO_RETRY = {"x-should-retry": "false"}
 
@@ -31,45 +31,49 @@ class Text:
     text: str
 
 
-Piece = Text | Standing | dict[str, Any]
+Piece = Text | JobState | dict[str, Any]
 
 
-async def submit(gate: Gate, caller: Caller, order: Order) -> tuple[str, dict[str, str]]:
-    """Queue a request's job, or join the one that it has; return its id and the answer's headers.
+async def submit(
+    state: AppState, caller: Caller, submission: Submission
+) -> tuple[str, dict[str, str]]:
+    """Queue the job of a request, or find the one it has; return job id and response headers.
 
-    Raises WarmdError, or ApiError when too many wait.
+    Raises WarmdError, or ApiError 429 when the queue is full.
     """
-    job_id = gate.audience.adopt(caller)
+    job_id = state.waiters.take_abandoned(caller)
     if job_id is not None:
         return job_id, {"x-warmd-job": job_id}
-    waiting = await gate.waiting(order.spec.queue)
+    waiting = await state.queue_length(submission.spec.queue)
     if caller.key is None:
-        job_id = await gate.intake.submit(order)
+        job_id = await state.submitter.submit(submission)
     else:
-        job_id, is_new = await gate.intake.submit_once(caller.key, caller.fingerprint, order)
+        job_id, is_new = await state.submitter.submit_once(
+            caller.key, caller.fingerprint, submission
+        )
         if not is_new:
             return job_id, {"x-warmd-job": job_id}
     headers = {"x-warmd-job": job_id, "x-warmd-position": str(waiting + 1)}
-    eta = gate.pace.eta_s(waiting)
+    eta = state.eta.start_in_s(waiting)
     return job_id, headers | ({} if eta is None else {"x-warmd-eta": f"{eta:g}"})
 
 
-async def pieces(gate: Gate, job_id: str) -> AsyncGenerator[Piece, None]:
-    """Yield the text as it comes, where the job stands meanwhile, and last its result.
+async def pieces(state: AppState, job_id: str) -> AsyncGenerator[Piece, None]:
+    """Yield the text as it is generated, job states in between, and the result last.
 
-    Raises ApiError when there will be none.
+    Raises ApiError when the job ends without a result.
     """
     sent: dict[int, str] = {}
     seen: dict[int, int] = {}  # characters of each choice in this execution
     execution, begun, failure = None, None, None
-    async for item in gate.hub.follow(job_id):
-        if isinstance(item, Standing):
+    async for item in state.event_reader.follow(job_id):
+        if isinstance(item, JobState):
             if not item.has_ended:
                 yield item
                 continue
             result = None
             if item.status == "finished":
-                result = await gate.blocking(gate.client.result, job_id)
+                result = await state.in_thread(state.client.result, job_id)
             if result is None:
                 raise _failure(job_id, item.status, failure)
             yield result
@@ -83,7 +87,7 @@ async def pieces(gate: Gate, job_id: str) -> AsyncGenerator[Piece, None]:
                 failure = item
             case "finished":
                 if begun is not None:
-                    gate.pace.note(item["time"] - begun)
+                    state.eta.record(item["time"] - begun)
                 yield item["result"]
                 return
             case "text":
@@ -93,8 +97,8 @@ async def pieces(gate: Gate, job_id: str) -> AsyncGenerator[Piece, None]:
                 if not text.startswith(repeated):
                     raise ApiError(
                         500,
-                        f"{job_id} lost its worker and was begun anew: the text came out "
-                        "otherwise than what was sent already",
+                        f"{job_id} lost its worker and was restarted: the text differs from what "
+                        "was sent already",
                         code="interrupted",
                     )
                 seen[index] = at + len(text)
@@ -103,30 +107,30 @@ async def pieces(gate: Gate, job_id: str) -> AsyncGenerator[Piece, None]:
                     yield Text(index, fresh)
 
 
-async def whole(gate: Gate, request: Request, caller: Caller, job_id: str) -> dict[str, Any]:
-    """Wait for a job's result, for as long as the client does.
+async def full(state: AppState, request: Request, caller: Caller, job_id: str) -> dict[str, Any]:
+    """Wait for a job's result until the client disconnects.
 
-    Raises ApiError when there will be none.
+    Raises ApiError when the job ends without a result.
     """
-    with gate.audience.attend(job_id, caller) as stay:
-        answer = asyncio.ensure_future(_result(gate, job_id))
-        left = asyncio.ensure_future(gone(request))
+    with state.waiters.wait_for(job_id, caller) as wait:
+        answer = asyncio.ensure_future(_result(state, job_id))
+        left = asyncio.ensure_future(disconnected(request))
         try:
             await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
-                stay.is_over = True
+                wait.is_answered = True
                 return answer.result()
         finally:
             answer.cancel()
             left.cancel()
-        raise CLIENT_GONE
+        raise CLIENT_DISCONNECTED
 
 
-async def _result(gate: Gate, job_id: str) -> dict[str, Any]:
-    async for piece in pieces(gate, job_id):
+async def _result(state: AppState, job_id: str) -> dict[str, Any]:
+    async for piece in pieces(state, job_id):
         if isinstance(piece, dict):
             return piece
-    raise AssertionError("a follow that ends has said why")
+    raise AssertionError("`pieces` ends with a result or an error")
 
 
 def _failure(job_id: str, status: str | None, failed: dict[str, Any] | None) -> ApiError:
@@ -135,8 +139,8 @@ def _failure(job_id: str, status: str | None, failed: dict[str, Any] | None) -> 
         field = reason.partition(": ")[0]
         options = spec_class(job_id.split("-")[0]).options()
         if failed is not None and failed["traceback"] is None and field in options:
-            return ApiError(400, reason, param=field)  # what only the worker could check
+            return ApiError(400, reason, param=field)  # an option that only the worker can check
         return ApiError(500, f"{job_id} failed: {reason}", code="job_failed", headers=_NO_RETRY)
     if status in ("stopped", "canceled"):
         return ApiError(409, f"{job_id} was {status}", code="job_canceled", headers=_NO_RETRY)
-    return unavailable(f"{job_id} is not in the server any more")
+    return unavailable(f"{job_id} is no longer in Redis")

@@ -1,7 +1,7 @@
-"""One reader of the event streams of all requests, and of where their jobs stand.
+"""Event reader: reads the event streams and states of all followed jobs over one connection.
 
-A thread or a connection for each request would cost more than the request: one blocking XREAD
-waits for the events of all jobs together, and one round trip a moment asks for their statuses.
+One blocking XREAD waits for the events of all jobs, and one pipeline every 0.5 s reads their
+statuses and queue positions. A thread or connection per request would cost more than the request.
 """
 
 from __future__ import annotations
@@ -28,56 +28,56 @@ from ..http.errors import unavailable
 
 log = logging.getLogger(__name__)
 
-_BLOCK_MS = 5_000  # how long one XREAD waits; a new request ends it sooner
-_LOOK_S = 0.5  # between two looks at the statuses and at the queue
-_AWAY_S = 0.2  # between two tries to reach a server that is away
-_BATCH = 1000  # events of one stream in one reply
-_UNREAD = 1000  # items for one follower; what does not fit in comes from the file
+_BLOCK_MS = 5_000  # longest wait of one XREAD; a new follower ends it
+_POLL_S = 0.5  # between two reads of the statuses and the queue
+_RECONNECT_S = 0.2  # between two tries to reach Redis
+_BATCH = 1000  # events per stream and reply
+_UNREAD = 1000  # items per follower; what exceeds it is read from the file
 _ENDED = frozenset(status.value for status in ENDED)
-_PARTS = {"seq", "execution", "type", "time"}  # of every event
+_REQUIRED = {"seq", "execution", "type", "time"}  # fields of every event
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Where a job stands."""
+class JobState:
+    """Status and queue position of a job."""
 
-    status: str | None  # RQ's word; None when the server does not know the job
-    position: int | None  # 1 for the next, None when it does not wait
+    status: str | None  # RQ's status; None: unknown to Redis
+    position: int | None  # 1: next; None: not waiting
 
     @property
     def has_ended(self) -> bool:
         return self.status is None or self.status in _ENDED
 
 
-Item = dict[str, Any] | Standing
+Item = dict[str, Any] | JobState
 _Inbox = asyncio.Queue[Item | None]  # None: the gateway stops
 
 
-class Hub:
-    """Follows jobs for as long as somebody wants to know of them."""
+class EventReader:
+    """Delivers events and states of jobs to their followers."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._redis = redis.asyncio.Redis.from_url(
             client.url,
-            socket_timeout=_BLOCK_MS / 1000 + 5,  # a reply may be as late as the wait that it ends
-            retry=Retry(NoBackoff(), 0),  # or the reader would go on under another id
+            socket_timeout=_BLOCK_MS / 1000 + 5,  # longer than a blocking read
+            retry=Retry(NoBackoff(), 0),  # a reconnect would change the client id of the reader
         )
         self._inboxes: dict[str, list[_Inbox]] = defaultdict(list)
-        self._cursors: dict[str, int] = {}  # job -> the number of the last event that was read
+        self._cursors: dict[str, int] = {}  # job -> seq of the last event read
         self._queue_key = client.store.queue(INFER).key
-        self._turn = 0  # of the reader: what was added before it began is in its XREAD
-        self._reader_id: int | None = None  # while it waits
+        self._read_number = 0  # of the current XREAD, which includes every earlier follower
+        self._reader_id: int | None = None  # client id, set while XREAD waits
         self._wanted = asyncio.Event()
-        self._is_stale = asyncio.Event()  # somebody came, of whom the reader does not know
-        self._look_soon = asyncio.Event()
+        self._is_stale = asyncio.Event()  # the current XREAD lacks a follower
+        self._poll_soon = asyncio.Event()
 
     # --- for requests -----------------------------------------------------------------------
 
     async def follow(self, job_id: str, *, after: int = 0) -> AsyncGenerator[Item, None]:
-        """Yield the job's events above `after`, and now and then where it stands, to its end.
+        """Yield the job's events with seq above `after`, and its states, until it ends.
 
-        The last item is the event `finished`, or the Standing of an ended job. Raises ApiError when
+        The last item is the event `finished`, or the JobState of an ended job. Raises ApiError when
         the gateway stops.
         """
         path = self._client.home.runs / job_id / "events.jsonl"
@@ -90,12 +90,12 @@ class Hub:
                 item = await inbox.get()
                 if item is None:
                     raise unavailable(f"the daemon is stopping; {job_id} stays in the queue")
-                if isinstance(item, Standing):
+                if isinstance(item, JobState):
                     fresh = await asyncio.to_thread(missed) if item.has_ended else []
                 elif item["seq"] <= after:
                     continue
                 else:
-                    # What the stream lost or trimmed is in the file.
+                    # Events missing from the stream (lost or trimmed) are in the file.
                     has_gap = item["seq"] > after + 1
                     fresh = await asyncio.to_thread(missed) if has_gap else [item]
                 for event in fresh:
@@ -104,8 +104,8 @@ class Hub:
                     if event["type"] == "finished":
                         return
                     if event["type"] in events.TERMINAL:
-                        self._look_soon.set()
-                if isinstance(item, Standing):
+                        self._poll_soon.set()
+                if isinstance(item, JobState):
                     yield item
                     if item.has_ended:
                         return
@@ -114,7 +114,7 @@ class Hub:
     def _inbox(self, job_id: str) -> Iterator[_Inbox]:
         inbox: _Inbox = asyncio.Queue(_UNREAD)
         self._inboxes[job_id].append(inbox)
-        # From the start, also when others follow it: they leave out what they have seen.
+        # Read from the start for the new follower; others skip events that they have seen.
         self._cursors[job_id] = 0
         self._wanted.set()
         self._is_stale.set()
@@ -129,28 +129,28 @@ class Hub:
     # --- the three loops --------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Read and look until canceled."""
+        """Run the three loops until canceled."""
         async with asyncio.TaskGroup() as group:
-            for loop in (self._read, self._interrupt, self._look):
-                group.create_task(self._insist(loop))
+            for loop in (self._read, self._unblock_reader, self._poll_statuses):
+                group.create_task(self._retry_forever(loop))
 
-    async def _insist(self, loop: Callable[[], Any]) -> None:
+    async def _retry_forever(self, loop: Callable[[], Any]) -> None:
         while True:
             try:
                 await loop()
             except (redis.RedisError, OSError) as error:
-                log.warning("http: no server: %s", error)
-                await asyncio.sleep(_AWAY_S)
+                log.warning("http: cannot reach Redis: %s", error)
+                await asyncio.sleep(_RECONNECT_S)
 
     async def _read(self) -> None:
         async with self._redis.client() as connection:
             reader_id = await connection.client_id()
             while True:
-                await self._somebody()
-                self._turn += 1
+                await self._until_followed()
+                self._read_number += 1
                 asked = {keys.events(job_id): seq for job_id, seq in self._cursors.items()}
-                if not asked:  # but jobs whose events come from the file
-                    await asyncio.sleep(_LOOK_S)
+                if not asked:  # only jobs whose events are read from the file
+                    await asyncio.sleep(_POLL_S)
                     continue
                 self._reader_id = reader_id
                 try:
@@ -170,7 +170,7 @@ class Hub:
                     )
 
     async def _leave_out_foreign(self, asked: list[str]) -> None:
-        """Read no more of the keys that hold something else: they fail the read of all."""
+        """Drop keys that are not streams: one of them makes the whole XREAD fail."""
         pipeline = self._redis.pipeline(transaction=False)
         for key in asked:
             pipeline.type(key)
@@ -180,23 +180,23 @@ class Hub:
             if found not in (b"stream", b"none")
         ]
         for key in foreign:
-            log.warning("http: %s: must be a stream, and is something else", key)
+            log.warning("http: %s: must be a stream, got another type", key)
             self._cursors.pop(key.removeprefix(keys.events("")), None)
-        if not foreign:  # another reason, which may pass
-            await asyncio.sleep(_AWAY_S)
+        if not foreign:  # another error, possibly temporary
+            await asyncio.sleep(_RECONNECT_S)
 
-    async def _interrupt(self) -> None:
-        """Have the reader's wait end when somebody came, so that the next one includes them.
+    async def _unblock_reader(self) -> None:
+        """End the current XREAD (CLIENT UNBLOCK) when a follower is added, so the next includes it.
 
-        Not in the requests themselves: redis-py at times swallows the cancellation of one whose
-        client has gone.
+        Not in the request's own task: redis-py sometimes swallows the cancellation of a task whose
+        client has disconnected.
         """
         while True:
             await self._is_stale.wait()
             self._is_stale.clear()
-            turn = self._turn
-            while self._turn == turn and self._reader_id is not None:
-                # 0 when its command has not arrived yet: asked too early.
+            number = self._read_number
+            while self._read_number == number and self._reader_id is not None:
+                # 0: XREAD has not reached Redis yet, so try again.
                 if await self._redis.client_unblock(self._reader_id):
                     break
                 await asyncio.sleep(0.001)
@@ -204,15 +204,15 @@ class Hub:
     def _deliver(self, job_id: str, entries: list[Any], asked: int) -> None:
         if job_id not in self._cursors:
             return
-        if self._cursors[job_id] == asked:  # else somebody came meanwhile and wants all of it
+        if self._cursors[job_id] == asked:  # otherwise a new follower has reset it
             self._cursors[job_id] = _seq_of(entries[-1])
         for event in _events_of(job_id, entries):
             for inbox in self._inboxes[job_id]:
                 _put(inbox, event)
 
-    async def _look(self) -> None:
+    async def _poll_statuses(self) -> None:
         while True:
-            await self._somebody()
+            await self._until_followed()
             job_ids = list(self._inboxes)
             pipeline = self._redis.pipeline(transaction=False)
             pipeline.lrange(self._queue_key, 0, -1)
@@ -221,25 +221,25 @@ class Hub:
             waiting, *statuses = await pipeline.execute()
             places = {keys.text(job_id): place for place, job_id in enumerate(waiting, start=1)}
             for job_id, status in zip(job_ids, statuses, strict=True):
-                standing = Standing(
+                job_state = JobState(
                     keys.text(status) if status is not None else None, places.get(job_id)
                 )
                 for inbox in self._inboxes.get(job_id, ()):
-                    _put(inbox, standing)
+                    _put(inbox, job_state)
             try:
-                await asyncio.wait_for(self._look_soon.wait(), _LOOK_S)
-                self._look_soon.clear()
-                await asyncio.sleep(0.01)  # the worker is about to tell the server
+                await asyncio.wait_for(self._poll_soon.wait(), _POLL_S)
+                self._poll_soon.clear()
+                await asyncio.sleep(0.01)  # the worker writes the status after the last event
             except TimeoutError:
                 pass
 
-    async def _somebody(self) -> None:
+    async def _until_followed(self) -> None:
         while not self._inboxes:
             self._wanted.clear()
             await self._wanted.wait()
 
     def stop(self) -> None:
-        """End every follow with an error."""
+        """End every `follow` with an error."""
         for inboxes in self._inboxes.values():
             for inbox in inboxes:
                 while inbox.full():
@@ -251,28 +251,27 @@ class Hub:
 
 
 def _put(inbox: _Inbox, item: Item) -> None:
-    # Of a client that reads slowly. The next event shows the gap, and where the job stands comes
-    # again.
+    # A full inbox belongs to a slow client: the next event reveals the gap, and states repeat.
     if not inbox.full():
         inbox.put_nowait(item)
 
 
 def _events_of(job_id: str, entries: list[Any]) -> list[dict[str, Any]]:
-    """Return the events of a stream's entries, without what others than warmd have put there."""
+    """Return the events in a stream's entries; entries that are not warmd's are skipped."""
     found = []
     for entry in entries:
         try:
             event = stream.event_of(entry)
-            is_event = event["seq"] == _seq_of(entry) and event.keys() >= _PARTS
+            is_event = event["seq"] == _seq_of(entry) and event.keys() >= _REQUIRED
         except (LookupError, ValueError, TypeError, AttributeError):
             is_event = False
         if is_event:
             found.append(event)
         else:
-            log.warning("%s: its stream has no event at %.40r", job_id, entry[0])
+            log.warning("%s: not an event in its stream: entry %.40r", job_id, entry[0])
     return found
 
 
 def _seq_of(entry: Any) -> int:
-    """Return the number in an entry's id, which Redis made sure of."""
+    """Return the seq in an entry's id, whose form Redis guarantees."""
     return int(keys.text(entry[0]).partition("-")[0])

@@ -1,7 +1,7 @@
-"""The data of training jobs that came over HTTP, in the home's folder `files`.
+"""Training files of the HTTP API, in the folder `files` of the home.
 
-An uploaded file is `files/ID/NAME`. What the user puts into the folder can be named by its path
-there; nothing above it can.
+An uploaded file is `files/ID/NAME`. A request may also name other files in that folder by their
+relative path, and no file outside it.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ class FileObject(BaseModel):
 
 
 class FileStore:
-    """The files of one home. Every method works on the disk: call it in a thread."""
+    """The uploaded files of one home. Every method blocks on disk: call it in a thread."""
 
-    def __init__(self, home: Home, *, most_bytes: int, keep_s: float | None) -> None:
-        """`most_bytes`: of all uploaded files; `keep_s`: after a file's last use, None for ever."""
+    def __init__(self, home: Home, *, max_bytes: int, keep_s: float | None) -> None:
+        """`max_bytes` of all files together; `keep_s` after a file's last use (None: forever)."""
         self.folder = home.path / "files"
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._keep_s = keep_s
-        self._adding = threading.Lock()  # of two at once the second one sees the first
+        self._adding = threading.Lock()  # so that concurrent uploads see each other's size
 
     def add(self, source: BinaryIO, filename: str) -> FileObject:
-        """Keep a copy of what `source` holds, whole or not at all. Raises ApiError 507."""
+        """Store the content of `source` atomically. Raises ApiError 507."""
         file_id = f"file-{secrets.token_hex(12)}"
         name = re.sub(r"[^\w. -]", "_", PurePosixPath(filename).name, flags=re.ASCII)[:100]
         self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -73,19 +73,18 @@ class FileStore:
         return self.get(file_id)
 
     def check_room(self, size: int) -> None:
-        """Raise ApiError 507 when so many bytes more are beyond what the files may take."""
+        """Raise ApiError 507 when `size` more bytes exceed the limit."""
         self._remove_old()
-        taken = self.taken_bytes()
-        if taken + size > self._most_bytes:
+        taken = self.total_bytes()
+        if taken + size > self._max_bytes:
             raise ApiError(
                 507,
-                f"file: must leave the uploaded files within {self._most_bytes:,} bytes "
-                f"(max_uploads), got {size:,} bytes more than the {taken:,} that are there: delete "
-                "some of /v1/files",
+                f"file: all files together must have at most {self._max_bytes:,} bytes "
+                f"(max_uploads), got {size:,} more than the stored {taken:,}: delete files first",
             )
 
-    def taken_bytes(self) -> int:
-        """Return what all uploaded files take."""
+    def total_bytes(self) -> int:
+        """Return the size of all uploaded files."""
         return sum(file.bytes for file in self.all())
 
     def _remove_old(self) -> None:
@@ -113,7 +112,7 @@ class FileStore:
     def all(self) -> list[FileObject]:
         found = []
         for path in self.folder.glob("file-*"):
-            with suppress(ApiError):  # being removed, or spoilt by hand
+            with suppress(ApiError):  # being removed, or changed by hand
                 found.append(self.get(path.name))
         return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
 
@@ -128,14 +127,14 @@ class FileStore:
         return _is_id(file_id) and (self.folder / file_id).is_dir()
 
     def remove(self, file_id: str) -> None:
-        """Forget a file. Raises ApiError 404."""
+        """Delete a file. Raises ApiError 404."""
         shutil.rmtree(self.path(file_id).parent)
 
     def locate(self, name: str, param: str) -> Path:
-        """Return what an id, or a path below the folder, means, for use. Raises SpecError."""
+        """Return the path of a file id or relative path, and mark it used. Raises SpecError."""
         if self._has(name):
             path = self.path(name)
-            os.utime(path.parent)  # from which its age is counted
+            os.utime(path.parent)  # `keep_s` counts from here
             return path
         inside = PurePosixPath(name)
         path = self.folder / inside
@@ -149,13 +148,13 @@ class FileStore:
 
 
 def _unknown(file_id: str) -> ApiError:
-    return ApiError(404, f"no file {file_id[:80]!r} here", param="file_id")
+    return ApiError(404, f"file_id: no file {file_id[:80]!r}", param="file_id")
 
 
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError):  # not a valid file name
         return False
 
 

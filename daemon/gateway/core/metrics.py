@@ -1,4 +1,4 @@
-"""`/metrics`: what Prometheus reads."""
+"""Prometheus metrics for `/metrics`."""
 
 from __future__ import annotations
 
@@ -16,29 +16,32 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 
 
 class Metrics:
-    """The numbers of this process, and those of the queue."""
+    """Counters of this process and gauges of the queues."""
 
     def __init__(self, client: Client) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "warmd_http_requests",
-            "Requests answered.",
+            "HTTP requests by route and status.",
             ["route", "status"],
             registry=self._registry,
         )
         self._seconds = Histogram(
             "warmd_http_request_seconds",
-            "From a request to the end of its answer.",
+            "Seconds from a request to the end of its response.",
             ["route"],
             buckets=_SECONDS,
             registry=self._registry,
         )
         self._tokens = Counter(
-            "warmd_http_tokens", "Tokens of answered requests.", ["type"], registry=self._registry
+            "warmd_http_tokens",
+            "Tokens of completed requests by type.",
+            ["type"],
+            registry=self._registry,
         )
         self._failed_streams = Counter(
             "warmd_http_failed_streams",
-            "Streams that ended with an error after their first byte.",
+            "Streams that failed after their first byte.",
             registry=self._registry,
         )
         self._registry.register(_Queues(client))
@@ -48,7 +51,7 @@ class Metrics:
         self._seconds.labels(route).observe(seconds)
 
     def count_tokens(self, usage: Mapping[str, int]) -> None:
-        """Count the tokens of an answer, by its usage."""
+        """Count the tokens of a response."""
         self._tokens.labels("prompt").inc(usage["prompt_tokens"])
         self._tokens.labels("cached").inc(usage.get("cached_tokens", 0))
         self._tokens.labels("completion").inc(usage.get("completion_tokens", 0))
@@ -57,24 +60,26 @@ class Metrics:
         self._failed_streams.inc()
 
     def text(self) -> bytes:
-        """Return all of it in Prometheus' text format. Asks the server: call it in a thread."""
+        """Return all metrics in Prometheus' text format. Reads Redis: call it in a thread."""
         return generate_latest(self._registry)
 
 
 class _Queues(Collector):
-    """How many jobs of each status every queue has, read when it is asked for."""
+    """Jobs by queue and status, and live workers by queue; read from Redis on each scrape."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     def collect(self) -> Iterable[Metric]:
-        jobs = GaugeMetricFamily("warmd_jobs", "Jobs.", labels=["queue", "status"])
+        jobs = GaugeMetricFamily(
+            "warmd_jobs", "Jobs by queue and status.", labels=["queue", "status"]
+        )
         for queue in self._client.queues():
             for status, number in queue.items():
                 if status != "name":
                     jobs.add_metric([queue["name"], status], number)
         workers = GaugeMetricFamily(
-            "warmd_workers", "Workers that give signs of life.", labels=["queue"]
+            "warmd_workers", "Workers with a current heartbeat.", labels=["queue"]
         )
         living = dict.fromkeys(QUEUES, 0)
         registry = WorkerRegistry(self._client.store)
@@ -85,4 +90,4 @@ class _Queues(Collector):
         return [jobs, workers]
 
     def describe(self) -> Iterable[Metric]:
-        return []  # or the server would be asked when the process starts
+        return []  # otherwise registering would read Redis

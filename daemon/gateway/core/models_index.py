@@ -1,4 +1,4 @@
-"""The models that requests may name: the warm ones, and what finished jobs made."""
+"""Model index: the models that requests may name, warm or trained by finished jobs."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from ...runs.rundir import RunDir, is_job_id
 from ..http.errors import ApiError
 
 
-class Catalogue:
-    """Looks models up by name. Every method reads files: call it in a thread."""
+class ModelIndex:
+    """Looks up models by name. Every method reads files: call it in a thread."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._home: Home = client.home
 
     def check(self, name: str) -> None:
-        """Raise ApiError 404 for what is no model here.
+        """Raise ApiError 404 for an unknown model.
 
-        Nothing else is taken as a name, neither a folder nor a hub id: who may ask may not choose
-        what is read from this machine's disk.
+        Folders and hub ids are not accepted as names: a client must not choose what is read from
+        this machine's disk or downloaded.
         """
         if self.find(name) is None:
             raise ApiError(
                 404,
-                f"model: no model {name[:80]!r} here: see /v1/models",
+                f"model: no model {name[:80]!r}: see /v1/models",
                 param="model",
                 code="model_not_found",
             )
 
     def find(self, name: str) -> dict[str, Any] | None:
-        """Return a model as the API shows it, or None."""
+        """Return a model in OpenAI's shape, or None."""
         if name in self._warm():
             return _shown(name, "warm", 0)
         return self._made_by(name) if is_job_id(name) else None
 
     def all(self) -> list[dict[str, Any]]:
-        """Return every model, the warm ones first, then the newest."""
+        """Return all models: warm ones first, then trained ones, newest first."""
         jobs = filter(is_job_id, self._client.trainings_not_given_up())
         made = [model for job_id in jobs if (model := self._made_by(job_id)) is not None]
         return [*(_shown(name, "warm", 0) for name in self._warm()), *made]

@@ -1,7 +1,8 @@
-"""What chat and text completions have in common: the options of a request and parts of an answer.
+"""Fields that chat and text completions share, of requests and of responses.
 
-An option that would change the answer and is not served is refused, never passed over. Those that
-say nothing about the answer are taken and forgotten.
+A field of OpenAI's API that would change the completion and is not supported is refused, unless its
+value asks for nothing (null, false, an empty list). Fields that do not concern the completion
+(`user`, `metadata`, …) are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-_LONGEST_STOP = 16  # texts
-_MOST_TOKENS = 2**31
+_MAX_STOP = 16  # texts
+_MAX_TOKENS = 2**31
 _SEED_BITS = 62
 
-# How the spec's options are called in a request.
+# Name in a request -> option of the infer job.
 OPTIONS = {
     "model": "model",
     "temperature": "temperature",
@@ -30,41 +31,59 @@ OPTIONS = {
 }
 
 
-def _off(value: object) -> object:
-    """Take what asks for nothing as nothing: clients spell out defaults."""
-    return None if value in (False, [], {}, 0, "none", "text") else value
+def only(*defaults: object, unsupported: str = "not supported") -> BeforeValidator:
+    """Refuse every value but those that ask for nothing: clients send defaults explicitly."""
+
+    def check(value: object) -> None:
+        if value is not None and not any(
+            type(value) is type(default) and value == default for default in defaults
+        ):
+            raise ValueError(unsupported)
+
+    return BeforeValidator(check)
 
 
-Unserved = Annotated[None, BeforeValidator(_off), Field(description="Not served: leave it out.")]
-Forgotten = Annotated[Any, Field(description="Taken and passed over.")]
+_NOT_SUPPORTED = Field(description="Not supported: leave it out.")
+Unsupported = Annotated[None, only(False, 0, "", [], {}), _NOT_SUPPORTED]
+Logprobs = Annotated[None, only(False), _NOT_SUPPORTED]  # 0 asks for the sampled token's
+OneOnly = Annotated[None, only(1), Field(description="Not supported: 1 only.")]
+ReasoningEffort = Annotated[None, only("none"), Field(description='Not supported: "none" only.')]
+ServiceTier = Annotated[
+    None, only("auto", "default"), Field(description='Not supported: "auto" or "default" only.')
+]
+TextOnly = Annotated[None, only([], ["text"]), Field(description='Not supported: ["text"] only.')]
+ToolChoice = Annotated[
+    None, only("none", "auto"), Field(description='Not supported: "none" or "auto" only.')
+]
+Ignored = Annotated[Any, Field(description="Accepted, no effect.")]
 
 
 class StreamOptions(BaseModel):
-    """How a stream is written."""
+    """What a stream contains."""
 
     model_config = ConfigDict(extra="forbid")
 
     include_usage: bool = False
-    include_obfuscation: Forgotten = None
+    include_obfuscation: Ignored = None
 
 
 class SamplingRequest(BaseModel):
-    """The options of a completion."""
+    """Sampling options, and fields about the request."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: Annotated[str, Field(min_length=1, max_length=200)]
-    max_tokens: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=_MAX_TOKENS)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=_MOST_TOKENS)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=_MAX_TOKENS)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     stop: (
         Annotated[str, Field(min_length=1)]
         | Annotated[
             list[Annotated[str, Field(min_length=1)]],
-            Field(fail_fast=True, max_length=_LONGEST_STOP),
+            Field(fail_fast=True, max_length=_MAX_STOP),
         ]
         | None
     ) = None
@@ -73,28 +92,28 @@ class SamplingRequest(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    user: Forgotten = None
-    metadata: Forgotten = None
-    store: Forgotten = None
-    service_tier: Forgotten = None
-    safety_identifier: Forgotten = None
-    prompt_cache_key: Forgotten = None
+    metadata: Ignored = None
+    prompt_cache_key: Ignored = None
+    safety_identifier: Ignored = None
+    store: Ignored = None
+    user: Ignored = None
 
-    logprobs: Unserved = None
-    logit_bias: Unserved = None
+    logit_bias: Unsupported = None
+    logprobs: Logprobs = None
+    service_tier: ServiceTier = None
 
     @property
     def wants_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
     def options(self) -> dict[str, Any]:
-        """The options of the infer job, but for what it is asked."""
+        """Return the options of the infer job, without the prompt or messages."""
         given = {
             option: value
             for name, option in OPTIONS.items()
             if (value := getattr(self, name)) is not None
         }
-        # Kept with the job, so that an answer that has to begin anew comes out the same.
+        # Stored with the job, so that a restarted job generates the same text.
         given.setdefault("seed", secrets.randbits(_SEED_BITS))
         if self.max_tokens is not None:
             given["max_tokens"] = self.max_tokens
@@ -102,13 +121,13 @@ class SamplingRequest(BaseModel):
 
 
 class PromptDetails(BaseModel):
-    """Of the prompt's tokens, those that were not computed again."""
+    """Prompt tokens by origin: `cached_tokens` came from the prefix cache."""
 
     cached_tokens: int
 
 
 class Usage(BaseModel):
-    """How many tokens an answer took."""
+    """Token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int

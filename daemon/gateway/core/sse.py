@@ -1,4 +1,4 @@
-"""Server-sent events: the frames of a streamed answer, with comments while there is nothing."""
+"""Server-sent events: the frames of a streamed response, and comments while it waits."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fastapi.responses import StreamingResponse
 from ..http.errors import from_any
 from . import answers
 from .answers import Text
-from .event_reader import Standing
+from .event_reader import JobState
 from .sampling import usage_of
-from .state import Gate
+from .state import AppState
 from .waiters import Caller
 
 DONE = b"data: [DONE]\n\n"
-_BEAT_S = 5.0  # of silence, after which a comment keeps the connection alive
+_KEEP_ALIVE_S = 5.0  # of silence before a comment
 
 
 def frame(data: dict[str, Any]) -> bytes:
@@ -26,12 +26,12 @@ def frame(data: dict[str, Any]) -> bytes:
 
 
 def comment(text: str) -> bytes:
-    """Return what every client passes over: a line for people and for proxies."""
+    """Return a comment line, which clients skip; it keeps proxies from closing the connection."""
     return f": {text}\n\n".encode()
 
 
 def response(
-    gate: Gate,
+    state: AppState,
     caller: Caller,
     job_id: str,
     headers: dict[str, str],
@@ -42,40 +42,41 @@ def response(
     on_end: Callable[[dict[str, Any]], dict[str, Any]],
     wants_usage: bool,
 ) -> StreamingResponse:
-    """Stream a job's text. What fails after the first byte comes as a frame with an error.
+    """Stream a job's text. An error after the first byte is sent as a frame.
 
-    `chunk`: what every frame has; the others give one choice each, `on_end` for each of the result.
+    `chunk` holds the fields of every frame. `opening`, `on_text` and `on_end` give the choice of a
+    frame: before the text, for a piece of text, and for a finished choice.
     """
 
     def choose(choice: dict[str, Any]) -> bytes:
         return frame({**chunk, "choices": [choice]})
 
     async def frames() -> AsyncIterator[bytes]:
-        with gate.audience.attend(job_id, caller) as stay:
+        with state.waiters.wait_for(job_id, caller) as wait:
             try:
                 for choice in opening:
                     yield choose(choice)
                 last, shown = time.monotonic(), None
-                async for piece in answers.pieces(gate, job_id):
+                async for piece in answers.pieces(state, job_id):
                     if isinstance(piece, Text):
                         yield choose(on_text(piece))
-                    elif isinstance(piece, Standing):
+                    elif isinstance(piece, JobState):
                         is_new = piece.position is not None and piece.position != shown
-                        if not is_new and time.monotonic() - last < _BEAT_S:
+                        if not is_new and time.monotonic() - last < _KEEP_ALIVE_S:
                             continue
                         shown = piece.position
-                        yield comment(_standing(gate, piece))
+                        yield comment(_describe(state, piece))
                     else:
-                        stay.is_over = True
-                        gate.metrics.count_tokens(piece["usage"])
+                        wait.is_answered = True
+                        state.metrics.count_tokens(piece["usage"])
                         for choice in piece["choices"]:
                             yield choose(on_end(choice))
                         if wants_usage:
                             yield frame({**chunk, "choices": [], "usage": usage_of(piece)})
                         yield DONE
                     last = time.monotonic()
-            except Exception as error:  # the status is out: only a frame can tell
-                gate.metrics.count_failed_stream()
+            except Exception as error:  # the status line is sent: report it in a frame
+                state.metrics.count_failed_stream()
                 yield frame(from_any(error).body)
 
     return StreamingResponse(
@@ -85,8 +86,8 @@ def response(
     )
 
 
-def _standing(gate: Gate, standing: Standing) -> str:
-    if standing.position is None:
-        return standing.status or "waiting"
-    eta = gate.pace.eta_s(standing.position - 1)
-    return f"position {standing.position}" + ("" if eta is None else f", begins in {eta:g} s")
+def _describe(state: AppState, job_state: JobState) -> str:
+    if job_state.position is None:
+        return job_state.status or "waiting"
+    eta = state.eta.start_in_s(job_state.position - 1)
+    return f"position {job_state.position}" + ("" if eta is None else f", starts in {eta:g} s")

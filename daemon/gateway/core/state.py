@@ -1,4 +1,4 @@
-"""What the routes share: the way to the queue, the jobs under way, the threads for what blocks."""
+"""Application state that the routes share: Redis, event reader, submitter, waiters, threads."""
 
 from __future__ import annotations
 
@@ -20,101 +20,105 @@ from ....jobs.spec import Spec
 from ...client.client import Client
 from ...host.image_store import ImageStore
 from ..http.errors import ApiError
-from .eta import Pace, next_training_s
-from .event_reader import Hub
+from .eta import StartEstimator, next_training_s
+from .event_reader import EventReader
 from .file_store import FileStore
 from .metrics import Metrics
-from .models_index import Catalogue
-from .submitter import Intake
-from .waiters import Audience
+from .models_index import ModelIndex
+from .submitter import Submitter
+from .waiters import Waiters
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_CONNECTIONS = 16  # to the server
-_THREADS = 16  # they wait for the disk and the server
-_SOON_S = 10.0  # where no answer says how long the next one takes
-_ASKING = 2  # threads that ask the daemon, which may not answer for seconds
+_CONNECTIONS = 16  # to Redis
+_THREADS = 16  # for disk and Redis
+_DEFAULT_ETA_S = 10.0  # until a request has been measured
+_CONTROL_THREADS = 2  # for requests to the daemon, whose reply may take seconds
 
 
-class Gate:
-    """One for the whole process."""
+class AppState:
+    """The state of one gateway process."""
 
     def __init__(self, config: DaemonConfig, url: str) -> None:
         self.config = config
         self.client = Client(config)
         self.client.url = url
-        # Hundreds of requests at once wait for a connection; by default, they would be refused one.
+        # Blocking: with the default pool, hundreds of simultaneous requests raise an error.
         pool = redis.asyncio.BlockingConnectionPool.from_url(url, max_connections=_CONNECTIONS)
         self.redis = redis.asyncio.Redis.from_pool(pool)
         self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="http")
-        # One, as two would only take turns: what it does needs the interpreter.
-        self._bodies = ThreadPoolExecutor(1, thread_name_prefix="bodies")
-        self._asking = ThreadPoolExecutor(_ASKING, thread_name_prefix="asking")
-        self.hub = Hub(self.client)
-        self.intake = Intake(self.client, self.blocking)
-        self.catalogue = Catalogue(self.client)
+        # One thread: parsing holds the GIL, so a second one would not help.
+        self._parser_pool = ThreadPoolExecutor(1, thread_name_prefix="bodies")
+        self._control_pool = ThreadPoolExecutor(
+            _CONTROL_THREADS, thread_name_prefix="in_control_thread"
+        )
+        self.event_reader = EventReader(self.client)
+        self.submitter = Submitter(self.client, self.in_thread)
+        self.model_index = ModelIndex(self.client)
         self.metrics = Metrics(self.client)
         self.files = FileStore(
-            self.client.home, most_bytes=config.max_uploads_bytes, keep_s=config.keep_uploads_s
+            self.client.home, max_bytes=config.max_uploads_bytes, keep_s=config.keep_uploads_s
         )
         self.images = ImageStore(self.client.home.runs)
-        self.pace = Pace(config)
+        self.eta = StartEstimator(config)
         self.stopping = asyncio.Event()
-        self.audience = Audience(partial(self.blocking, self.client.cancel), self.stopping)
+        self.waiters = Waiters(partial(self.in_thread, self.client.cancel), self.stopping)
 
-    async def blocking(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Call what waits for the disk or the server in a thread."""
+    async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that blocks on disk or Redis in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work, *arguments)
 
-    async def taking_apart(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Call what computes on a request's body in a thread, one after the other."""
+    async def in_parser_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that computes on a request body in the parser thread, one at a time."""
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._bodies, _or_refusal, work, *arguments)
+        found = await loop.run_in_executor(self._parser_pool, _or_refusal, work, *arguments)
         if isinstance(found, ApiError | WarmdError):
             raise found
         return found
 
-    async def asking(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Call what asks the daemon in a thread of its own: /health waits behind no request."""
-        return await asyncio.get_running_loop().run_in_executor(self._asking, work, *arguments)
+    async def in_control_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that queries the daemon; separate threads, so /health never queues."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._control_pool, work, *arguments
+        )
 
-    async def waiting(self, queue: str) -> int:
-        """Return how many jobs wait in a queue. Raises ApiError 429 when they are too many."""
+    async def queue_length(self, queue: str) -> int:
+        """Return how many jobs wait in a queue. Raises ApiError 429 beyond the limit."""
         length: int = await cast(Any, self.redis.llen(self.client.store.queue(queue).key))
         if length >= self.config.http_queue_limit:
             if queue == TRAIN:
-                eta = await self.blocking(next_training_s, self.client)
+                eta = await self.in_thread(next_training_s, self.client)
             else:
-                eta = self.pace.eta_s(length) or _SOON_S
+                eta = self.eta.start_in_s(length) or _DEFAULT_ETA_S
             raise ApiError(
                 429,
-                f"{length} jobs wait already in the queue {queue}: try again later",
+                f"the queue {queue} is full ({length} waiting jobs): try again later",
                 code="queue_full",
                 headers={"retry-after": str(max(1, round(eta)))},
             )
         return length
 
     def parse(self, kind: str, values: dict[str, Any]) -> Spec:
-        """Check the options of a job, on top of the configured defaults. Raises SpecError."""
+        """Check the options of a job together with the configured defaults. Raises SpecError."""
         return spec_class(kind).parse({**self.config.defaults.get(kind, {}), **values})
 
     def stop(self) -> None:
-        """End every wait for a job with an error; the jobs stay in the queue."""
+        """End every wait for a job with an error. The jobs stay in the queue."""
         self.stopping.set()
-        self.hub.stop()
+        self.event_reader.stop()
 
     async def close(self) -> None:
-        await self.hub.close()
+        await self.event_reader.close()
         await self.redis.aclose()
-        for pool in (self.pool, self._bodies, self._asking):
+        for pool in (self.pool, self._parser_pool, self._control_pool):
             pool.shutdown(wait=False, cancel_futures=True)
         self.client.close()
 
 
 def _or_refusal(work: Callable[..., T], *arguments: Any) -> T | ApiError | WarmdError:
-    """Return what `work` raises without what it was at: that is the body, and it may be large."""
+    """Return a raised ApiError or WarmdError without its traceback, which would hold the body."""
     try:
         return work(*arguments)
     except (ApiError, WarmdError) as error:
@@ -122,15 +126,15 @@ def _or_refusal(work: Callable[..., T], *arguments: Any) -> T | ApiError | Warmd
         return error.with_traceback(None)
 
 
-async def _gate(request: Request) -> Gate:  # async: or it would be called in a thread
-    gate: Gate = request.app.state.gate
-    return gate
+async def _app_state(request: Request) -> AppState:  # async: FastAPI calls `def` in a thread
+    state: AppState = request.app.state.warmd
+    return state
 
 
-GateDep = Annotated[Gate, Depends(_gate)]
+StateDep = Annotated[AppState, Depends(_app_state)]
 
 
 def as_param(error: SpecError, names: dict[str, str]) -> SpecError:
-    """Return a spec's error with the request's own name for the field."""
+    """Return a SpecError that names the field as the request does."""
     problem = str(error).partition(": ")[2]
     return SpecError(names.get(error.field, error.field), problem)

@@ -1,7 +1,7 @@
-"""From a spec to a queued job: in few milliseconds, and once for each Idempotency-Key.
+"""Submits jobs for requests: a few milliseconds each, once per Idempotency-Key.
 
-A key's job is noted in the server before the job is queued, and the note outlives this process:
-whoever finds a note without a job in the queue completes what a gateway that died began.
+The job id of a key is recorded in Redis before the job is queued. If the gateway dies in between,
+the next request with the key finds the record without a queued job and queues it.
 """
 
 from __future__ import annotations
@@ -26,89 +26,93 @@ from ...queue.jobs import JobStatus
 from ...runs.rundir import RunDir
 from ..http.errors import ApiError
 
-_COPIES = 3  # of its texts: in the spec, where it is checked, and on the way to the disk
-KEPT_S = 86_400  # for which a key stands for its job
-_VOID = (JobStatus.CANCELED, JobStatus.STOPPED)  # nobody waited for them: there is no answer
+_COPIES = 3  # of the texts: in the spec, while it is checked, while it is written
+KEPT_S = 86_400  # lifetime of an Idempotency-Key
+_WITHOUT_RESULT = (JobStatus.CANCELED, JobStatus.STOPPED)
 
-Blocking = Callable[..., Awaitable[Any]]
+InThread = Callable[..., Awaitable[Any]]
 
 
 @dataclass(frozen=True)
-class Order:
-    """What to queue."""
+class Submission:
+    """A job to queue."""
 
     spec: Spec
-    about: Mapping[str, Any] = field(default_factory=dict)  # stands in spec.json beside the spec
-    images: Mapping[Path, bytes] = field(default_factory=dict)  # of the ImageStore, by their places
+    about: Mapping[str, Any] = field(default_factory=dict)  # further fields of spec.json
+    images: Mapping[Path, bytes] = field(default_factory=dict)  # path in the ImageStore -> bytes
 
     @property
     def size(self) -> int:
-        """The bytes that it takes in memory until it is queued, roughly."""
+        """Approximate memory in bytes until the job is queued."""
         texts = len(getattr(self.spec, "messages", ""))
         return _COPIES * texts + sum(map(len, self.images.values()))
 
 
 @dataclass
-class _Turn:
-    """The requests of one key, one at a time."""
+class _KeyLock:
+    """Serializes the requests of one key; dropped with its last holder."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     holders: int = 0
 
 
-class Intake:
-    """Queues jobs. One event loop uses it."""
+class Submitter:
+    """Queues jobs. For one event loop."""
 
-    def __init__(self, client: Client, blocking: Blocking) -> None:
+    def __init__(self, client: Client, in_thread: InThread) -> None:
         self._client = client
-        self._blocking = blocking
-        self._turns: dict[str, _Turn] = {}
+        self._in_thread = in_thread
+        self._locks: dict[str, _KeyLock] = {}
 
-    async def submit(self, order: Order) -> str:
-        """Check and queue a job; return its id when it is durable. Raises WarmdError."""
-        rundir = await self._blocking(self._prepare, order)
-        return await self._queue(rundir, order.spec.queue)
+    async def submit(self, submission: Submission) -> str:
+        """Check and queue a job; return its id once it is durable. Raises WarmdError."""
+        rundir = await self._in_thread(self._prepare, submission)
+        return await self._queue(rundir, submission.spec.queue)
 
-    async def submit_once(self, key: str, fingerprint: str, order: Order) -> tuple[str, bool]:
+    async def submit_once(
+        self, key: str, fingerprint: str, submission: Submission
+    ) -> tuple[str, bool]:
         """Return the id of the key's job, and whether this call queued it.
 
-        Raises ApiError 409 when the key came with another request before (another fingerprint).
+        Raises ApiError 409 when the key was used for a different request (another fingerprint).
         """
         name = hashlib.sha256(key.encode()).hexdigest()
-        async with self._turn(name):
+        async with self._locked(name):
             note = keys.http_request(self._client.home.key, name)
-            known = await self._blocking(self._read_note, note)
+            known = await self._in_thread(self._read_note, note)
             if known is not None:
                 if known["fingerprint"] != fingerprint:
                     raise ApiError(
                         409,
-                        "Idempotency-Key: came with another request before: use a new one",
+                        "Idempotency-Key: was used for a different request: use a new one",
                         param="Idempotency-Key",
                         code="idempotency_key_reused",
                         headers={"x-should-retry": "false"},
                     )
-                if await self._revive(known["job"], order.spec.queue):
+                if await self._can_answer(known["job"], submission.spec.queue):
                     return known["job"], False
-            rundir = await self._blocking(self._prepare, order)
+            rundir = await self._in_thread(self._prepare, submission)
             document = orjson.dumps({"job": rundir.path.name, "fingerprint": fingerprint})
             try:
-                await self._blocking(lambda: self._client.connection.set(note, document, ex=KEPT_S))
+                await self._in_thread(
+                    lambda: self._client.connection.set(note, document, ex=KEPT_S)
+                )
             except BaseException:
                 rundir.remove()
                 raise
-            return await self._queue(rundir, order.spec.queue), True
+            return await self._queue(rundir, submission.spec.queue), True
 
     @asynccontextmanager
-    async def _turn(self, name: str) -> Any:
-        turn = self._turns.setdefault(name, _Turn())
-        turn.holders += 1
+    async def _locked(self, name: str) -> Any:
+        key = self._locks.setdefault(name, _KeyLock())
+        key.holders += 1
         try:
-            async with turn.lock:
+            async with key.lock:
                 yield
         finally:
-            turn.holders -= 1
-            if not turn.holders:
-                del self._turns[name]
+            key.holders -= 1
+            if not key.holders:
+                del self._locks[name]
 
     def _read_note(self, note: str) -> dict[str, str] | None:
         raw: Any = self._client.connection.get(note)
@@ -119,42 +123,42 @@ class Intake:
         is_note = isinstance(document, dict) and {"job", "fingerprint"} <= document.keys()
         return document if is_note else None
 
-    async def _revive(self, job_id: str, queue: str) -> bool:
-        """Whether the job of a note can answer; one that was noted and never queued is now."""
+    async def _can_answer(self, job_id: str, queue: str) -> bool:
+        """Whether a recorded job has or will have a result. Queues it if it never was queued."""
         try:
-            rundir = await self._blocking(self._client.rundir, job_id)
+            rundir = await self._in_thread(self._client.rundir, job_id)
         except NotFound:
             return False
-        job = await self._blocking(self._client.store.fetch, job_id)
+        job = await self._in_thread(self._client.store.fetch, job_id)
         if job is None:
             await self._queue(rundir, queue)
             return True
-        return job.get_status(refresh=False) not in _VOID
+        return job.get_status(refresh=False) not in _WITHOUT_RESULT
 
-    def _prepare(self, order: Order) -> RunDir:
-        # No folder to import from: nothing that comes over HTTP may name code.
-        about = {**order.about, "python_path": [], "origin": "http"}
-        document = {**self._client.check(order.spec), **about}
+    def _prepare(self, submission: Submission) -> RunDir:
+        # No folder to import from: an HTTP request must not name code.
+        about = {**submission.about, "python_path": [], "origin": "http"}
+        document = {**self._client.check(submission.spec), **about}
         runs = self._client.home.runs
-        rundir = RunDir.create(runs, order.spec.kind, document, durable=False)
-        if order.images:
+        rundir = RunDir.create(runs, submission.spec.kind, document, durable=False)
+        if submission.images:
             try:
-                ImageStore(runs).hold(rundir.path, order.images)
+                ImageStore(runs).hold(rundir.path, submission.images)
             except OSError as error:
                 rundir.remove()
                 raise SpecError("home", f"cannot store an image: {error}") from error
         return rundir
 
     async def _queue(self, rundir: RunDir, queue: str) -> str:
-        """Queue a job while its files are flushed: each flush alone would take as long as all.
+        """Queue a job and flush its files concurrently: one flush takes as long as all of them.
 
-        A power cut in between leaves a job that nobody was told of.
+        A power failure in between loses only a job whose id was not returned yet.
         """
         job_id = rundir.path.name
         try:
             await asyncio.gather(
-                self._blocking(self._client.store.enqueue, job_id, queue),
-                *(self._blocking(_flush, path) for path in rundir.unflushed),
+                self._in_thread(self._client.store.enqueue, job_id, queue),
+                *(self._in_thread(_flush, path) for path in rundir.unflushed),
             )
         except BaseException:
             rundir.remove()

@@ -1,8 +1,8 @@
-"""Request bodies: bounded in number and size, taken apart where they hold up nobody.
+"""Request bodies: limits on memory and number of values, parsing off the event loop.
 
-A body is JSON of anybody's making. Before a model of pydantic sees it, its values are counted:
-pydantic makes an error of each wrong one, which takes hundreds of times the memory of the body.
-What is not small is parsed in a thread, one body at a time.
+Values are counted before pydantic validates a body: it creates an error object per invalid value,
+which can take hundreds of times the memory of the body. All but small bodies are parsed in a
+thread, one at a time.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
-from .errors import CLIENT_GONE, ApiError, invalid, unavailable
+from .errors import CLIENT_DISCONNECTED, ApiError, invalid, unavailable
 
-ROOM = 64 * 1024**2  # bytes of all bodies together that were read and are still needed
-SMALL = 64 * 1024  # bytes of a body that needs no such room
-ROOM_WAIT_S = 5.0  # after which a body that finds no room is refused
-MOST_MARKS = 500_000  # commas and opening brackets of a body, in its texts, too
-MOST_VALUES = 50_000  # values in all lists and objects of a body
-MOST_MEMBERS = 1_000  # values of one object
-_AT_ONCE = 16 * 1024  # bytes that are parsed sooner than handed to a thread
+BODY_MEMORY = 64 * 1024**2  # bytes of all bodies together, until their jobs are queued
+SMALL = 64 * 1024  # bytes of a body that need no reservation
+BODY_MEMORY_WAIT_S = 5.0  # before a body without a reservation is refused
+MAX_MARKS = 500_000  # commas and opening brackets in a body, including those in strings
+MAX_VALUES = 50_000  # values in all lists and objects of a body
+MAX_MEMBERS = 1_000  # members of one object
+_INLINE = 16 * 1024  # bytes that are parsed faster than handed to a thread
 
 InThread = Callable[..., Awaitable[Any]]
 
 
-class Room:
-    """The memory that bodies may take together."""
+class BodyMemory:
+    """The memory for all request bodies together."""
 
-    def __init__(self, size: int = ROOM) -> None:
+    def __init__(self, size: int = BODY_MEMORY) -> None:
         self._free = size
         self._freed = asyncio.Event()
 
     async def take(self, size: int) -> None:
-        """Take a part, as soon as it is free. Raises ApiError 503 when it is not in time."""
+        """Reserve `size` bytes as soon as they are free. Raises ApiError 503 after a timeout."""
         try:
-            async with asyncio.timeout(ROOM_WAIT_S):
+            async with asyncio.timeout(BODY_MEMORY_WAIT_S):
                 while size > self._free:
                     self._freed.clear()
                     await self._freed.wait()
         except TimeoutError:
-            raise unavailable("too many large requests at once: try again in a moment") from None
+            raise unavailable("too many large requests: try again in a moment") from None
         self._free -= size
 
     def give_back(self, size: int) -> None:
@@ -55,11 +55,11 @@ class Room:
         self._freed.set()
 
 
-class Share:
-    """The part of the room that one request has."""
+class Reservation:
+    """The part of the body memory that one request holds."""
 
-    def __init__(self, room: Room) -> None:
-        self._room = room
+    def __init__(self, memory: BodyMemory) -> None:
+        self._memory = memory
         self._size = 0
 
     @property
@@ -67,61 +67,61 @@ class Share:
         return self._size > 0
 
     async def grow(self, total: int) -> None:
-        """Take room for so many bytes, for some of which there may be. Raises ApiError 503."""
+        """Raise the reservation to `total` bytes. Raises ApiError 503."""
         missing = total - SMALL - self._size
         if missing > 0:
-            await self._room.take(missing)
+            await self._memory.take(missing)
             self._size += missing
 
     def shrink(self, total: int) -> None:
-        """Give back what is not needed for so many bytes."""
+        """Lower the reservation to `total` bytes."""
         surplus = self._size - max(0, total - SMALL)
         if surplus > 0:
             self._size -= surplus
-            self._room.give_back(surplus)
+            self._memory.give_back(surplus)
 
 
 @dataclass(frozen=True)
-class Taken:
-    """A body that was read."""
+class ParsedBody:
+    """A parsed and validated body."""
 
-    value: BaseModel | None  # None: there was none
-    fingerprint: str  # of path and body: the same for a retry
+    value: BaseModel | None  # None: no body
+    fingerprint: str  # sha256 of path and body: the same for a retry
 
 
-async def take(request: Request, model: type[BaseModel], in_thread: InThread) -> Taken:
-    """Read, parse and check the body of a request. Raises ApiError and HTTPException."""
+async def read(request: Request, model: type[BaseModel], in_thread: InThread) -> ParsedBody:
+    """Read, parse and validate the body of a request. Raises ApiError and HTTPException."""
     content = io.BytesIO()
     try:
         async for chunk in request.stream():
             content.write(chunk)
     except ClientDisconnect:
-        raise CLIENT_GONE from None
-    if content.tell() <= _AT_ONCE:
+        raise CLIENT_DISCONNECTED from None
+    if content.tell() <= _INLINE:
         return _taken(content, request.url.path, model)
-    taken: Taken = await in_thread(_taken, content, request.url.path, model)
+    taken: ParsedBody = await in_thread(_taken, content, request.url.path, model)
     return taken
 
 
-def _taken(content: io.BytesIO, path: str, model: type[BaseModel]) -> Taken:
+def _taken(content: io.BytesIO, path: str, model: type[BaseModel]) -> ParsedBody:
     raw = content.getvalue()
-    content.close()  # the bytes end with `raw`
+    content.close()  # so that `del raw` frees the bytes
     digest = hashlib.sha256(path.encode() + b"\n")
     digest.update(raw)
     if not raw:
-        return Taken(None, digest.hexdigest())
+        return ParsedBody(None, digest.hexdigest())
     value = parse(raw)
     del raw
-    return Taken(_checked(value, model), digest.hexdigest())
+    return ParsedBody(_checked(value, model), digest.hexdigest())
 
 
 def parse(raw: bytes) -> Any:
-    """Return the JSON of a body. Raises ApiError where it is none, or has too many values."""
+    """Parse the JSON of a body. Raises ApiError for invalid JSON or too many values."""
     marks = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
-    if marks > MOST_MARKS:
+    if marks > MAX_MARKS:
         raise ApiError(
             400,
-            f"the body must have at most {MOST_MARKS:,} commas and opening brackets, got {marks:,}",
+            f"the body must have at most {MAX_MARKS:,} commas and opening brackets, got {marks:,}",
         )
     try:
         value = orjson.loads(raw)
@@ -130,21 +130,21 @@ def parse(raw: bytes) -> Any:
     else:
         _count_values(value)
         return value
-    # Not within `except`: an error holds on to those before it, and that one has the whole body.
+    # Not inside `except`: the JSONDecodeError holds the whole body and would stay as __context__.
     raise ApiError(400, f"the body must be JSON: {problem}")
 
 
 def _count_values(value: Any) -> None:
-    left, to_do = MOST_VALUES, [value]
+    left, to_do = MAX_VALUES, [value]
     while to_do:
         group = to_do.pop()
         left -= len(group) if isinstance(group, dict | list) else 0
         if left < 0:
-            raise ApiError(400, f"the body must have at most {MOST_VALUES:,} values, got more")
+            raise ApiError(400, f"the body must have at most {MAX_VALUES:,} values, got more")
         if isinstance(group, dict):
-            if len(group) > MOST_MEMBERS:
+            if len(group) > MAX_MEMBERS:
                 raise ApiError(
-                    400, f"an object must have at most {MOST_MEMBERS:,} members, got {len(group):,}"
+                    400, f"an object must have at most {MAX_MEMBERS:,} members, got {len(group):,}"
                 )
             group = group.values()
         elif not isinstance(group, list):

@@ -1,11 +1,13 @@
-"""What goes wrong, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+"""Error responses in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import orjson
 import redis
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -24,12 +26,14 @@ _TYPES = {
     429: "rate_limit_error",
 }
 _CODES = {413: "request_too_large", 507: "files_full"}
-_MEMBERS = ("function-", "constrained-")  # pydantic's names for such
-_BACK_IN_S = "2"  # how soon what is starting or being replaced is worth another try
+# Parts of pydantic's error locations that name a member of a union, not a field.
+_MEMBER = re.compile(r"(function-|constrained-|nullable\[|list\[|dict\[)|(str|int|float|bool)$")
+_RETRY_S = "2"  # Retry-After while a process is starting or being replaced
+_MAX_SHOWN = 40  # characters of a wrong value
 
 
 class ErrorDetail(BaseModel):
-    """The inside of an error."""
+    """An error."""
 
     message: str
     type: str
@@ -38,13 +42,13 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every answer that is not 2xx."""
+    """The body of every response that is not 2xx."""
 
     error: ErrorDetail
 
 
 class ApiError(Exception):
-    """An answer that is an error."""
+    """An error with its HTTP status."""
 
     def __init__(
         self,
@@ -79,7 +83,7 @@ class ApiError(Exception):
 
 
 def from_warmd(error: WarmdError) -> ApiError:
-    """Return what a client is told of an error of warmd's own."""
+    """Return the response to a WarmdError."""
     if isinstance(error, SpecError):
         return ApiError(400, str(error), param=error.field)
     if isinstance(error, NotFound):
@@ -87,44 +91,56 @@ def from_warmd(error: WarmdError) -> ApiError:
     if isinstance(error, Conflict):
         return ApiError(409, str(error), headers={"x-should-retry": "false"})
     if isinstance(error, Unavailable):
-        return ApiError(503, str(error), headers={"retry-after": _BACK_IN_S})
+        return unavailable(str(error))
     return ApiError(500, str(error), headers={"x-should-retry": "false"})
 
 
 def unavailable(message: str) -> ApiError:
-    """Return the error of what will be back in a moment."""
-    return ApiError(503, message, headers={"retry-after": _BACK_IN_S})
+    """Return the error for something that will be available again in a moment."""
+    return ApiError(503, message, headers={"retry-after": _RETRY_S})
 
 
 def from_any(error: Exception) -> ApiError:
-    """Return what a client is told of any error; one that nobody foresaw goes to the log."""
+    """Return the response to any exception. Unexpected ones are logged."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, WarmdError):
         return from_warmd(error)
     if isinstance(error, redis.RedisError):
-        return unavailable("the queue's server is away: try again in a moment")
-    log.exception("http: unforeseen", exc_info=error)
+        return unavailable("Redis cannot be reached: try again in a moment")
+    log.exception("http: unexpected error", exc_info=error)
     return ApiError(500, f"a bug in warmd: {type(error).__name__}: see the daemon's log")
 
 
 def invalid(first: Mapping[str, Any], place: Iterable[str | int]) -> ApiError:
-    """Return the first problem that pydantic found in a request, and the place where it is."""
-    # The member of a union that did not take the value: noise to whoever wrote the request.
-    names = [str(part) for part in place if not str(part).startswith(_MEMBERS)]
+    """Return a validation error of pydantic as `field: must be X, got Y`."""
+    names = [str(part) for part in place if not _MEMBER.match(str(part))]
     param = ".".join(names) or None
-    if first["type"] == "extra_forbidden":
-        return ApiError(400, f"{param}: unknown or not supported here", param=param)
-    message = first["msg"].removeprefix("Value error, ")
-    return ApiError(400, f"{param}: {message}" if param else message, param=param)
+    problem = _problem(first)
+    return ApiError(400, f"{param}: {problem}" if param else problem, param=param)
 
 
-# Raised where nobody reads the answer any more.
-CLIENT_GONE = ApiError(499, "the client has gone")
+def _problem(error: Mapping[str, Any]) -> str:
+    if error["type"] == "extra_forbidden":
+        return "unknown or not supported"
+    if error["type"] == "missing":
+        return "must be given"
+    message = error["msg"].removeprefix("Value error, ")
+    must = re.sub(r"^(Input|String|List|Dictionary|Value) should ", "must ", message)
+    must = re.sub(r"(at (?:most|least) \d+ items?) after validation, not .*", r"\1", must)
+    value = error.get("input")
+    if must.startswith("must be ") and isinstance(value, str | int | float):
+        shown = orjson.dumps(value).decode() if not isinstance(value, str) else repr(value)
+        must += f", got {shown[:_MAX_SHOWN]}"
+    return must
+
+
+# Raised when nobody reads the response any more.
+CLIENT_DISCONNECTED = ApiError(499, "the client has disconnected")
 
 
 def install(app: FastAPI) -> None:
-    """Have the application answer every error in OpenAI's shape."""
+    """Make the application return every error in OpenAI's shape."""
 
     async def answer(_: Request, error: Exception) -> JSONResponse:
         return from_any(error).response
@@ -145,20 +161,20 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, answer)
 
 
-# What FastAPI writes into the description of every route.
+# For the OpenAPI description of every route.
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": description}
     for status, description in {
-        400: "The request is wrong; `param` names where.",
+        400: "Invalid request; `param` names the field.",
         401: "The token is missing or wrong.",
-        403: "Not from this host or this web page.",
+        403: "This host or web origin is not allowed.",
         404: "No such model, job or file.",
-        408: "The request stopped in the middle.",
-        409: "It exists, but its state does not allow this.",
+        408: "The request body did not arrive in time.",
+        409: "The state of the job does not allow this.",
         413: "The request is too large.",
-        429: "Too many requests wait already.",
+        429: "The queue is full.",
         500: "The job failed.",
-        503: "Nobody can answer just now.",
-        507: "The uploaded files take all the room that they may.",
+        503: "Temporarily unavailable.",
+        507: "The limit for uploaded files is reached.",
     }.items()
 }

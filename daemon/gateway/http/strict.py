@@ -1,4 +1,4 @@
-"""Bodies that are read as the rest of warmd reads JSON."""
+"""Routes whose JSON bodies are parsed by `bodies`, with its limits, instead of by FastAPI."""
 
 from __future__ import annotations
 
@@ -9,34 +9,43 @@ from fastapi import Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
+from ....jobs.errors import SpecError
 from . import bodies
 
 
-class ReadRequest(Request):
-    """A request whose body was read: FastAPI is handed the model that it would make of it."""
+class ParsedRequest(Request):
+    """A request with a parsed body: FastAPI receives the validated model as its JSON."""
 
-    taken: bodies.Taken
+    parsed: bodies.ParsedBody
 
     async def body(self) -> bytes:
-        return b"" if self.taken.value is None else b"read"
+        return b"" if self.parsed.value is None else b"read"
 
     async def json(self) -> Any:
-        return self.taken.value
+        return self.parsed.value
 
 
 class StrictRoute(APIRoute):
-    """A route whose JSON has no NaN, no half characters, bounded depth and bounded size."""
+    """A route that accepts strict JSON only: no NaN, valid UTF-8, bounded depth and size.
+
+    Unknown query parameters are refused, like unknown fields.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        if self.body_field is None:
-            return handle
-        model = self.body_field.field_info.annotation
-        assert isinstance(model, type)
+        known = {parameter.alias for parameter in self.dependant.query_params}
+        model: Any = self.body_field.field_info.annotation if self.body_field else None
 
         async def handle_strictly(request: Request) -> Response:
-            read = ReadRequest(request.scope, request.receive)
-            read.taken = await bodies.take(request, model, request.app.state.gate.taking_apart)
+            for name in request.query_params:
+                if name not in known:
+                    raise SpecError(name[:80], "unknown or not supported")
+            if model is None:
+                return await handle(request)
+            read = ParsedRequest(request.scope, request.receive)
+            read.parsed = await bodies.read(
+                request, model, request.app.state.warmd.in_parser_thread
+            )
             return await handle(read)
 
         return handle_strictly
