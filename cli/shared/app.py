@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
+_OFFLINE = "no daemon runs: read from the run directories, where unfinished jobs count as queued"
+
 EXIT_INTERRUPTED = 130  # as a shell reports a process that Ctrl-C ended
 
 
@@ -40,6 +42,12 @@ class App:
         from ...daemon.client.client import Client
 
         return Client(self.config())
+
+    def reader(self) -> Client:
+        """Return a client that reads run directories, after a note, where no daemon runs."""
+        from ...daemon.client.client import Client
+
+        return Client(self.config(), on_offline=lambda: note(_OFFLINE))
 
     def command(self, text: str) -> str:
         """Spell a command to type next, for the same home."""

@@ -20,12 +20,14 @@ from ..host.home import Home
 from ..host.warm_set import known_models
 from ..queue import adoption, job_index, keys, listing, removal, runs_owner, stream
 from ..queue.jobs import ENDED, Job, JobStatus, JobStore
-from ..runs import weights
+from ..runs import events, weights
 from ..runs.checkpoints import Checkpoints
-from ..runs.rundir import RunDir, job_ids
+from ..runs.estimate import Estimate
+from ..runs.rundir import RunDir, by_time, job_ids
 from ..runs.weights import Weights, step_of
 from . import checking
 from .lookup import PENDING, Lookup, Pending
+from .offline import Offline
 from .views import spec_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -33,6 +35,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 _REFUSALS = ("MISCONF", "NOREPLICAS")  # a full disk, or a replica that is missing
 # Full memory, or a replica: redis-py cuts these words off the message.
 _REFUSED = (redis.exceptions.OutOfMemoryError, redis.exceptions.ReadOnlyError)
+_MOST_PACES = 50  # jobs that are read for the pace of one
 _PATIENCE_S = 0.2  # between two tries to reach a server that is away
 
 
@@ -53,12 +56,37 @@ def _needs_server(method: Method) -> Method:
     return cast(Method, wrapper)
 
 
-class Client:
-    """The jobs of one home, by way of its server."""
+def _reads(method: Method) -> Method:
+    """Read the run directories instead where no daemon runs and the caller wants that."""
+    with_redis = _needs_server(method)
 
-    def __init__(self, config: DaemonConfig) -> None:
+    @wraps(method)
+    def wrapper(self: Client, *args: Any, **kwargs: Any) -> Any:
+        if not self.is_offline:
+            try:
+                return with_redis(self, *args, **kwargs)
+            except Unavailable:
+                if not self.go_offline():
+                    raise
+        return getattr(self.offline, method.__name__)(*args, **kwargs)
+
+    return cast(Method, wrapper)
+
+
+class Client:
+    """The jobs of one home, by way of its server.
+
+    `on_offline`: called once when no daemon runs and jobs are read from the run directories
+    instead; without it that raises Unavailable.
+    """
+
+    def __init__(
+        self, config: DaemonConfig, *, on_offline: Callable[[], None] | None = None
+    ) -> None:
         self.config = config
         self.home = Home(config.home)
+        self.is_offline = False
+        self._on_offline = on_offline
 
     @cached_property
     def url(self) -> str:
@@ -79,6 +107,18 @@ class Client:
     @cached_property
     def lookup(self) -> Lookup:
         return Lookup(self.store, self.home.runs)
+
+    @cached_property
+    def offline(self) -> Offline:
+        return Offline(self.home.runs, self.connection)
+
+    def go_offline(self) -> bool:
+        """Read run directories from now on, where that is wanted and no daemon runs."""
+        if self._on_offline is None or self.home.is_locked() or not self.home.runs.is_dir():
+            return False
+        self.is_offline = True
+        self._on_offline()
+        return True
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""
@@ -118,6 +158,10 @@ class Client:
         Raises SpecError or NotFound. Needs no server.
         """
         return checking.document_of(spec, self.config, init=init, model=model)
+
+    def model_names(self) -> list[str]:
+        """Return the names of the configured and the loaded models. Needs no server."""
+        return list({m.name: m for m in self.config.models} | known_models(self.home))
 
     @_needs_server
     def submit(
@@ -203,17 +247,33 @@ class Client:
     def rundir(self, job_id: str) -> RunDir:
         return RunDir.open(self.home.runs, job_id)
 
-    @_needs_server
+    @_reads
     def job(self, job_id: str) -> dict[str, Any]:
         """Return all that is known of a job as plain values. Raises NotFound and Conflict."""
         return self.lookup.job(job_id)
 
-    @_needs_server
+    @_reads
     def jobs(
-        self, *, statuses: Collection[str] | None = None, limit: int | None = None
+        self,
+        *,
+        statuses: Collection[str] | None = None,
+        limit: int | None = None,
+        kinds: Collection[str] | None = None,
     ) -> list[dict[str, Any]]:
-        """Return every job, or those of some statuses, newest first, at most `limit`."""
-        return self.lookup.jobs(statuses, limit)
+        """Return every job, or those of some statuses and kinds, newest first, at most `limit`."""
+        return self.lookup.jobs(statuses, limit, kinds)
+
+    def paces(self, kind: str) -> Iterator[tuple[str, dict[str, Any], float]]:
+        """Yield latest jobs of a kind with their options and seconds per step. Needs no server."""
+        ids = [job_id for job_id in job_ids(self.home.runs) if job_id.startswith(f"{kind}-")]
+        for job_id in sorted(ids, key=by_time, reverse=True)[:_MOST_PACES]:
+            with suppress(Conflict):
+                rundir = self.rundir(job_id)
+                estimate = Estimate()
+                for event in reversed(events.newest(rundir.events, 100)):
+                    estimate.update(event)
+                if estimate.seconds_per_step is not None:
+                    yield job_id, rundir.read_spec()["spec"], estimate.seconds_per_step
 
     @_needs_server
     def pending(self) -> list[Pending]:
@@ -239,7 +299,7 @@ class Client:
     def result(self, job_id: str) -> dict[str, Any] | None:
         """Return what the job made, or None while it has not."""
         result = self.rundir(job_id).read_result()
-        if result is None and (job := self.store.fetch(job_id)) is not None:
+        if result is None and not self.is_offline and (job := self.store.fetch(job_id)) is not None:
             result = job.return_value() if job.get_status() == JobStatus.FINISHED else None
         return result
 
@@ -252,6 +312,9 @@ class Client:
         replaced, or the machine is short of breath. Raises Unavailable when the daemon is gone.
         """
         path = self.rundir(job_id).events
+        if self.is_offline:
+            yield from events.read(path, after=after_seq)
+            return
 
         def over() -> bool:
             job = self.store.fetch(job_id) if live else None
@@ -265,6 +328,9 @@ class Client:
                         after_seq = event["seq"]
                     yield event
             except (redis.ConnectionError, redis.TimeoutError) as error:
+                if self.go_offline():
+                    yield from events.read(path, after=after_seq)
+                    return
                 if not self.home.is_locked():
                     raise self.unavailable(error) from error
                 yield None

@@ -12,6 +12,7 @@ from typing import Any
 
 import redis
 
+from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, NotFound, SpecError
 from ..queue import index_builder, job_index, keys, listing
 from ..queue.jobs import JobStore
@@ -88,24 +89,35 @@ class Lookup:
             return [j for j in job_index.newest(self.indexed, keys.QUEUES, None) if is_job_id(j)]
         return []
 
-    def jobs(self, statuses: Collection[str] | None, limit: int | None) -> list[dict[str, Any]]:
-        """Return every job, or those of some statuses, newest first, at most `limit`."""
+    def jobs(
+        self,
+        statuses: Collection[str] | None,
+        limit: int | None,
+        kinds: Collection[str] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return every job, or those of some statuses and kinds, newest first, at most `limit`."""
         if statuses is None:
-            return self._newest(limit)
-        found = listing.with_status(self._store.connection, statuses, limit)
+            return self._newest(limit, kinds)
+        found = listing.with_status(self._store.connection, statuses, limit, kinds)
         views = views_of(found, self._store.connection, self._runs)
         if UNREGISTERED in statuses:
-            views += [job for job in self._newest(None) if job["status"] == UNREGISTERED]
+            views += [job for job in self._newest(None, kinds) if job["status"] == UNREGISTERED]
         return sorted(views, key=_age)[:limit]
 
-    def _newest(self, limit: int | None) -> list[dict[str, Any]]:
+    def _newest(
+        self, limit: int | None, kinds: Collection[str] | None = None
+    ) -> list[dict[str, Any]]:
         """The latest jobs, with and without a record in Redis."""
+        queues, is_exact = _queues_of(kinds)
         while True:
-            indexed = job_index.newest(self.indexed, keys.QUEUES, limit)
+            indexed = job_index.newest(self.indexed, queues, limit if is_exact else None)
             has_more = len(indexed) == limit
             names = job_ids(self._runs, since=by_time(indexed[-1]) if has_more else "")
+            if kinds is not None:
+                indexed = [job_id for job_id in indexed if job_id.split("-")[0] in kinds]
+                names = [job_id for job_id in names if job_id.split("-")[0] in kinds]
             latest = names if limit is None else nlargest(limit, names, key=by_time)
-            ids = list(dict.fromkeys([*indexed, *latest]))
+            ids = list(dict.fromkeys([*indexed[:limit], *latest]))
             records = self._store.fetch_many(ids)
             lost = [
                 job_id
@@ -143,6 +155,15 @@ class Lookup:
             Pending(job.id, job.get_status(refresh=False).value, is_paused)
             for job, (_, is_paused) in zip(ours, notes, strict=True)
         ]
+
+
+def _queues_of(kinds: Collection[str] | None) -> tuple[tuple[str, ...], bool]:
+    """The queues of some kinds, and whether these are all kinds of them."""
+    if kinds is None:
+        return keys.QUEUES, True
+    queues = {spec_class(kind).queue for kind in kinds if kind in KINDS}
+    of_queues = {kind for kind in KINDS if spec_class(kind).queue in queues}
+    return tuple(name for name in keys.QUEUES if name in queues), of_queues <= set(kinds)
 
 
 def _age(job: Mapping[str, Any]) -> tuple[float, str]:

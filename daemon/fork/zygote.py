@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -80,7 +80,7 @@ class Zygote:
         Raises JobFailed for one that cannot be loaded and is required.
         """
         begun = time.perf_counter()
-        import_libraries()
+        import_libraries(lambda name: _tell(stage="imports", name=name, done=False))
         self.imports_s = time.perf_counter() - begun
         _tell(stage="imports", seconds=self.imports_s, memory_bytes=_resident(), done=True)
         for model in models:
@@ -314,11 +314,16 @@ class Horse:
         return {"pid": pid, "worker": self.worker, "memory_bytes": memory.resident_bytes(pid)}
 
 
-def import_libraries() -> None:
-    """Import all that a job needs, so that no horse has to. Leaves one thread behind."""
+def import_libraries(on_import: Callable[[str], None] = lambda name: None) -> None:
+    """Import all that a job needs, so that no horse has to. Leaves one thread behind.
+
+    `on_import` is told what is imported next.
+    """
+    on_import("torch")
     import torch
 
     torch.set_num_threads(1)  # before the first operation: see pause_openmp
+    on_import("transformers")
     import tqdm
     import transformers
 
@@ -333,11 +338,13 @@ def import_libraries() -> None:
     ):
         getattr(transformers, name)
     for kind in KINDS:
+        on_import(kind)
         import_all(kind)
     with torch.profiler.record_function("first"):  # imports a module, which a job's step would
         pass
     from ...jobs.compute.levels import levels
 
+    on_import("kernels")
     levels()  # measured once on a machine, by one thread: no horse has to
     torch.cuda.is_available()  # by NVML, see ENVIRONMENT; the first time costs, here not there
 

@@ -221,7 +221,7 @@ def test_a_running_job_is_asked_to_stop_or_killed(desk):
     assert desk.rows("kill")[0]["outcome"] == "killing"
 
 
-def test_colours_are_for_terminals_and_no_color_turns_them_off(desk):
+def test_colors_are_for_terminals_and_no_color_turns_them_off(desk):
     desk.submit()
     assert "\x1b" not in desk.warmd("jobs").out
 
