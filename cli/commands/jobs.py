@@ -121,11 +121,11 @@ def _waits_for(job: dict[str, Any]) -> str:
 )
 @click.option(
     "--limit",
-    type=click.IntRange(min=0),
+    type=click.IntRange(min=1),
     default=_LIMIT,
     show_default=True,
     metavar="N",
-    help="Only the newest N jobs; 0: no limit.",
+    help="Most jobs to list.",
 )
 @common_options
 @click.pass_obj
@@ -135,15 +135,14 @@ def jobs(
     """List training jobs, newest first."""
     named = {name for word in statuses for name in _WORDS.get(word, (word,))}
     wanted = {*named, *(_PAUSABLE if "paused" in named else ())}
-    most = limit or None
     # Whether a job is paused is known only of its view; few jobs run or wait.
-    first = None if wanted & _PAUSABLE or most is None else most + 1
+    first = None if wanted & _PAUSABLE else limit + 1
     of_kinds = kinds or (None if all_ else _training_kinds())
     found = app.reader().jobs(statuses=wanted or None, limit=first, kinds=of_kinds)
     if named:
         found = [job for job in found if _status(job) in named]
-    has_more = most is not None and len(found) > most
-    found = found[:most]
+    has_more = len(found) > limit
+    found = found[:limit]
     if app.as_json:
         for job in found:
             render.json_line(job)
@@ -167,7 +166,7 @@ def jobs(
     )
     render.print_table(headers, rows, empty=empty)
     if has_more and sys.stderr.isatty():
-        note(f"the newest {most}; all of them: --limit 0")
+        note(f"only the newest {limit} are shown: see --limit")
 
 
 def _training_kinds() -> tuple[str, ...]:
@@ -193,7 +192,7 @@ def show(app: App, job: str | None) -> None:
     if app.as_json:
         render.json_line(found)
         return
-    hidden = ("step", "paused", "rows_done", "rows_total", "retries_left")
+    hidden = ("step", "paused", "rows_done", "rows_total")
     shown = {}
     for name, value in found.items():
         if value is None or value == [] or name in hidden:

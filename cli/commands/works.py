@@ -63,9 +63,9 @@ def show(app: App, measure: Measure, works: Sequence[str], effort: Effort) -> No
 
 
 def _sentence(row: Row) -> str:
-    """A row while the others are still measured: it may be long until the table."""
+    """One row in words, printed while other rows are still measured."""
     _, stock, warmd, faster, *_ = _cells(row)
-    return f"{row.work}: {warmd} beside {stock}, {faster}"
+    return f"{row.work}: {warmd} against {stock}, {faster}"
 
 
 def _cells(row: Row) -> list[str]:

@@ -1,4 +1,4 @@
-"""The live line of a job: how far it is, with a bar and an ETA."""
+"""The live line of a job: a progress bar, metrics and the ETA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How values look: durations, sizes, times and tables for people, JSON lines for programs."""
+"""Formats values: durations, sizes, times and tables for people, JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def size(num_bytes: float | None) -> str:
 
 
 def clock(at: float | None, *, now: float | None = None) -> str:
-    """A moment in unix seconds, as local time of day; with the date where it is not today's."""
+    """A time in unix seconds, as local time of day; with the day or date unless it is today."""
     if at is None:
         return NOTHING
     now = time.time() if now is None else now
@@ -74,7 +74,7 @@ def clock(at: float | None, *, now: float | None = None) -> str:
 
 
 def moment(at: float) -> str:
-    """A moment in unix seconds, as local date and time to the second."""
+    """A time in unix seconds, as local date and time to the second."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 

@@ -102,7 +102,7 @@ class Lookup:
         views = views_of(found, self._store.connection, self._runs)
         if UNREGISTERED in statuses:
             views += [job for job in self._newest(None, kinds) if job["status"] == UNREGISTERED]
-        return sorted(views, key=_age)[:limit]
+        return sorted(views, key=_age, reverse=True)[:limit]
 
     def _newest(
         self, limit: int | None, kinds: Collection[str] | None = None
@@ -136,7 +136,7 @@ class Lookup:
                     views.append(
                         view_of_folder(RunDir.open(self._runs, job_id), self._store.connection)
                     )
-        return sorted(views, key=_age)[:limit]
+        return sorted(views, key=_age, reverse=True)[:limit]
 
     def job(self, job_id: str) -> dict[str, Any]:
         """Return all that is known of a job. Raises NotFound and Conflict."""
@@ -167,5 +167,5 @@ def _queues_of(kinds: Collection[str] | None) -> tuple[tuple[str, ...], bool]:
 
 
 def _age(job: Mapping[str, Any]) -> tuple[float, str]:
-    """What jobs are sorted by, newest first."""
-    return -job["created_at"], job["id"]
+    """What jobs are sorted by, oldest first; ids tell jobs of one second apart."""
+    return job["created_at"], by_time(job["id"])
