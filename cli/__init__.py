@@ -1,1 +1,1 @@
-"""The command line: options in, results on stdout, notes on stderr, an exit code out."""
+"""The command line: results on stdout, notes on stderr, and an exit code."""

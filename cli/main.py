@@ -1,7 +1,7 @@
-"""The entry point: the group of commands, and what an error looks like.
+"""The entry point: the command group and the format of errors.
 
-A command's module is imported when the command is used (or listed), and imports the daemon's
-client in its function: `warmd --help` must not pay for Redis, and nothing here for torch.
+A command's module is imported when the command is used, and imports the daemon's client inside its
+functions: `warmd --help` must import neither Redis nor torch.
 """
 
 from __future__ import annotations
@@ -16,42 +16,61 @@ import click
 from .. import __version__
 from ..configs.values import ConfigError
 from ..jobs.errors import WarmdError
+from .shared import suggest
 from .shared.app import EXIT_INTERRUPTED, App, common_options
 from .view.render import one_line
 
-# Each command's module and its help in one line, in the order of a first day with warmd. The line
-# stands here too, so that the list of commands is shown without importing them all (15 ms).
-COMMANDS = {
-    "start": ("control", "Start the daemon and return when its workers are warm."),
-    "stop": ("control", "Stop the daemon; its jobs go on after the next start."),
-    "status": ("control", "Show the daemon with its workers, models and queues."),
-    "load": ("models", "Make a model warm without disturbing the running jobs."),
-    "unload": ("models", "Forget a warm model."),
-    "models": ("models", "List the warm models."),
-    "run": ("run", "Have a model go on from PROMPT, and show the text as it comes."),
-    "chat": ("chat", "Talk with MODEL."),
-    "compare": ("compare", "Ask the model before and after a training the same PROMPTs."),
-    "submit": ("submit", "Queue a job of KIND and print its id."),
-    "tail": ("watch", "Show what JOB did and does, until it ends."),
-    "plot": ("plot", "Draw the curves of JOB, or of several to compare them."),
-    "queue": ("jobs", "Show the jobs that run and wait, in their order."),
-    "jobs": ("jobs", "List all jobs, the newest first."),
-    "show": ("jobs", "Show all that is known of JOB."),
-    "result": ("jobs", "Print the result of JOB."),
-    "cancel": ("steer", "Take JOB out of its queue, or let it save and stop."),
-    "kill": ("steer", "End JOB now, losing what it did since its last checkpoint."),
-    "pause": ("steer", "Hold JOB at its next step's end until `unpause`."),
-    "unpause": ("steer", "Let paused JOB go on."),
-    "resume": ("steer", "Queue JOB again after cancel, kill or failure."),
-    "rm": ("remove", "Remove ended JOBs: run directories and records."),
-    "clean": ("remove", "Remove ended jobs of a certain age."),
-    "checkpoints": ("checkpoints", "List, verify, prune or export the checkpoints of JOB."),
-    "verify-resume": ("verify", "Prove on the first steps of JOB that its resume is exact."),
-    "bench": ("bench", "Measure KIND beside the stock library, or project a long job."),
-    "logs": ("logs", "Show the log of the daemon, or of JOB (`-` for the latest)."),
-    "doctor": ("doctor", "Check this machine and say what to do."),
-    "completion": ("completion", "Print the script that completes commands and job ids."),
+# Each command's module and its help in one line, by what users do. The line stands here too, so
+# that the list of commands is shown without importing them all (15 ms).
+SECTIONS = {
+    "Run the daemon": {
+        "start": ("control", "Start the daemon and return when its workers are ready."),
+        "stop": ("control", "Stop the daemon; unfinished jobs resume at the next start."),
+        "status": ("control", "Show the daemon, its workers, models and queues."),
+        "logs": ("logs", "Show the log of the daemon, or of JOB (`-`: the latest)."),
+        "doctor": ("doctor", "Check this machine and say what to do."),
+    },
+    "Ask a model": {
+        "run": ("run", "Complete PROMPT and stream the text."),
+        "chat": ("chat", "Chat with MODEL."),
+        "compare": ("compare", "Compare the answers to PROMPTs before and after a training."),
+    },
+    "Keep models loaded": {
+        "load": ("models", "Load a model and keep it in memory."),
+        "unload": ("models", "Unload a model."),
+        "models": ("models", "List the loaded models."),
+    },
+    "Train and process files": {
+        "submit": ("submit", "Queue a job of KIND and print its id."),
+        "queue": ("jobs", "Show running and waiting jobs, in queue order."),
+        "cancel": ("steer", "Remove JOB from its queue, or save and stop it."),
+        "kill": ("steer", "Stop JOB now; work since its last checkpoint is lost."),
+        "pause": ("steer", "Pause JOB at the end of its current step."),
+        "unpause": ("steer", "Continue paused JOB."),
+        "resume": ("steer", "Queue JOB again after cancel, kill or failure."),
+    },
+    "Look at jobs": {
+        "tail": ("watch", "Follow JOB until it ends."),
+        "jobs": ("jobs", "List training jobs, newest first."),
+        "show": ("jobs", "Show everything about JOB."),
+        "result": ("jobs", "Print the result of JOB."),
+        "samples": ("samples", "Show completions that GRPO JOB was trained on."),
+        "plot": ("plot", "Plot the curves of JOB, or compare several."),
+    },
+    "Keep the disk in order": {
+        "checkpoints": ("checkpoints", "List, verify, prune or export the checkpoints of JOB."),
+        "rm": ("remove", "Remove ended JOBs: run directories and records."),
+        "clean": ("remove", "Remove jobs that ended some time ago."),
+    },
+    "Measure and set up": {
+        "bench": ("bench", "Compare KIND with the stock library, or project a long job."),
+        "verify-resume": ("verify", "Verify on the first steps of JOB that its resume is exact."),
+        "completion": ("completion", "Print the shell script that completes commands and job ids."),
+    },
 }
+COMMANDS = {name: about for section in SECTIONS.values() for name, about in section.items()}
+
+_WIDEST = 13  # columns of a command's name in the help
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -72,15 +91,26 @@ class CommandGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+        for title, section in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(f"{name:<{_WIDEST}}", line) for name, (_, line) in section.items()]
+                )
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            hint = suggest.sentence([f"warmd {n}" for n in suggest.commands(name, COMMANDS)])
+            ctx.fail(f"No such command {name!r}.{hint}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # `warmd jobs | head`: the reader has enough. What Python would still flush at its end
-            # goes nowhere.
+            # `warmd jobs | head` closes the pipe. What Python still flushes at its exit is dropped.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_BROKEN_PIPE
 
@@ -88,7 +118,8 @@ class CommandGroup(click.Group):
 @click.group(
     cls=CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 done, 1 the job failed, 2 bad usage, 3 no daemon or server, "
+    epilog='First steps: `warmd start`, then `warmd run "12+7="` or `warmd submit grpo`. '
+    "Exit codes: 0 done, 1 the job failed, 2 bad usage, 3 no daemon or Redis, "
     "4 the job was stopped.",
 )
 @click.version_option(__version__, message="%(version)s", help="Show the version.")
@@ -109,6 +140,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return EXIT_USAGE
+    except click.NoSuchOption as error:
+        known = error.ctx.command.params if error.ctx else []
+        found = suggest.options(error.option_name, [flag for p in known for flag in p.opts])
+        path = error.ctx.command_path if error.ctx else "warmd"
+        message = f"No such option {error.option_name!r}.{suggest.sentence(found)}"
+        return _failed(app, f"{message} See: {path} --help", error.exit_code)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "warmd"
         return _failed(app, f"{error.format_message()} See: {path} --help", error.exit_code)
@@ -119,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _failed(app, str(error), EXIT_FAILED)
     except Exception as error:
-        # A mistake of ours. Its traceback helps who mends it, not who met it.
+        # A bug in warmd. Its traceback helps those who fix it, not the user.
         text = f"{type(error).__name__}: {error} (a bug in warmd; --debug shows where)"
         return _failed(app, text, EXIT_FAILED)
     return code if isinstance(code, int) else 0

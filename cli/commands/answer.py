@@ -1,4 +1,4 @@
-"""Showing the text of an infer job while it is written; `warmd run` and `warmd chat` do it."""
+"""Streaming the text of an infer job, for `warmd run` and `warmd chat`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from .watch import EXIT_CODES
 if TYPE_CHECKING:
     from ...daemon.client.client import Client
 
-_ERASED = dict.fromkeys([*range(9), *range(11, 32), 127, *range(128, 160)])
-
 
 def show(client: Client, job_id: str) -> tuple[str, int]:
-    """Write the job's text to stdout as it comes; return it, and the exit code of the job's end.
+    """Stream the job's text to stdout; return the text and the exit code of the job's end.
 
-    Ctrl-C cancels the job. What went wrong is told on stderr.
+    Ctrl-C cancels the job. Errors go to stderr.
     """
-    said: list[str] = []
+    pieces: list[str] = []
     try:
-        _write_text(client, job_id, said)
+        _write_text(client, job_id, pieces)
     except KeyboardInterrupt:
         _cancel(client, job_id)
         code = EXIT_INTERRUPTED
@@ -34,27 +32,27 @@ def show(client: Client, job_id: str) -> tuple[str, int]:
         code = EXIT_CODES.get(job["status"], 0)
         if code:
             note(f"{job_id}: {job['status']}: {render.one_line(job['error'] or 'no reason given')}")
-    text = "".join(said)
+    text = "".join(pieces)
     if text and not text.endswith("\n"):
         click.echo()
     return text, code
 
 
-def _write_text(client: Client, job_id: str, said: list[str]) -> None:
+def _write_text(client: Client, job_id: str, pieces: list[str]) -> None:
     for event in client.follow(job_id):
         if event is None:
             continue
-        if event["type"] == "begin" and said:
-            note("\nIts process died. It is begun again:")
-            said.clear()
+        if event["type"] == "begin" and pieces:
+            note("\nThe job's process died; it starts again:")
+            pieces.clear()
         elif event["type"] == "text" and event["index"] == 0:
-            said.append(event["text"])
+            pieces.append(event["text"])
             _write(event["text"])
 
 
 def _write(text: str) -> None:
     if sys.stdout.isatty():
-        text = text.translate(_ERASED)  # a model may have learnt to command terminals
+        text = render.printable(text)
     sys.stdout.write(text)
     sys.stdout.flush()
 

@@ -1,8 +1,7 @@
 """`warmd bench`: how fast warmd is on this machine, and what a job will cost on it.
 
-The first is measured on made-up works, in processes of their own (`works.py`). For the second a
-measurement is a real job, on the daemon that will run the others: `mlm` makes a short one of the
-options that it is given; how to queue it, wait for it and clear it away would be the same for all.
+Comparisons run synthetic work in separate processes (`works.py`). A projection runs a real job on
+the daemon: `mlm` shortens the job of the given options, queues it, waits for it and removes it.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ WARM_UP = 3  # steps: the first touches all memory of the optimizer for the firs
 @click.group()
 @common_options
 def bench() -> None:
-    """Measure KIND beside the stock library, or project a long job.
+    """Compare KIND with the stock library, or project a long job.
 
-    A table of WORKs: medians of both sides in turn, what the rates of float32 products and of
-    memory, measured beside them, permit at best, and the share of it that is reached.
+    Prints a table of WORKs: the medians of both sides, measured in turn; the best that the
+    measured rates of float32 GEMM and of memory allow (FLOOR), and the share of it (SHARE).
     """
 
 
@@ -55,7 +54,7 @@ MANY_PAIRS = 5  # within one process
 @bench.command("grpo", params=work_options(works.GRPO, pairs=PAIRS))
 @common_options
 def _grpo(work: tuple[str, ...], pairs: int, threads: int | None) -> None:
-    """Measure optimizer steps beside TRL's GRPOTrainer in float32, on random weights.
+    """Compare optimizer steps with TRL's GRPOTrainer in float32, on random weights.
 
     Each side runs in fresh processes. The model of WORK is made in the folder for temporary files:
     2 GB for 0.5b, whose steps take up to 13 GB of memory.
@@ -68,7 +67,7 @@ def _grpo(work: tuple[str, ...], pairs: int, threads: int | None) -> None:
 @bench.command("infer", params=work_options(works.INFER, pairs=MANY_PAIRS))
 @common_options
 def _infer(work: tuple[str, ...], pairs: int, threads: int | None) -> None:
-    """Measure decoding at batch 1 in each precision, beside transformers' generate."""
+    """Compare single-sequence decode in each precision with transformers' generate."""
     from ...jobs.bench import rows
 
     _show_works(rows.infer, work or works.usual(works.INFER), pairs, threads)
@@ -138,7 +137,7 @@ def _mlm_command() -> click.Command:
                 ["--job"],
                 metavar="JOB",
                 shell_complete=complete_job,
-                help="Measure that job's options, and project from its latest checkpoint, too.",
+                help="Measure with that job's options; project from its latest checkpoint, too.",
             ),
             click.Option(
                 ["--measured"],
@@ -152,8 +151,8 @@ def _mlm_command() -> click.Command:
             *map(spec_option, options.values()),
             *file_options(),
         ],
-        help="Measure micro-steps beside torch's kernels, or project how long an MLM job takes.\n\n"
-        "The projection is by a short job, and for --job or with options of `submit mlm`.",
+        help="Compare micro-steps with torch's kernels, or project how long an MLM job takes.\n\n"
+        "With --job or options of `submit mlm` it runs a short job and projects from it.",
     )(common_options(callback))
 
 

@@ -1,4 +1,4 @@
-"""`warmd chat`: a conversation with a model. Every turn is a job; the daemon keeps what it read."""
+"""`warmd chat`: each answer is a job, and the prefix cache holds the chat so far."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...jobs import spec_class
+from ...jobs.errors import SpecError, WarmdError
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
 from .answer import show
 
@@ -19,34 +20,73 @@ if TYPE_CHECKING:
 @click.argument("model", required=False, metavar="[MODEL]")
 @click.option("--system", help="System message that opens the chat.")
 @click.option("--max-tokens", metavar="N", help="Most tokens of an answer.")
-@click.option("--temperature", metavar="X", help="Of the sampling; 0: the likeliest token.")
-@click.option("--seed", metavar="N", help="Of the sampling.")
+@click.option("--temperature", metavar="X", help="Sampling temperature (0 = greedy).")
+@click.option("--seed", metavar="N", help="Random seed of the sampling.")
 @common_options
 @click.pass_obj
 def chat(app: App, /, model: str | None, **given: Any) -> int:
-    """Talk with MODEL.
+    """Chat with MODEL.
 
-    Every line is a message. Ctrl-C ends an answer, Ctrl-D the chat.
+    Every line is a message. Ctrl-C ends an answer; /bye, Ctrl-D, or Ctrl-C at the prompt ends the
+    chat. The model needs a chat template.
     """
     values = {
         **app.config().defaults.get("infer", {}),
         **{name: value for name, value in given.items() if value is not None},
         **({} if model is None else {"model": model}),
     }
-    return _talk(app.client(), values)
+    client = app.client()
+    name = _checked(app, client, values)
+    if sys.stdin.isatty():
+        note(f"Chat with {name}. Ctrl-C ends an answer; /bye or Ctrl-D ends the chat.")
+    return _talk(client, values)
+
+
+def _checked(app: App, client: Client, values: dict[str, Any]) -> str:
+    """Return the name of the model, which can chat. Raises SpecError with models that can."""
+    spec = _spec(values, [{"role": "user", "content": "?"}])
+    try:
+        client.check(spec)
+    except SpecError as error:
+        if error.field != "messages":
+            raise
+        able = [name for name in client.model_names() if _can_chat(client, name)]
+        if able:
+            cure = f"chat with {' or '.join(able)} instead"
+        else:
+            cure = f"load a model that has one: {app.command('load NAME=PATH')}"
+        problem = str(error).removeprefix("messages: ")
+        complete = app.command(f"run --model {spec.model} PROMPT")
+        raise SpecError("messages", f"{problem}; {cure}, or complete text: {complete}") from error
+    client.queues()  # raises Unavailable before anything is typed
+    return str(spec.model)
+
+
+def _can_chat(client: Client, model: str) -> bool:
+    try:
+        client.check(_spec({"model": model}, [{"role": "user", "content": "?"}]))
+    except WarmdError:
+        return False
+    return True
+
+
+def _spec(values: dict[str, Any], messages: list[dict[str, str]]) -> Any:
+    import orjson
+
+    return spec_class("infer").parse({**values, "messages": orjson.dumps(messages).decode()})
 
 
 def _talk(client: Client, values: dict[str, Any]) -> int:
-    import orjson
-
     messages: list[dict[str, str]] = []
     code = 0
-    while (line := _ask()) is not None:
+    while (line := _ask()) is not None and line.strip() not in _LEAVE:
         if not line.strip():
             continue
+        if line.strip() == "/help":
+            note("Every line is a message. Ctrl-C ends an answer; /bye or Ctrl-D ends the chat.")
+            continue
         messages.append({"role": "user", "content": line})
-        spec = spec_class("infer").parse({**values, "messages": orjson.dumps(messages).decode()})
-        text, code = show(client, client.submit(spec))
+        text, code = show(client, client.submit(_spec(values, messages)))
         if code not in (0, EXIT_INTERRUPTED):
             return code
         if text:
@@ -56,6 +96,9 @@ def _talk(client: Client, values: dict[str, Any]) -> int:
     return 0 if code == EXIT_INTERRUPTED else code
 
 
+_LEAVE = ("/bye", "/exit", "/quit")
+
+
 def _ask() -> str | None:
     """Read the next message; None when there are no more."""
     if not sys.stdin.isatty():
@@ -63,11 +106,8 @@ def _ask() -> str | None:
         return line.rstrip("\n") if line else None
     import readline  # noqa: F401  so that the line can be edited
 
-    while True:
-        try:
-            return input("> ")
-        except EOFError:
-            note("")
-            return None
-        except KeyboardInterrupt:
-            note("")  # as in a shell: a new line to begin with
+    try:
+        return input("> ")
+    except (EOFError, KeyboardInterrupt):
+        note("")
+        return None

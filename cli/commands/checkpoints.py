@@ -1,6 +1,6 @@
-"""`warmd checkpoints list|verify|prune|export`: what a job goes on from, on the disk.
+"""`warmd checkpoints list|verify|prune|export`: the checkpoints of a job on disk.
 
-They read the run directory and need no daemon.
+These commands read the run directory and need no daemon.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def checkpoints() -> None:
 def list_(app: App, job: str | None) -> None:
     """List the checkpoints of JOB, the oldest first.
 
-    Looks at the manifests only: `verify` reads the files.
+    Reads the manifests only; `verify` reads the files.
     """
     rundir = _rundir(app, job)
     found = _checkpoints(rundir)
@@ -98,7 +98,9 @@ def _damaged() -> str:
 
 @checkpoints.command()
 @job_argument
-@click.option("--step", type=int, metavar="N", help="Only that one.  [default: all]")
+@click.option(
+    "--step", type=int, metavar="N", help="Step of the checkpoint to verify.  [default: all]"
+)
 @common_options
 @click.pass_obj
 def verify(app: App, job: str | None, step: int | None) -> int:
@@ -141,14 +143,14 @@ def verify(app: App, job: str | None, step: int | None) -> int:
     metavar="N",
     help="Keep the newest N.  [default: the job's own --keep]",
 )
-@click.option("--yes", is_flag=True, help="Do it, and not only say what would go.")
+@click.option("--yes", is_flag=True, help="Remove them; without it they are only listed.")
 @common_options
 @click.pass_obj
 def prune(app: App, job: str | None, keep: int | None, yes: bool) -> None:
-    """Say which checkpoints of JOB need not be kept; with --yes remove them.
+    """List the checkpoints of JOB that need not be kept; with --yes remove them.
 
-    The newest stay, and the best one. Damaged ones count for nothing, and the latest whole one
-    never goes. A job that runs is left alone: it prunes by itself when it saves. Without JOB: the
+    The newest stay, and the best one. Damaged ones do not count, and the latest whole
+    checkpoint is never removed. A running job is refused: it prunes when it saves. Without JOB: the
     only job of the command line that has checkpoints.
     """
     from ...daemon.runs import weights
@@ -197,7 +199,7 @@ def _freed_bytes(path: Path) -> int:
     help="The checkpoint of that step.  [default: the final model, else the latest whole one]",
 )
 @click.option(
-    "--with-optimizer", is_flag=True, help="With all that a Trainer needs to go on from it."
+    "--with-optimizer", is_flag=True, help="Include all that a Trainer needs to resume from it."
 )
 @common_options
 @click.pass_obj

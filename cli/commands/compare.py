@@ -1,12 +1,13 @@
-"""`warmd compare JOB PROMPT…`: what a training has made of a model, in its own words."""
+"""`warmd compare JOB PROMPT…`: answers of a model before and after a training."""
 
 from __future__ import annotations
 
 import secrets
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,24 +27,27 @@ from .watch import EXIT_CODES
 if TYPE_CHECKING:
     from ...configs.config import ModelConfig
     from ...daemon.client.client import Client
+    from ...jobs.spec import OptionInfo
 
 _OPTIONS = (
     "chat_template", "system", "max_tokens", "temperature", "top_p", "top_k", "stop", "seed",
     "precision",
 )  # fmt: skip
+_TEMPERATURE = 0  # greedy: what differs comes from the weights
 _SEED_BITS = 62
 _GAP = 3  # columns of the terminal between the two texts
 
 
 def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
-    """Ask the model before and after a training the same PROMPTs.
+    """Compare the answers to PROMPTs before and after a training.
 
-    JOB@STEP: of a checkpoint. Instead of a JOB the folder of an adapter. Both answer with the same
-    seed and precision, and at the same time; the one that is warm is not loaded again. Exits with 1
-    when an answer failed.
+    JOB@STEP compares with that checkpoint; instead of JOB an adapter's folder may be given. Both
+    models answer at the same time, with the same seed and precision; a loaded model is not loaded
+    again. Exits with 1 when an answer failed.
     """
     app = click.get_current_context().ensure_object(App)
     values: dict[str, Any] = {
+        "temperature": _TEMPERATURE,
         **app.config().defaults.get("infer", {}),
         **{name: value for name, value in given.items() if value is not None and value != ()},
     }
@@ -162,13 +166,19 @@ def _lines(text: str | None, width: int) -> list[str]:
     return [part for line in shown for part in textwrap.wrap(line, width) or [""]]
 
 
+def _options() -> Iterator[OptionInfo]:
+    for name in _OPTIONS:
+        info = spec_class("infer").options()[name]
+        yield replace(info, default=_TEMPERATURE) if name == "temperature" else info
+
+
 compare = common_options(
     click.command(
         "compare",
         params=[
             click.Argument(["job"], metavar="JOB", shell_complete=complete_job),
             click.Argument(["prompts"], metavar="PROMPT...", nargs=-1, required=True),
-            *(spec_option(spec_class("infer").options()[name]) for name in _OPTIONS),
+            *map(spec_option, _options()),
         ],
     )(_compare)
 )

@@ -20,7 +20,7 @@ _INSTALL = {
 @common_options
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the script that completes commands and job ids."""
+    """Print the shell script that completes commands and job ids."""
     script_class = get_completion_class(shell)
     assert script_class is not None
     script = script_class(ctx.find_root().command, {}, "warmd", "_WARMD_COMPLETE").source()

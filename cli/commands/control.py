@@ -12,6 +12,7 @@ import click
 
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
 from ..view import render
+from ..view.live import ClockLine, has_live_lines
 from .models import print_models
 
 
@@ -21,7 +22,7 @@ from .models import print_models
     "models",
     multiple=True,
     metavar="NAME=PATH",
-    help="Keep a model warm: a local folder or a hub id, as "
+    help="Model to load: a local folder or a hub id, as "
     "NAME=PATH[,dtype=…][,task=…][,precision=…]. May be repeated.  "
     "[default: the configured ones, else a small demo model]",
 )
@@ -29,13 +30,13 @@ from .models import print_models
     "--redis",
     "redis_url",
     metavar="URL",
-    help="Use this server (redis://, rediss:// or unix://).  [default: one of the daemon's own]",
+    help="Redis to use (redis://, rediss:// or unix://).  [default: an embedded one]",
 )
 @click.option(
     "--workers",
     multiple=True,
     metavar="NAME=QUEUE",
-    help="Run a worker, as NAME=QUEUE[,isolation=…][,slots=…][,threads=…][,nice=…]. May be "
+    help="Worker to run, as NAME=QUEUE[,isolation=…][,slots=…][,threads=…][,nice=…]. May be "
     "repeated.  [default: train-0=train, infer-0=infer,isolation=resident,slots=32]",
 )
 @click.option(
@@ -43,7 +44,7 @@ from .models import print_models
     "config_file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Read settings from FILE.  [default: config.yaml in the home, where there is one]",
+    help="Settings file.  [default: config.yaml in the home, if there is one]",
 )
 @click.option(
     "--foreground", is_flag=True, help="Stay in the foreground, for systemd and containers."
@@ -58,7 +59,7 @@ def start(
     config_file: Path | None,
     foreground: bool,
 ) -> int:
-    """Start the daemon and return when its workers are warm."""
+    """Start the daemon and return when its workers are ready."""
     from ...daemon.client import control
 
     given = {"models": list(models), "redis_url": redis_url, "workers": list(workers)}
@@ -70,23 +71,35 @@ def start(
         return guard(config, report=lambda message: None, foreground=True)
     begun = time.monotonic()
     try:
-        for progress in control.start(config):
-            if progress["stage"] == "ready":
-                progress["seconds"] = time.monotonic() - begun
-            _show_progress(app, progress)
+        with ClockLine(enabled=has_live_lines() and not app.as_json) as line:
+            line.say("redis …")
+            for progress in control.start(config):
+                if progress["stage"] == "ready":
+                    progress["seconds"] = time.monotonic() - begun
+                _show_progress(app, progress, line)
     except KeyboardInterrupt:
-        note(f"\nThe daemon goes on starting. Look at it with: {app.command('status')}")
+        note(f"\nThe daemon continues to start. See: {app.command('status')}")
         return EXIT_INTERRUPTED
+    if sys.stderr.isatty() and not app.as_json:
+        if config.http_port is not None:
+            note(f"HTTP API: http://{config.http_host}:{config.http_port}/v1")
+        note(f"Next: {app.command('run PROMPT')}, or {app.command('submit grpo --help')}")
     return 0
 
 
-def _show_progress(app: App, progress: Mapping[str, Any]) -> None:
+def _show_progress(app: App, progress: Mapping[str, Any], line: ClockLine) -> None:
+    """Print a stage that is done; the live line shows the one that runs."""
     if app.as_json:
         render.json_line(progress)
     elif progress.get("done", True):
+        line.say("")
         click.echo(_report(progress))
-    elif sys.stderr.isatty():
-        note(f"{_report(progress)} …")
+        line.say(_NEXT.get(progress["stage"], ""))
+    else:
+        line.say(f"{_report(progress)} …")
+
+
+_NEXT = {"server": "imports …", "imports": "workers …", "model": "workers …"}
 
 
 def _report(progress: Mapping[str, Any]) -> str:
@@ -103,14 +116,14 @@ def _report(progress: Mapping[str, Any]) -> str:
 
 @click.command()
 @click.option(
-    "--now", is_flag=True, help="Kill running jobs; they go on from their checkpoints later."
+    "--now", is_flag=True, help="Kill running jobs; they resume from their checkpoints later."
 )
 @common_options
 @click.pass_obj
 def stop(app: App, now: bool) -> None:
-    """Stop the daemon; its jobs go on after the next start.
+    """Stop the daemon; unfinished jobs resume at the next start.
 
-    Running jobs save a checkpoint first, which can take a step's time.
+    Running jobs save a checkpoint first, which can take as long as a step.
     """
     from ...daemon.client import control
 
@@ -129,7 +142,7 @@ def stop(app: App, now: bool) -> None:
 @common_options
 @click.pass_obj
 def status(app: App) -> None:
-    """Show the daemon with its workers, models and queues."""
+    """Show the daemon, its workers, models and queues."""
     from ...daemon.client import control
 
     found = control.status(app.config())
@@ -154,7 +167,7 @@ def status(app: App) -> None:
 
 
 def _summary(fields: Mapping[str, Any]) -> str:
-    """Everything known of one process, on one line, with units made out of the names."""
+    """All values of one process on one line, with units by the names."""
     parts = []
     for name, value in fields.items():
         if value is None or isinstance(value, list | dict):
@@ -167,7 +180,7 @@ def _summary(fields: Mapping[str, Any]) -> str:
             parts.append(f"since {render.clock(value)}")
         else:
             parts.append(f"{name} {render.one_line(value)}")
-    return ", ".join(parts)
+    return ", ".join(map(render.phrase, parts))
 
 
 def _print_workers(workers: list[dict[str, Any]]) -> None:
@@ -186,7 +199,7 @@ def _print_workers(workers: list[dict[str, Any]]) -> None:
 
 
 def _jobs_of(worker: dict[str, Any]) -> str:
-    """The job that a worker runs, and how many others."""
+    """The first job that a worker runs, and the number of others."""
     others = len(worker["jobs"]) - 1
     return f"{worker['job'] or render.NOTHING}{f' and {others} more' if others > 0 else ''}"
 

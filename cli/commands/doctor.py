@@ -70,11 +70,11 @@ def _all_checks(app: App) -> Iterator[Check]:
     try:
         config = app.config()
     except ConfigError as error:
-        yield Check("config", "fail", str(error), "mend the setting it names")
+        yield Check("config", "fail", str(error), "fix the setting it names")
         return
     yield Check("config", "ok", f"home {config.home}, {len(config.models)} models")
     yield from (check(config) for check in _CONFIG_CHECKS)
-    click.echo("processor: torch is asked, which takes some seconds ...", err=True)
+    click.echo("processor: reading its features with torch takes some seconds …", err=True)
     yield check_processor()
 
 
@@ -234,7 +234,7 @@ def _check_server_answers(url: str) -> Check:
     try:
         version = connection.info("server")["redis_version"]
     except redis.RedisError as error:
-        return Check("server", "fail", f"{shown}: {error}", "start it, or mend redis_url")
+        return Check("server", "fail", f"{shown}: {error}", "start it, or fix redis_url")
     finally:
         connection.close()
     if tuple(map(int, version.split(".")[:2])) < (6, 2):
@@ -254,7 +254,7 @@ def check_models(config: DaemonConfig) -> Check:
         except NotFound as error:
             problems.append(str(error))
     if problems:
-        return Check("models", "fail", "; ".join(problems), "mend the path, or leave it out")
+        return Check("models", "fail", "; ".join(problems), "fix the path, or remove the model")
     return Check("models", "ok", ", ".join(model.name for model in config.models) or "none")
 
 

@@ -1,15 +1,17 @@
-"""Reading what is there: `queue`, `jobs`, `show` and `result`."""
+"""Reading jobs: `queue`, `jobs`, `show` and `result`. All work without a daemon."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
 
+from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, JobFailed
-from ..shared.app import App, common_options
+from ..shared.app import App, common_options, note
 from ..shared.job_argument import job_argument
 from ..view import render
 
@@ -26,9 +28,26 @@ STATUSES = (
     "unregistered",
 )
 
-# What `queue` shows, in its order: what runs, what waits, what waits for something else.
+# Words for statuses that `jobs --status` takes, too.
+_WORDS = {
+    "running": ("started",),
+    "waiting": ("queued", "scheduled", "deferred", "paused"),
+    "pending": ("queued", "scheduled", "deferred", "paused"),
+    "ended": ("finished", "failed", "stopped", "canceled"),
+    "done": ("finished",),
+    "completed": ("finished",),
+    "succeeded": ("finished",),
+    "error": ("failed",),
+    "killed": ("stopped",),
+    "cancelled": ("canceled",),
+}
+
+_LIMIT = 20
+
+# RQ has no status for a pause: a paused job is one of these to it.
 _PAUSABLE = {"started", "scheduled"}
 
+# What `queue` shows, in this order.
 _PENDING = ("started", "queued", "scheduled", "deferred")
 
 
@@ -36,9 +55,9 @@ _PENDING = ("started", "queued", "scheduled", "deferred")
 @common_options
 @click.pass_obj
 def queue(app: App) -> None:
-    """Show the jobs that run and wait, in their order."""
-    jobs = app.client().jobs(statuses=_PENDING)
-    jobs.sort(key=_turn)
+    """Show running and waiting jobs, in queue order."""
+    jobs = app.reader().jobs(statuses=_PENDING)
+    jobs.sort(key=_queue_order)
     if app.as_json:
         for job in jobs:
             render.json_line(job)
@@ -58,10 +77,10 @@ def queue(app: App) -> None:
         for job in jobs
     ]
     headers = [">POS", "JOB", "QUEUE", "MODEL", "STATUS", ">AGE", ">STEP", ">ETA", "WAITS FOR"]
-    render.print_table(headers, rows)
+    render.print_table(headers, rows, empty="no job runs or waits; all jobs: warmd jobs --all")
 
 
-def _turn(job: dict[str, Any]) -> tuple[Any, ...]:
+def _queue_order(job: dict[str, Any]) -> tuple[Any, ...]:
     return (
         job["queue"],
         _PENDING.index(job["status"]),
@@ -71,7 +90,6 @@ def _turn(job: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _status(job: dict[str, Any]) -> str:
-    """RQ knows no pause: to it such a job is started, or scheduled for the end of time."""
     return "paused" if job["paused"] else str(job["status"])
 
 
@@ -84,26 +102,46 @@ def _waits_for(job: dict[str, Any]) -> str:
 
 
 @click.command()
+@click.option("--all", "all_", is_flag=True, help="Answers (infer, encode), too.")
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    type=click.Choice(list(KINDS)),
+    help="Only jobs of that kind. May be repeated.  [default: those that train]",
+)
 @click.option(
     "--status",
     "statuses",
     multiple=True,
-    type=click.Choice(STATUSES),
-    help="Only jobs of that status. May be repeated.  [default: all]",
+    type=click.Choice([*STATUSES, *_WORDS]),
+    metavar="STATUS",
+    help=f"Only jobs of that status: {', '.join(STATUSES)}, or a word such as running, waiting or "
+    "ended. May be repeated.  [default: all]",
 )
 @click.option(
-    "--limit", type=click.IntRange(min=1), help="Only the latest so many.  [default: all]"
+    "--limit",
+    type=click.IntRange(min=1),
+    default=_LIMIT,
+    show_default=True,
+    metavar="N",
+    help="Most jobs to list.",
 )
 @common_options
 @click.pass_obj
-def jobs(app: App, statuses: tuple[str, ...], limit: int | None) -> None:
-    """List all jobs, the newest first."""
-    wanted = {*statuses, *(_PAUSABLE if "paused" in statuses else ())}
-    # Which of them are paused is known of their views alone; there are few that run or wait.
-    first = None if wanted & _PAUSABLE else limit
-    found = app.client().jobs(statuses=wanted or None, limit=first)
-    if statuses:
-        found = [job for job in found if _status(job) in statuses]
+def jobs(
+    app: App, all_: bool, kinds: tuple[str, ...], statuses: tuple[str, ...], limit: int
+) -> None:
+    """List training jobs, newest first."""
+    named = {name for word in statuses for name in _WORDS.get(word, (word,))}
+    wanted = {*named, *(_PAUSABLE if "paused" in named else ())}
+    # Whether a job is paused is known only of its view; few jobs run or wait.
+    first = None if wanted & _PAUSABLE else limit + 1
+    of_kinds = kinds or (None if all_ else _training_kinds())
+    found = app.reader().jobs(statuses=wanted or None, limit=first, kinds=of_kinds)
+    if named:
+        found = [job for job in found if _status(job) in named]
+    has_more = len(found) > limit
     found = found[:limit]
     if app.as_json:
         for job in found:
@@ -122,7 +160,17 @@ def jobs(app: App, statuses: tuple[str, ...], limit: int | None) -> None:
         for job in found
     ]
     headers = ["JOB", "MODEL", "STATUS", ">STEP", "CREATED", ">TOOK", "ERROR"]
-    render.print_table(headers, rows)
+    is_narrow = bool(kinds or statuses)
+    empty = (
+        "no such job" if is_narrow or all_ else "no training yet; answers, too: warmd jobs --all"
+    )
+    render.print_table(headers, rows, empty=empty)
+    if has_more and sys.stderr.isatty():
+        note(f"only the newest {limit} are shown: see --limit")
+
+
+def _training_kinds() -> tuple[str, ...]:
+    return tuple(kind for kind in KINDS if spec_class(kind).queue == "train")
 
 
 def _took_s(job: dict[str, Any]) -> float | None:
@@ -137,31 +185,70 @@ def _took_s(job: dict[str, Any]) -> float | None:
 @common_options
 @click.pass_obj
 def show(app: App, job: str | None) -> None:
-    """Show all that is known of JOB."""
-    client = app.client()
-    found = client.job(client.find(job))
+    """Show everything about JOB."""
+    client = app.reader()
+    job_id = client.find(job)
+    found = client.job(job_id)
     if app.as_json:
         render.json_line(found)
         return
-    times = {"created_at", "enqueued_at", "scheduled_at", "started_at", "ended_at"}
+    hidden = ("step", "paused", "rows_done", "rows_total")
     shown = {}
     for name, value in found.items():
-        if value is None or value == [] or name in ("step", "paused"):
+        if value is None or value == [] or name in hidden:
             continue
-        if name in times:
-            shown[name.removesuffix("_at")] = render.clock(value)
+        if name in _TIMES:
+            shown[name.removesuffix("_at")] = render.moment(value)
         elif name == "steps_total":
             shown["step"] = render.steps(found)
         elif name == "status":
             shown[name] = render.status(_status(found))
         elif name == "seconds_per_step":
             shown["pace"] = f"{render.duration(value)}/step"
+        elif name == "eta_s":
+            shown["eta"] = render.duration(value)
         elif name == "result":
-            shown[name] = ", ".join(f"{k} {v}" for k, v in _flat(value) if "." not in k)
+            shown |= _summary(value)
         else:
             text = ", ".join(value) if isinstance(value, list) else value
             shown[name] = render.one_line(text)
+    if found["rows_total"]:
+        shown["rows"] = f"{found['rows_done']}/{found['rows_total']}"
+    if (took_s := _took_s(found)) is not None:
+        shown["took"] = render.duration(took_s)
+    if changed := changed_options(client.rundir(job_id).read_spec()):
+        shown["options"] = ", ".join(render.phrase(f"{n} {v}") for n, v in changed.items())
     render.print_fields(shown)
+
+
+_TIMES = ("created_at", "enqueued_at", "scheduled_at", "started_at", "ended_at")
+
+
+def changed_options(document: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options of a job that are not the defaults of its kind, as text."""
+    options = spec_class(document["kind"]).options() if document["kind"] in KINDS else {}
+    return {
+        name: render.one_line(", ".join(map(str, value)) if isinstance(value, list) else value)
+        for name, value in document["spec"].items()
+        if name != "model"
+        and name in options
+        and value != (list(d) if isinstance(d := options[name].default, tuple) else d)
+    }
+
+
+def _summary(result: Mapping[str, Any]) -> dict[str, str]:
+    """A result in a few fields: the text of an answer, else its numbers."""
+    if texts := answers_of(result):
+        shown = {"answer": render.one_line(texts[0])}
+        return shown | {f"answer {i}": render.one_line(t) for i, t in enumerate(texts[1:], 2)}
+    values = [render.phrase(f"{k} {v}") for k, v in _flat(result) if "." not in k]
+    return {"result": ", ".join(values)}
+
+
+def answers_of(result: Mapping[str, Any]) -> list[str]:
+    """Return the texts of an infer job's answer; none for a result of another kind."""
+    choices = result.get("choices") or []
+    return [choice["text"] for choice in choices if isinstance(choice.get("text"), str)]
 
 
 @click.command()
@@ -169,14 +256,20 @@ def show(app: App, job: str | None) -> None:
 @common_options
 @click.pass_obj
 def result(app: App, job: str | None) -> None:
-    """Print the result of JOB."""
-    client = app.client()
+    """Print the result of JOB.
+
+    Of an answer that is its text; --json has everything.
+    """
+    client = app.reader()
     job_id = client.find(job)
     values = client.result(job_id)
     if values is None:
         raise _no_result(app, client.job(job_id))
     if app.as_json:
         render.json_line(values)
+    elif texts := answers_of(values):
+        for text in texts:
+            click.echo(render.printable(text) if sys.stdout.isatty() else text)
     else:
         render.print_fields(dict(_flat(values)))
 
@@ -187,7 +280,7 @@ def _no_result(app: App, job: dict[str, Any]) -> Exception:
         return JobFailed(f"{job_id} failed: {job['error']}")
     if status in ("stopped", "canceled"):
         command = app.command(f"resume {job_id}")
-        return Stopped(f"{job_id} was {status} and has no result; go on with: {command}")
+        return Stopped(f"{job_id} was {status} and has no result; resume it with: {command}")
     return Conflict(
         f"{job_id} has no result yet ({status}, step {render.steps(job)}); "
         f"follow it with: {app.command(f'tail {job_id}')}"
@@ -201,7 +294,7 @@ class Stopped(click.ClickException):
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Names and values as text; what is nested gets names like `metrics.loss`."""
+    """Names and values as text; nested values get names like `metrics.loss`."""
     for name, value in values.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")

@@ -1,6 +1,6 @@
 """`warmd logs`: the daemon's log, or what the libraries of a job printed.
 
-Reads files only: logs matter most when nothing answers.
+Reads files only, so that it works when the daemon does not.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ from ..shared.app import App, common_options
 from ..shared.job_argument import job_argument
 from ..view import render
 
-_TURN_S = 0.2  # between two looks at a followed file
+_POLL_S = 0.2  # between two reads of a followed file
 
 
 @click.command()
 @job_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="Follow the log: show new lines as they are written."
+)
 @click.option(
     "-n",
     "--lines",
     type=click.IntRange(min=0, max=10_000_000),
     default=50,
     show_default=True,
-    help="Begin with the last so many lines; 0 begins at the end.",
+    help="Lines to show from the end of the log; 0: none.",
 )
 @common_options
 @click.pass_obj
 def logs(app: App, job: str | None, follow: bool, lines: int) -> None:
-    """Show the log of the daemon, or of JOB (`-` for the latest)."""
+    """Show the log of the daemon, or of JOB (`-`: the latest)."""
     from ...daemon.host.home import Home
 
     path = Home(app.config().home).log if job is None else _job_log(app, job)
@@ -75,7 +77,7 @@ def _read(path: Path, lines: int, *, follow: bool) -> Iterator[str]:
                         break
                     position += len(line)
                     yield _text(line)
-        time.sleep(_TURN_S)
+        time.sleep(_POLL_S)
 
 
 def _text(line: bytes) -> str:

@@ -1,4 +1,4 @@
-"""The warm models: `load`, `unload` and `models`."""
+"""Loaded models: `load`, `unload` and `models`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..view import render
 
 @click.command()
 @click.argument("model", metavar="NAME=PATH")
-@click.option("--once", is_flag=True, help="Not again at the next start of the daemon.")
+@click.option("--once", is_flag=True, help="Do not load it again at the next start of the daemon.")
 @common_options
 @click.pass_obj
 def load(app: App, model: str, once: bool) -> None:
-    """Make a model warm without disturbing the running jobs.
+    """Load a model and keep it in memory.
 
-    NAME=PATH[,dtype=…][,task=…][,precision=…], as for `warmd start --model`. It is loaded at every
-    start of the daemon until `unload`.
+    NAME=PATH[,dtype=…][,task=…][,precision=…], as for `warmd start --model`. Running jobs are not
+    disturbed. The model is loaded at every start of the daemon until `unload`.
     """
     from ...configs.config import parse_model
     from ...daemon.client import control
@@ -37,9 +37,9 @@ def load(app: App, model: str, once: bool) -> None:
 @common_options
 @click.pass_obj
 def unload(app: App, name: str) -> None:
-    """Forget a warm model.
+    """Unload a model.
 
-    Jobs that run with it keep it to their end.
+    Running jobs keep it until they end.
     """
     from ...daemon.client import control
 
@@ -54,7 +54,7 @@ def unload(app: App, name: str) -> None:
 @common_options
 @click.pass_obj
 def models(app: App) -> None:
-    """List the warm models."""
+    """List the loaded models."""
     from ...daemon.client import control
 
     found = control.models(app.config())
@@ -66,7 +66,7 @@ def models(app: App) -> None:
 
 
 def print_models(found: list[dict[str, Any]]) -> None:
-    """Print a table of warm models."""
+    """Print a table of loaded models."""
     rows = [
         [
             model["name"],

@@ -1,6 +1,6 @@
-"""`warmd plot`: the curves of jobs in the terminal, in a picture, or as numbers.
+"""`warmd plot`: curves of jobs in the terminal, as a PNG file, or as numbers.
 
-They come from the event logs alone: no server and no daemon is needed.
+Reads the event logs: needs no daemon.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..shared.app import App, common_options, note
 from ..shared.job_argument import complete_job
 from ..view import render
 from ..view.chart import chart, key
-from ..view.curves import Curve, chosen, curves_of
+from ..view.curves import FEWEST_SMOOTHED, Curve, chosen, curves_of, smoothed, span_of
 
 _WIDTH = 80  # where there is no terminal
 _LEAST_WIDTH = 20
@@ -39,12 +39,25 @@ _HEIGHT = 13  # rows of a chart, its x axis left out
     "--png",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write a picture instead; needs warmd[plot].",
+    help="Write a PNG file instead; needs warmd[plot].",
+)
+@click.option(
+    "--smooth",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Moving average over about N points, drawn over the pale raw curve; 1: raw only.  "
+    f"[default: a twentieth of the points, 1 below {FEWEST_SMOOTHED} and for evaluations]",
 )
 @common_options
 @click.pass_obj
-def plot(app: App, jobs: tuple[str, ...], metrics: tuple[str, ...], png: Path | None) -> None:
-    """Draw the curves of JOB, or of several to compare them."""
+def plot(
+    app: App,
+    jobs: tuple[str, ...],
+    metrics: tuple[str, ...],
+    png: Path | None,
+    smooth: int | None,
+) -> None:
+    """Plot the curves of JOB, or compare several."""
     from ...daemon.runs import events
 
     client = app.client()
@@ -57,30 +70,35 @@ def plot(app: App, jobs: tuple[str, ...], metrics: tuple[str, ...], png: Path | 
         for name in chosen(metrics, available)
     ]
     if png is not None:
-        _write_png(wanted, png)
+        _write_png(wanted, png, smooth)
         note(f"wrote {png}")
     if app.as_json:
         for curve in (curve for curves in wanted for curve in curves):
             render.json_line(curve.__dict__)
     elif png is None:
         for curves in wanted:
-            click.echo("\n".join(_drawn(app, curves)))
+            click.echo("\n".join(_drawn(app, curves, smooth)))
 
 
-def _drawn(app: App, curves: Sequence[Curve]) -> list[str]:
-    """One metric: a line with its name and latest values, its chart, and whose line is which."""
+def _drawn(app: App, curves: Sequence[Curve], smooth: int | None) -> list[str]:
+    """One metric: a line with its name and latest values, its chart, and a legend."""
     is_terminal = sys.stdout.isatty()
-    in_colour = is_terminal and app.color is not False
+    in_color = is_terminal and app.color is not False
     width = max(shutil.get_terminal_size().columns if is_terminal else _WIDTH, _LEAST_WIDTH)
-    lines = [(curve.steps, curve.values) for curve in curves]
+    spans = [smooth or span_of(curve) for curve in curves]
+    pairs = list(zip(curves, spans, strict=True))
+    lines = [(curve.steps, smoothed(curve.values, span)) for curve, span in pairs]
+    raw = [(curve.steps, curve.values) for curve in curves] if max(spans) > 1 else []
     title = curves[0].metric
     if len(curves) == 1:
         title += f"  {_latest(curves[0])}  {curves[0].job}"
+    if raw:
+        title += f"  (smoothed over {max(spans)} steps)"
     drawn = [click.style(title[:width], bold=True)]
-    drawn += chart(lines, width=width, height=_HEIGHT, in_colour=in_colour)
+    drawn += chart(lines, width=width, height=_HEIGHT, in_color=in_color, faint=raw)
     if len(curves) > 1:
         drawn += [
-            key(f"{curve.job}  {_latest(curve)}"[: width - 2], number, in_colour=in_colour)
+            key(f"{curve.job}  {_latest(curve)}"[: width - 2], number, in_color=in_color)
             for number, curve in enumerate(curves)
         ]
     return drawn
@@ -90,8 +108,8 @@ def _latest(curve: Curve) -> str:
     return f"{render.number(curve.values[-1])} at step {curve.steps[-1]}"
 
 
-def _write_png(wanted: Sequence[Sequence[Curve]], path: Path) -> None:
-    """Write one picture, a chart for each metric. Raises SpecError without matplotlib."""
+def _write_png(wanted: Sequence[Sequence[Curve]], path: Path, smooth: int | None) -> None:
+    """Write one PNG file, a chart for each metric. Raises SpecError without matplotlib."""
     from io import BytesIO
 
     from ...jobs.files.atomic import write_atomic
@@ -101,7 +119,11 @@ def _write_png(wanted: Sequence[Sequence[Curve]], path: Path) -> None:
     for axes, curves in zip(figure.subplots(len(wanted), squeeze=False)[:, 0], wanted, strict=True):
         for curve in curves:
             marker = "o" if len(curve.steps) < 30 else None
-            axes.plot(curve.steps, curve.values, label=curve.job, marker=marker, markersize=3)
+            span = smooth or span_of(curve)
+            values = smoothed(curve.values, span)
+            (line,) = axes.plot(curve.steps, values, label=curve.job, marker=marker, markersize=3)
+            if span > 1:
+                axes.plot(curve.steps, curve.values, color=line.get_color(), alpha=0.25)
         axes.set_ylabel(curves[0].metric)
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)

@@ -52,7 +52,10 @@ def _check(job: dict[str, Any], needed_by: list[str]) -> None:
 
 @click.command()
 @click.option(
-    "--older-than", required=True, metavar="AGE", help="Jobs that ended that long ago: 30d, 12h."
+    "--older-than",
+    required=True,
+    metavar="AGE",
+    help="Least age, since the end of the job: 30d, 12h.",
 )
 @click.option(
     "--status",
@@ -70,9 +73,9 @@ def _check(job: dict[str, Any], needed_by: list[str]) -> None:
 @common_options
 @click.pass_obj
 def clean(app: App, older_than: str, status: str, keep_models: bool, dry_run: bool) -> None:
-    """Remove ended jobs of a certain age.
+    """Remove jobs that ended some time ago.
 
-    Jobs that run or wait stay, and those that another job still needs.
+    Running and waiting jobs stay, and jobs that another job still needs.
     """
     statuses = _statuses(status)
     before = time.time() - parse_duration("older_than", older_than)
@@ -84,7 +87,7 @@ def clean(app: App, older_than: str, status: str, keep_models: bool, dry_run: bo
     for job_id in client.ended(statuses, before=before):  # newest first: a job before its parent
         needed_by = [one for one in needed.get(job_id, ()) if one not in freed]
         if needed_by:
-            note(f"{job_id} stays: still needed by {', '.join(needed_by[:3])}")
+            note(f"{job_id} is kept: it is still needed by {', '.join(needed_by[:3])}")
             continue
         try:
             size = _clean(client, job_id, keep_model=keep_models, dry_run=dry_run)

@@ -1,4 +1,4 @@
-"""`warmd run`: one prompt, answered in front of you."""
+"""`warmd run`: completes one prompt and streams the text."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _OPTIONS = {n: o for n, o in spec_class("infer").options().items() if n not in _
 
 
 def _run(config_file: Path | None, settings: tuple[str, ...], **given: Any) -> int:
-    """Have a model go on from PROMPT, and show the text as it comes.
+    """Complete PROMPT and stream the text.
 
-    Without one, stdin is the prompt. Ctrl-C cancels. Exits by the job's end: 0 finished, 1 failed,
-    4 stopped.
+    Without PROMPT, stdin is the prompt. Ctrl-C cancels. Exits by the job's end: 0 finished,
+    1 failed, 4 stopped.
     """
     app = click.get_current_context().ensure_object(App)
     take_argument("prompt", given, given.pop(ARGUMENT))
     if given["prompt"] is None and given["messages"] is None:
         if sys.stdin.isatty():
-            raise SpecError("prompt", "must be given, or else come by way of stdin")
+            raise SpecError("prompt", "must be given as an argument or on stdin")
         given["prompt"] = sys.stdin.read()
     values = gathered(app, "infer", given, config_file, settings)
     client = app.client()

@@ -17,7 +17,7 @@ from .submit import from_settings
 @common_options
 @click.pass_obj
 def cancel(app: App, job: str | None) -> None:
-    """Take JOB out of its queue, or let it save and stop.
+    """Remove JOB from its queue, or save and stop it.
 
     A running job commits a checkpoint, from which `resume` continues. Without JOB: the only running
     job of the command line, else the only waiting one.
@@ -32,7 +32,7 @@ def cancel(app: App, job: str | None) -> None:
 @common_options
 @click.pass_obj
 def kill(app: App, job: str | None) -> None:
-    """End JOB now, losing what it did since its last checkpoint.
+    """Stop JOB now; work since its last checkpoint is lost.
 
     Without JOB: the only running job of the command line, else the only waiting one.
     """
@@ -46,15 +46,15 @@ def kill(app: App, job: str | None) -> None:
 @click.option(
     "--release",
     is_flag=True,
-    help="Let it save and end, to free the memory: for days, or over a restart.",
+    help="Save and end the process, to free its memory: for a pause of days, or over a restart.",
 )
 @common_options
 @click.pass_obj
 def pause(app: App, job: str | None, release: bool) -> None:
-    """Hold JOB at its next step's end until `unpause`.
+    """Pause JOB at the end of its current step.
 
-    A running job keeps its memory and goes on at once. A waiting one leaves its queue. Without JOB:
-    the only running job of the command line, else the only waiting one.
+    A running job keeps its memory, and continues at once on `unpause`. A waiting job leaves its
+    queue. Without JOB: the only running job of the command line, else the only waiting one.
     """
     client = app.client()
     command = "pause --release" if release else "pause"
@@ -67,9 +67,9 @@ def pause(app: App, job: str | None, release: bool) -> None:
 @common_options
 @click.pass_obj
 def unpause(app: App, job: str | None) -> None:
-    """Let paused JOB go on.
+    """Continue paused JOB.
 
-    One that left its queue comes back to the front of it. Without JOB: the only paused one.
+    A job that left its queue returns to the front of it. Without JOB: the only paused job.
     """
     client = app.client()
     job_id = target(app, client, job, "unpause", is_paused)
@@ -78,10 +78,12 @@ def unpause(app: App, job: str | None) -> None:
 
 @click.command()
 @job_argument
-@click.option("--steps", metavar="N", help="Go on to that many steps in all.  [default: as before]")
-@click.option("--learning-rate", metavar="X", help="From here on.  [default: as before]")
+@click.option("--steps", metavar="N", help="New total number of steps.  [default: as before]")
+@click.option("--learning-rate", metavar="X", help="New learning rate.  [default: as before]")
 @click.option(
-    "--save-every", metavar="TEXT", help="Steps (25) or minutes (10m).  [default: as before]"
+    "--save-every",
+    metavar="TEXT",
+    help="Steps (25) or minutes (10m) between checkpoints.  [default: as before]",
 )
 @click.option(
     "--set",
@@ -91,7 +93,9 @@ def unpause(app: App, job: str | None) -> None:
     help="Change another option that may change on resume. May be repeated.",
 )
 @click.option(
-    "--strict", is_flag=True, help="Refuse when the code of a reward changed since the checkpoint."
+    "--strict",
+    is_flag=True,
+    help="Refuse when the code of a reward has changed since the checkpoint.",
 )
 @common_options
 @click.pass_obj
@@ -100,8 +104,8 @@ def resume(
 ) -> None:
     """Queue JOB again after cancel, kill or failure.
 
-    It goes on from its latest checkpoint. The learning rate follows its schedule for the steps
-    that there are now.
+    It resumes from its latest checkpoint. The learning rate follows its schedule for the new
+    number of steps.
     """
     client = app.client()
     job_id = client.find(job)

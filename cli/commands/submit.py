@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,6 +23,10 @@ from ..shared.app import App, common_options, note
 from ..shared.job_argument import complete_job
 from ..view import render
 from ..view.times import parse_duration, parse_time
+
+if TYPE_CHECKING:
+    from ...daemon.client.client import Client
+    from ...jobs.spec import OptionInfo, Spec
 
 
 class GroupedOption(click.Option):
@@ -145,7 +149,9 @@ def _request_options() -> list[click.Option]:
             help="Follow the job to its end; exit code 0: finished, 1: failed, 4: stopped.",
         ),
         GroupedOption(
-            ["--dry-run"], is_flag=True, help="Check the options, print the spec and queue nothing."
+            ["--dry-run"],
+            is_flag=True,
+            help="Check the job and print what it would take; queue nothing.",
         ),
     ]
 
@@ -249,7 +255,7 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         values["model"] = init.name
     spec = spec_class(kind).parse(values)
     if request.dry_run:
-        return _dry_run(app, spec.kind, client.check(spec, init=init))
+        return _dry_run(app, client, spec, client.check(spec, init=init))
     job_id = client.submit(
         spec,
         front=request.front,
@@ -289,19 +295,56 @@ def gathered(
     }
 
 
-def _dry_run(app: App, kind: str, checked: dict[str, Any]) -> int:
+def _dry_run(app: App, client: Client, spec: Spec, checked: dict[str, Any]) -> int:
+    """Print what the job would take, and the options that are not the defaults."""
     if app.as_json:
-        render.json_line({"kind": kind, **checked})
-    else:
-        import yaml
+        render.json_line({"kind": spec.kind, **checked})
+        return 0
+    import yaml
 
-        spec, back = dict(checked["spec"]), "--config"
-        if "init_from" in checked:
-            back += f" with --init-from {checked['init_from']}"
-            del spec["model"]
-        click.echo(f"# {kind}: this would be queued; {back} reads it back")
-        click.echo(yaml.safe_dump(spec, sort_keys=False, allow_unicode=True).rstrip())
+    back = "--config"
+    if "init_from" in checked:
+        back += f" with --init-from {checked['init_from']}"
+    click.echo(f"# {spec.kind}: this would be queued; {back} reads it back")
+    for name, text in _plan(client, spec, checked).items():
+        click.echo(f"# {name}: {text}")
+    home_defaults = app.config().defaults.get(spec.kind, {})
+    options = spec.options()
+    shown = {
+        name: value
+        for name, value in checked["spec"].items()
+        if (name in home_defaults or value != _plain(options[name].default) or name == "model")
+        and not (name == "model" and "init_from" in checked)
+    }
+    click.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).rstrip())
     return 0
+
+
+def _plain(default: Any) -> Any:
+    return list(default) if isinstance(default, tuple) else default
+
+
+def _plan(client: Client, spec: Spec, checked: dict[str, Any]) -> dict[str, str]:
+    """What the job would take; its time by the latest job of this home that is alike."""
+    import time
+
+    from ..view.plan import is_alike, plan
+
+    found = plan(spec.kind, checked["spec"], checked.get("model"))
+    steps = getattr(spec, "steps_total", None)
+    if steps is None:
+        return found
+    found["steps"] = str(steps)
+    for job_id, other, pace in client.step_times(spec.kind):
+        if is_alike(checked["spec"], other):
+            seconds = steps * pace
+            found["time"] = (
+                f"about {render.duration(seconds)}, done at {render.clock(time.time() + seconds)} "
+                f"when it starts now ({render.duration(pace)} a step, as in {job_id})"
+            )
+            return found
+    found["time"] = "not known: no job like this has run in this home"
+    return found
 
 
 def _start(request: _Request) -> datetime | None:

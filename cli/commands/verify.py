@@ -1,4 +1,4 @@
-"""`warmd verify-resume`: proves on the user's own job that nothing is lost by a kill."""
+"""`warmd verify-resume`: verifies on a job of the user that a kill loses nothing."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ..view import render
     default=4,
     show_default=True,
     metavar="N",
-    help="How many of its first steps to run.",
+    help="Number of its first steps to run.",
 )
 @common_options
 @click.pass_obj
 def verify_resume(app: App, job: str | None, steps: int) -> int:
-    """Prove on the first steps of JOB that its resume is exact.
+    """Verify on the first steps of JOB that its resume is exact.
 
-    Runs them straight, and with a stop and a kill -9 at a random instant, in two jobs that go
-    before all waiting ones and are removed again. Compares all to the bit. Exits with 1 when
-    something differs.
+    Runs the steps twice, in two jobs at the front of the queue that are removed afterwards: once
+    undisturbed, once with a stop and a kill -9 at a random moment. Compares all results bit for
+    bit. Exits with 1 when something differs.
     """
     from ...daemon.client.verify_resume import verify
 

@@ -15,42 +15,48 @@ from ..view import render
 from ..view.describe import describe
 from ..view.live import LiveLine, has_live_lines
 from ..view.progress import Progress
+from .jobs import answers_of
+from .samples import sample_lines
 
 if TYPE_CHECKING:
     from ...daemon.client.client import Client
 
-_TROUBLE = ("stall", "divergence", "save_failed", "warning")  # events that ask for a look
+_TROUBLE = ("stall", "divergence", "save_failed", "warning")  # events that need attention
 
 EXIT_CODES = {"finished": 0, "failed": 1, "stopped": 4, "canceled": 4}
 
 
 @click.command()
 @job_argument
+@click.option("--samples", is_flag=True, help="Show completions of each GRPO step, too.")
 @common_options
 @click.pass_obj
-def tail(app: App, job: str | None) -> int:
-    """Show what JOB did and does, until it ends.
+def tail(app: App, job: str | None, samples: bool) -> int:
+    """Follow JOB until it ends.
 
-    Ctrl-C leaves the job running. Exits by the job's end: 0 finished, 1 failed, 4 stopped.
+    Shows its events from the first one on. Ctrl-C leaves the job running. Exits by the job's end:
+    0 finished, 1 failed, 4 stopped.
     """
-    client = app.client()
-    return follow(app, client, client.find(job), sys.stdout)
+    client = app.reader()
+    return follow(app, client, client.find(job), sys.stdout, has_samples=samples)
 
 
-def follow(app: App, client: Client, job_id: str, stream: TextIO) -> int:
+def follow(
+    app: App, client: Client, job_id: str, stream: TextIO, *, has_samples: bool = False
+) -> int:
     """Show the events of a job on `stream` until it ends; return the exit code of its end.
 
     With --json every event is a line on stdout. On a terminal a live line on stderr stands for
-    the steps.
+    the steps, rows and pieces of text.
     """
     live = LiveLine(enabled=not app.as_json and stream.isatty() and has_live_lines())
     try:
         with live:
-            _show_events(app, client, job_id, stream, live)
+            _show_events(app, client, job_id, stream, live, has_samples=has_samples)
     except KeyboardInterrupt:
         if not live.enabled:
             note("")  # the terminal's ^C has no line of its own
-        note(f"{job_id} goes on. Come back with: {app.command(f'tail {job_id}')}")
+        note(f"{job_id} continues. Follow it again with: {app.command(f'tail {job_id}')}")
         return EXIT_INTERRUPTED
     return EXIT_CODES.get(client.job(job_id)["status"], 0)
 
@@ -68,18 +74,45 @@ def wait(client: Client, job_id: str) -> str:
     return status
 
 
-def _show_events(app: App, client: Client, job_id: str, stream: TextIO, live: LiveLine) -> None:
+def _show_events(
+    app: App,
+    client: Client,
+    job_id: str,
+    stream: TextIO,
+    live: LiveLine,
+    *,
+    has_samples: bool,
+) -> None:
     progress = Progress()
     for event in client.follow(job_id):
         if event is not None and app.as_json:
             render.json_line(event)
         elif event is not None:
             progress.update(event)
-            if event["type"] != "step" or not live.enabled:
+            if not _is_live(event) or (event["type"] != "text" and not live.enabled):
                 live.clear()
-                click.echo(_in_colour(event), file=stream)
+                click.echo(_lines(event, stream), file=stream)
+                _show_answer(event, stream)
+            if has_samples and event.get("samples"):
+                live.clear()
+                if live.enabled:
+                    click.echo(_lines(event, stream), file=stream)
+                for line in sample_lines(event, width=render.columns(stream)):
+                    click.echo(line, file=stream)
         if live.enabled:
             live.draw(_line(client, job_id, progress, is_silent=event is None))
+
+
+def _is_live(event: dict[str, Any]) -> bool:
+    """Whether the live line says it."""
+    return event["type"] in ("step", "progress", "text")
+
+
+def _show_answer(event: dict[str, Any], stream: TextIO) -> None:
+    """Show the texts that an infer job has finished with."""
+    if event["type"] == "finished":
+        for text in answers_of(event.get("result") or {}):
+            click.echo(render.printable(text) if stream.isatty() else text, file=stream)
 
 
 def _line(client: Client, job_id: str, progress: Progress, *, is_silent: bool) -> str:
@@ -100,6 +133,10 @@ def _waiting(job: dict[str, Any]) -> str:
     return line
 
 
-def _in_colour(event: dict[str, Any]) -> str:
-    colour = "yellow" if event["type"] in _TROUBLE else render.STATUS_COLOURS.get(event["type"])
-    return click.style(describe(event), fg=colour) if colour else describe(event)
+def _lines(event: dict[str, Any], stream: TextIO) -> str:
+    """An event in words, in the width of the terminal."""
+    at, *parts = describe(event).split("  ")
+    text = render.phrase("  ".join([at, ""])) + "  ".join(map(render.phrase, parts))
+    lines = render.wrapped(text, width=render.columns(stream), indent=len(at) + 2)
+    color = "yellow" if event["type"] in _TROUBLE else render.STATUS_COLORS.get(event["type"])
+    return "\n".join(click.style(line, fg=color) if color else line for line in lines)

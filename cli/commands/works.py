@@ -1,4 +1,4 @@
-"""`warmd bench` on made-up works: warmd beside the stock libraries and what the machine permits."""
+"""`warmd bench` on synthetic work: warmd compared with the stock libraries and with the machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from ...jobs.bench.works import usual
 from ..shared.app import App, note
 from ..view import render
-from ..view.live import LiveLine, has_live_lines
+from ..view.live import ClockLine, has_live_lines
 
 if TYPE_CHECKING:
     from ...jobs.bench.rows import Effort, OnProgress, Row
@@ -22,7 +22,7 @@ Measure = Callable[[list[str], "Effort", "OnProgress"], "Iterator[Row]"]
 
 
 def work_options(works: Mapping[str, object], *, pairs: int) -> list[click.Parameter]:
-    """Return the options that say what is measured, and how often by default."""
+    """Return the options for what is measured and how often."""
     return [
         click.Option(
             ["--work"],
@@ -36,23 +36,23 @@ def work_options(works: Mapping[str, object], *, pairs: int) -> list[click.Param
             default=pairs,
             show_default=True,
             metavar="N",
-            help="How often both sides are measured, in turn.",
+            help="Measurements of each side, in turn.",
         ),
         click.Option(
             ["--threads"],
             type=click.IntRange(min=1),
             metavar="N",
-            help="Threads of both sides.  [default: as many as torch takes]",
+            help="Compute threads of both sides.  [default: torch's default]",
         ),
     ]
 
 
 def show(app: App, measure: Measure, works: Sequence[str], effort: Effort) -> None:
-    """Measure and print a row for each work, each told as soon as it is known. Raises JobFailed."""
+    """Measure each work and print its row at once, then all in a table. Raises JobFailed."""
     rows = []
-    with LiveLine(enabled=has_live_lines()) as line:
-        for row in measure(list(works), effort, line.draw):
-            line.clear()
+    with ClockLine(enabled=has_live_lines()) as line:
+        for row in measure(list(works), effort, line.say):
+            line.say("")
             if app.as_json:
                 render.json_line(asdict(row))
             else:
@@ -63,9 +63,9 @@ def show(app: App, measure: Measure, works: Sequence[str], effort: Effort) -> No
 
 
 def _sentence(row: Row) -> str:
-    """A row while the others are still measured: it may be long until the table."""
+    """One row in words, printed while other rows are still measured."""
     _, stock, warmd, faster, *_ = _cells(row)
-    return f"{row.work}: {warmd} beside {stock}, {faster}"
+    return f"{row.work}: {warmd} against {stock}, {faster}"
 
 
 def _cells(row: Row) -> list[str]:

@@ -1,1 +1,1 @@
-"""What commands share: the options that each has, the JOB argument, and which job is meant."""
+"""Shared by commands: common options, the JOB argument, the default job, suggestions."""

@@ -1,4 +1,4 @@
-"""What every command shares: the options --home, --json and --debug, and the way to the daemon."""
+"""Shared by all commands: the options --home, --json and --debug, and the daemon's client."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
+_OFFLINE = "no daemon runs: read from the run directories, where unfinished jobs count as queued"
+
 EXIT_INTERRUPTED = 130  # as a shell reports a process that Ctrl-C ended
 
 
 @dataclass
 class App:
-    """The common options of this command line; click hands it to every command as `app`."""
+    """The common options of this command line; click passes it to every command as `app`."""
 
     home: Path | None = None  # None: WARMD_HOME, else the default
     as_json: bool = False
@@ -41,8 +43,14 @@ class App:
 
         return Client(self.config())
 
+    def reader(self) -> Client:
+        """Return a client that reads run directories, after a note, where no daemon runs."""
+        from ...daemon.client.client import Client
+
+        return Client(self.config(), on_offline=lambda: note(_OFFLINE))
+
     def command(self, text: str) -> str:
-        """Spell a command to type next, for the same home."""
+        """Return a command to type next, with this home."""
         if self.home is None:
             return f"warmd {text}"
         import shlex
@@ -51,7 +59,7 @@ class App:
 
 
 def common_options(function: AnyFunction) -> AnyFunction:
-    """Add the options that every command takes; they end in the App, not in the function."""
+    """Add the options that every command takes; their values are stored in the App."""
     options = (
         click.option(
             "--home",
@@ -91,5 +99,5 @@ def _store(attribute: str) -> Callable[[click.Context, click.Parameter, Any], No
 
 
 def note(text: str) -> None:
-    """Tell the person something that is not a result."""
+    """Print a message that is not a result, on stderr."""
     click.echo(text, err=True)

@@ -1,6 +1,6 @@
-"""The JOB argument, which a shell completes from the names of the run directories.
+"""The JOB argument and its completion in a shell.
 
-Completion runs at every Tab: it asks no server, so that it is quick and works when all is down.
+Completion lists the run directories. It runs at every Tab, so it is fast and needs no daemon.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .app import App
 
 
 def complete_job(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the ids of this home's jobs that begin so, the newest first."""
+    """Return the job ids of this home with that prefix, newest first."""
     from ...daemon.host.home import Home
     from ...daemon.runs.rundir import is_job_id
 

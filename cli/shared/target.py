@@ -1,4 +1,4 @@
-"""Which job a command acts on when none is named: the only one that it can be, never a guess."""
+"""Which job a command acts on when none is named: the only candidate, never a guess."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def is_paused(job: Pending) -> bool:
 
 
 def target(app: App, client: Client, job: str | None, command: str, *choices: Choice) -> str:
-    """Return the job that is named, else the only one of the first choice that fits any.
+    """Return the named job, else the only job of the first choice that any job fits.
 
-    Jobs of the command line alone. Raises NotFound when none fits, and Conflict, after a list, when
-    several do.
+    Considers jobs of the command line only. Raises NotFound when none fits, and Conflict, after
+    listing them, when several do.
     """
     if job is not None and job != "-":
         return client.find(job)
@@ -57,7 +57,7 @@ def target(app: App, client: Client, job: str | None, command: str, *choices: Ch
 
 
 def ambiguous(app: App, command: str, found: Sequence[tuple[str, str]]) -> Conflict:
-    """List the jobs that a command may mean, each with what to type; return the error."""
+    """Print the candidates, each with the command to type; return the error."""
     for job_id, about in found[:_MOST_LISTED]:
         note(f"{app.command(f'{command} {job_id}')}  # {about}")
     more = len(found) - _MOST_LISTED

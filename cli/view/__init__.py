@@ -1,1 +1,1 @@
-"""How values look to people: tables, curves, progress lines, events in words. No commands here."""
+"""Presentation: tables, curves, progress lines, events in words. No commands."""

@@ -11,23 +11,34 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
-MARKERS = "ox+*#@"  # of the lines, where there is no colour to tell several apart
+COLORS = ("cyan", "yellow", "magenta", "green", "blue", "red")
+MARKERS = "ox+*#@"  # of the lines, where there is no color to tell several apart
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of braille: by x, then y
 _ROW_STEP = 4  # rows between two numbers of the y axis
 
 Line = tuple[Sequence[float], Sequence[float]]  # x, which rises, and y
 
 
-def chart(lines: Sequence[Line], *, width: int, height: int, in_colour: bool) -> list[str]:
+def chart(
+    lines: Sequence[Line],
+    *,
+    width: int,
+    height: int,
+    in_color: bool,
+    faint: Sequence[Line] = (),
+) -> list[str]:
     """Draw lines in `width` columns and `height` rows, and a row of numbers below.
 
-    One line, or each in a colour of its own, is drawn in dots. Several without colour are drawn in
-    `MARKERS`. No text is wider than `width`, which is at least 20. The y axis has a number at every
-    fourth row: with 4 n + 1 rows, at the last one, too.
+    `faint`: drawn behind them, each in the pale color of the line of its place; only in color.
+
+    A single line, or lines in different colors, are drawn in dots; several lines without color in
+    `MARKERS`. No text is wider than `width`, which is at least 20. Every fourth row has a number on
+    the y axis: with 4 n + 1 rows, the last one, too.
     """
-    left, right = min(min(xs) for xs, _ in lines), max(max(xs) for xs, _ in lines)
-    low, high = min(min(ys) for _, ys in lines), max(max(ys) for _, ys in lines)
+    faint = faint if in_color else ()
+    every = [*faint, *lines]
+    left, right = min(min(xs) for xs, _ in every), max(max(xs) for xs, _ in every)
+    low, high = min(min(ys) for _, ys in every), max(max(ys) for _, ys in every)
     labels = {
         row: _number(high - (high - low) * row / (height - 1), high - low)
         for row in range(0, height, _ROW_STEP)
@@ -35,9 +46,9 @@ def chart(lines: Sequence[Line], *, width: int, height: int, in_colour: bool) ->
     }
     margin = max(map(len, labels.values()))
     columns = width - margin - 2
-    is_dotted = in_colour or len(lines) == 1
+    is_dotted = in_color or len(lines) == 1
     canvas = _Canvas(columns, height, dots=(2, 4) if is_dotted else (1, 1))
-    for number, (xs, ys) in enumerate(lines):
+    for number, (xs, ys) in [*((~i, line) for i, line in enumerate(faint)), *enumerate(lines)]:
         points = [
             ((x - left) / (right - left or 1), (high - y) / (high - low or 1))
             for x, y in zip(xs, ys, strict=True)
@@ -45,16 +56,16 @@ def chart(lines: Sequence[Line], *, width: int, height: int, in_colour: bool) ->
         canvas.draw(number, points)
     rows = [
         f"{labels.get(row, ''):>{margin}} {'┤' if row in labels else '│'}"
-        + "".join(_cell(cell, is_dotted, in_colour) for cell in cells)
+        + "".join(_cell(cell, is_dotted, in_color) for cell in cells)
         for row, cells in enumerate(canvas.cells)
     ]
     return [*rows, _x_axis(left, right, margin, columns)]
 
 
-def key(name: str, number: int, *, in_colour: bool) -> str:
-    """Say whose the line of this number is, as `chart` draws it."""
-    if in_colour:
-        return click.style(f"━ {name}", fg=COLOURS[number % len(COLOURS)])
+def key(name: str, number: int, *, in_color: bool) -> str:
+    """Return the legend of the line of this number."""
+    if in_color:
+        return click.style(f"━ {name}", fg=COLORS[number % len(COLORS)])
     return f"{MARKERS[number % len(MARKERS)]} {name}"
 
 
@@ -64,8 +75,9 @@ class _Canvas:
     def __init__(self, columns: int, rows: int, *, dots: tuple[int, int]) -> None:
         self.dots = dots
         self.size = (columns * dots[0] - 1, rows * dots[1] - 1)
-        # Of each character: the dots that are set, as braille has them, and the line's number.
-        self.cells = [[(0, -1)] * columns for _ in range(rows)]
+        # Of each character: the dots that are set, as braille has them, and the line's number i;
+        # ~i for its faint line.
+        self.cells = [[(0, 0)] * columns for _ in range(rows)]
 
     def draw(self, line: int, points: Sequence[tuple[float, float]]) -> None:
         """Connect points, both coordinates from 0 to 1, from the upper left."""
@@ -80,7 +92,9 @@ class _Canvas:
     def _set(self, line: int, x: int, y: int) -> None:
         column, dx = divmod(x, self.dots[0])
         row, dy = divmod(y, self.dots[1])
-        self.cells[row][column] = (self.cells[row][column][0] | _DOTS[dx][dy], line)
+        dots, before = self.cells[row][column]
+        kept = dots if (before < 0) == (line < 0) else 0  # a faint line gives way
+        self.cells[row][column] = (kept | _DOTS[dx][dy], line)
 
 
 def _between(start: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:
@@ -91,12 +105,15 @@ def _between(start: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int
         yield round(x0 + (x1 - x0) * i / count), round(y0 + (y1 - y0) * i / count)
 
 
-def _cell(cell: tuple[int, int], is_dotted: bool, in_colour: bool) -> str:
+def _cell(cell: tuple[int, int], is_dotted: bool, in_color: bool) -> str:
     dots, line = cell
     if not dots:
         return " "
     text = chr(0x2800 + dots) if is_dotted else MARKERS[line % len(MARKERS)]
-    return click.style(text, fg=COLOURS[line % len(COLOURS)]) if in_colour else text
+    if not in_color:
+        return text
+    number = ~line if line < 0 else line
+    return click.style(text, fg=COLORS[number % len(COLORS)], dim=True if line < 0 else None)
 
 
 def _x_axis(left: float, right: float, margin: int, columns: int) -> str:

@@ -1,4 +1,4 @@
-"""The numbers that a job's events say of its steps, as curves by metric."""
+"""The metrics in a job's events, as curves over its steps."""
 
 from __future__ import annotations
 
@@ -43,6 +43,30 @@ def curves_of(job_id: str, events: Iterable[Mapping[str, Any]]) -> dict[str, Cur
         )
         for name, at in found.items()
     }
+
+
+FEWEST_SMOOTHED = 40  # points below which a curve is shown as it is
+_SPAN = 20  # a smoothed value is about the mean of this part of the curve
+
+
+def span_of(curve: Curve) -> int:
+    """Return over how many points a curve is smoothed unless told otherwise; 1: not at all."""
+    if curve.metric.startswith(EVAL) or len(curve.steps) < FEWEST_SMOOTHED:
+        return 1
+    return max(len(curve.steps) // _SPAN, 5)
+
+
+def smoothed(values: Sequence[float], span: int) -> list[float]:
+    """Return the exponential moving average of values, debiased, over about `span` of them."""
+    if span == 1:
+        return list(values)
+    keep = 1 - 2 / (span + 1)
+    mean = weight = 0.0
+    found = []
+    for value in values:
+        mean, weight = keep * mean + (1 - keep) * value, keep * weight + (1 - keep)
+        found.append(mean / weight)
+    return found
 
 
 def _numbers(event: Mapping[str, Any]) -> Iterable[tuple[str, float]]:

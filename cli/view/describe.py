@@ -1,4 +1,4 @@
-"""What an event says, in words: one line each."""
+"""Events in words, one line each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from . import render
 
-# Of a step, what fits on a line; everything is in `--json`.
+# Fields of a step that fit on a line; `--json` has all.
 _STEP_FIELDS = ("loss", "reward", "reward_std", "kl", "grad_norm", "completion_length")
 _HIDDEN = {"seq", "execution", "time", "type", "step", "steps_total", "traceback"}
 
@@ -16,7 +16,7 @@ Event = Mapping[str, Any]
 
 
 def describe(event: Event) -> str:
-    """Say what happened, on one line that begins with the time of day."""
+    """Return what happened on one line that begins with the time of day."""
     at = time.strftime("%H:%M:%S", time.localtime(event["time"]))
     if event["type"] in _SENTENCES:
         return f"{at}  {render.one_line(_SENTENCES[event['type']](event))}"
@@ -39,7 +39,7 @@ def _headline(event: Event) -> str:
 
 
 def _values(fields: Mapping[str, Any]) -> list[str]:
-    """Names and values of what can be said in a word: no lists, no objects, nothing empty."""
+    """Names and values of single words and numbers; no lists, objects or empty values."""
     shown = []
     for name, value in fields.items():
         if isinstance(value, bool) or (isinstance(value, str) and value):
@@ -56,12 +56,12 @@ def _values(fields: Mapping[str, Any]) -> list[str]:
     return shown
 
 
-# Those that deserve a sentence. What a writer of another version left out is left out here, too.
+# Events that get a sentence. Fields that an event of another version lacks are left out.
 
 
 def _stall(event: Event) -> str:
     said = f"stalled: {_after(event)} the {event.get('activity', 'step')} has taken "
-    said += f"{render.duration(event.get('seconds'))} and goes on"
+    said += f"{render.duration(event.get('seconds'))} and has not ended"
     if event.get("median_s") is not None:
         said += f"; the median is {render.duration(event['median_s'])}"
     if event.get("stack"):
@@ -86,7 +86,7 @@ def _paused(event: Event) -> str:
 
 
 def _unpaused(event: Event) -> str:
-    return f"goes on {_after(event)}"
+    return f"continues {_after(event)}"
 
 
 def _revised(event: Event) -> str:
@@ -104,7 +104,21 @@ def _save_failed(event: Event) -> str:
     return said
 
 
+def _progress(event: Event) -> str:
+    said = f"{event['activity']}: " if event.get("activity") else ""
+    if event.get("done") is not None:
+        total = f"/{event['total']}" if event.get("total") else ""
+        said += f"{event['done']}{total} {event.get('unit', 'rows')}"
+    return said.removesuffix(": ") or "progress"
+
+
+def _warning(event: Event) -> str:
+    return f"warning: {event.get('message') or 'no reason given'}"
+
+
 _SENTENCES: dict[str, Callable[[Event], str]] = {
+    "progress": _progress,
+    "warning": _warning,
     "stall": _stall,
     "divergence": _divergence,
     "paused": _paused,
@@ -120,7 +134,7 @@ def _after(event: Event) -> str:
 
 
 def _changes(event: Event) -> list[str]:
-    """The options that changed: fields of old and new value, or one field that holds them all."""
+    """The changed options: one field each with its old and new value, or one field with all."""
     changes = []
     for name, value in event.items():
         if name in _HIDDEN:

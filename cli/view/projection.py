@@ -1,4 +1,4 @@
-"""How long a training will take, from the events of a short one of the same options."""
+"""Projects how long a training takes, from the events of a short one with the same options."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from ...jobs.errors import JobFailed
 
-STEPS = (100, 500, 1_000, 3_500, 6_500, 10_000)  # that a projection has a row for
+STEPS = (100, 500, 1_000, 3_500, 6_500, 10_000)  # rows of a projection
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """What a training spends its time on, in seconds."""
+    """The measured durations of a training, in seconds."""
 
     step_s: float  # the median of `num_steps`
     num_steps: int

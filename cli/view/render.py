@@ -1,16 +1,19 @@
-"""How values look: durations, sizes, times and tables for people, JSON lines for programs."""
+"""Formats values: durations, sizes, times and tables for people, JSON lines for programs."""
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from ...configs.units import format_duration, format_size
 
-STATUS_COLOURS = {
+STATUS_COLORS = {
     "started": "green",
     "finished": "green",
     "failed": "red",
@@ -42,7 +45,7 @@ def size(num_bytes: float | None) -> str:
 
 
 def clock(at: float | None, *, now: float | None = None) -> str:
-    """A moment in unix seconds, as local time of day; with the date where it is not today's."""
+    """A time in unix seconds, as local time of day; with the day or date unless it is today."""
     if at is None:
         return NOTHING
     now = time.time() if now is None else now
@@ -54,22 +57,37 @@ def clock(at: float | None, *, now: float | None = None) -> str:
     return time.strftime("%Y-%m-%d %H:%M", then)
 
 
+def moment(at: float) -> str:
+    """A time in unix seconds, as local date and time to the second."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+_CONTROLS = dict.fromkeys([*range(9), *range(11, 32), 127, *range(128, 160)])
+
+
+def printable(text: str) -> str:
+    """Text of a model without control characters, which could steer the terminal."""
+    return text.translate(_CONTROLS)
+
+
 def number(value: float) -> str:
     """Four significant digits; a whole number in full."""
     return str(value) if isinstance(value, int) else f"{value:.4g}"
 
 
 def steps(job: Mapping[str, Any]) -> str:
-    """How far a job is: 12/80."""
+    """How far a job is, in steps or in rows of its file: 12/80."""
     total = job.get("steps_total")
+    if not total and job.get("rows_total"):
+        return f"{job['rows_done']}/{job['rows_total']}"
     if not total:
         return NOTHING
     return f"{job.get('step') or 0}/{total}"
 
 
 def status(word: str) -> str:
-    """A status in its colour."""
-    return click.style(word, fg=STATUS_COLOURS[word]) if word in STATUS_COLOURS else word
+    """A status in its color."""
+    return click.style(word, fg=STATUS_COLORS[word]) if word in STATUS_COLORS else word
 
 
 def one_line(text: object) -> str:
@@ -79,24 +97,46 @@ def one_line(text: object) -> str:
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, width: int) -> list[str]:
-    """Align rows under their headers. The last column gives way where a line exceeds `width`.
+    """Align rows under their headers, in lines of at most `width` where the cells allow it.
 
-    Headers that start with ">" name columns of numbers, set to the right.
+    Headers that start with ">" name right-aligned columns of numbers, which are never cut, as job
+    ids are not. What is too wide gives way in this order: the last column is cut at its end, other
+    texts are cut in the middle, and the last column moves to lines of its own, below each row.
     """
     titles = [header.lstrip(">") for header in headers]
     lines = [titles, *rows]
     widths = [max(len(click.unstyle(line[i])) for line in lines) for i in range(len(titles))]
-    room = max(width - sum(widths[:-1]) - 2 * (len(widths) - 1), 8)
+    gaps = 2 * (len(widths) - 1)
+    is_whole = [header.startswith(">") or header in _NEVER_CUT for header in headers]
+    wanted = widths[-1] if is_whole[-1] else min(widths[-1], _LEAST_LAST)
+    excess = sum(widths[:-1]) + gaps + wanted - width
+    for i in reversed(range(len(widths) - 1)):
+        if excess > 0 and not is_whole[i]:
+            cut = max(min(excess, widths[i] - _LEAST), 0)
+            widths[i] -= cut
+            excess -= cut
+    is_below = excess > 0 and not is_whole[-1]
+    room = width - sum(widths[:-1]) - gaps
+    if not is_below and not is_whole[-1]:
+        widths[-1] = min(widths[-1], room)
+    columns = range(len(widths) - is_below)
     drawn = []
     for line in lines:
-        cells = [*line[:-1], _shorten(line[-1], room)]
+        cells = [_cut(line[i], widths[i], at_end=i == len(widths) - 1) for i in columns]
         padded = [
-            _pad(cell, widths[i], to_the_right=headers[i].startswith(">"))
-            for i, cell in enumerate(cells)
+            _pad(cells[i], widths[i], to_the_right=headers[i].startswith(">")) for i in columns
         ]
         drawn.append("  ".join(padded).rstrip())
+        if is_below and line is not titles and line[-1]:
+            text = f"  {titles[-1].lower()}: {click.unstyle(line[-1])}"
+            drawn += wrapped(text, width=width, indent=4)
     drawn[0] = click.style(drawn[0], bold=True)
     return drawn
+
+
+_NEVER_CUT = ("JOB", "STATUS", "STATE")
+_LEAST = 12  # columns of a text that is cut
+_LEAST_LAST = 16  # columns of the last one, else it gets lines of its own
 
 
 def _pad(cell: str, width: int, *, to_the_right: bool) -> str:
@@ -104,28 +144,62 @@ def _pad(cell: str, width: int, *, to_the_right: bool) -> str:
     return space + cell if to_the_right else cell + space
 
 
-def _shorten(cell: str, width: int) -> str:
-    return cell if len(click.unstyle(cell)) <= width else cell[: width - 1] + "…"
+def _cut(cell: str, width: int, *, at_end: bool) -> str:
+    if len(click.unstyle(cell)) <= width:
+        return cell
+    cell = click.unstyle(cell)
+    tail = 0 if at_end else (width - 1) // 2
+    return cell[: width - 1 - tail] + "…" + cell[len(cell) - tail :]
 
 
-def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table on stdout: cut to the terminal's width, in full anywhere else.
+# A blank within a phrase that no line is broken at. `wrapped` prints it as a blank.
+_TIE = "\N{NO-BREAK SPACE}"
+_LONGEST_PHRASE = 40
+
+
+def phrase(text: str) -> str:
+    """Return a text that `wrapped` keeps on one line, unless it is long."""
+    return text.replace(" ", _TIE) if len(text) <= _LONGEST_PHRASE else text
+
+
+def wrapped(text: str, *, width: int, indent: int) -> list[str]:
+    """Break a text between words into lines of at most `width`; all but the first are indented.
+
+    A word that is longer stays whole, so that a path can be copied.
+    """
+    lines = textwrap.wrap(
+        text,
+        max(width, indent + 20),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace(_TIE, " ") for line in lines] or [""]
+
+
+def columns(stream: TextIO) -> int:
+    """Return the width of the terminal that a stream is; elsewhere lines are never broken."""
+    return shutil.get_terminal_size().columns if stream.isatty() else 10_000
+
+
+def print_table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str = "nothing to show"
+) -> None:
+    """Print a table on stdout: in the terminal's width, in full anywhere else.
 
     An empty one is a note on stderr.
     """
     if not rows:
-        click.echo("nothing to show", err=True)
+        click.echo(empty, err=True)
         return
-    import shutil
-    import sys
-
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
-    for line in table(headers, rows, width=width):
+    for line in table(headers, rows, width=columns(sys.stdout)):
         click.echo(line)
 
 
 def print_fields(fields: Mapping[str, str]) -> None:
-    """Print names and values under each other."""
+    """Print names and values under each other; long values are broken between words."""
     widest = max(map(len, fields))
     for name, value in fields.items():
-        click.echo(f"{name:<{widest}}  {value}")
+        text = f"{name:<{widest}}".replace(" ", _TIE) + _TIE * 2 + value
+        for line in wrapped(text, width=columns(sys.stdout), indent=widest + 2):
+            click.echo(line)

@@ -1,4 +1,4 @@
-"""Durations and times of day, as they are typed."""
+"""Parses durations and times of day."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST_S = 10 * 365 * 86400
 def parse_duration(field: str, text: str) -> float:
     """Return the seconds of `90s`, `15m`, `1h30m` or `2d`: more than none, at most ten years.
 
-    A bare number is refused: it is minutes to some, and seconds to others.
+    A number without a unit is refused: Slurm, for example, reads it as minutes.
     """
     if _is_number(text):
         raise SpecError(field, f"must have a unit, such as 90s, 15m or 1h30m, got {text!r}")
@@ -49,11 +49,11 @@ def parse_time(field: str, text: str, *, now: datetime) -> datetime:
 
 
 def _next(text: str, now: datetime) -> datetime | None:
-    """The next moment at which a clock shows `text`, or None when it is no time of day."""
+    """The next occurrence of a time of day, or None when `text` is not one."""
     if not re.fullmatch(r"\d\d?:\d\d", text, re.ASCII):
         return None
     hour, minute = map(int, text.split(":"))
-    # Reckoned without an offset: tomorrow's may differ from today's.
+    # Computed without an offset: the one of tomorrow may differ.
     today = now.astimezone().replace(hour=hour, minute=minute, second=0, microsecond=0, tzinfo=None)
     at = today.astimezone()
     return at if at > now else (today + timedelta(days=1)).astimezone()

@@ -15,6 +15,7 @@ from ..queue import keys
 from ..queue.jobs import Job, JobStore
 from ..runs.rundir import RunDir
 from .lookup import Lookup
+from .offline import Offline
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -40,12 +41,37 @@ def needs_redis(method: Method) -> Method:
     return cast(Method, wrapper)
 
 
+def reads_offline(method: Method) -> Method:
+    """Read run directories, if no daemon runs and the caller wants that; else `needs_redis`."""
+    with_redis = needs_redis(method)
+
+    @wraps(method)
+    def wrapper(self: ClientConnection, *args: Any, **kwargs: Any) -> Any:
+        if not self.is_offline:
+            try:
+                return with_redis(self, *args, **kwargs)
+            except Unavailable:
+                if not self.go_offline():
+                    raise
+        return getattr(self.offline, method.__name__)(*args, **kwargs)
+
+    return cast(Method, wrapper)
+
+
 class ClientConnection:
     """The home, its Redis, and the records that all parts of the client use."""
 
-    def __init__(self, config: DaemonConfig) -> None:
+    def __init__(
+        self, config: DaemonConfig, *, on_offline: Callable[[], None] | None = None
+    ) -> None:
+        """`on_offline` is called once, when no daemon runs and run directories are read instead.
+
+        Without it, reading methods raise Unavailable then.
+        """
         self.config = config
         self.home = Home(config.home)
+        self.is_offline = False
+        self._on_offline = on_offline
 
     @cached_property
     def url(self) -> str:
@@ -66,6 +92,18 @@ class ClientConnection:
     @cached_property
     def lookup(self) -> Lookup:
         return Lookup(self.store, self.home.runs)
+
+    @cached_property
+    def offline(self) -> Offline:
+        return Offline(self.home.runs, self.connection)
+
+    def go_offline(self) -> bool:
+        """Read run directories from now on, if the caller wants that and no daemon runs."""
+        if self._on_offline is None or self.home.is_locked() or not self.home.runs.is_dir():
+            return False
+        self.is_offline = True
+        self._on_offline()
+        return True
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""

@@ -13,6 +13,7 @@ from typing import Any
 import redis
 
 from ...configs.queues import QUEUES
+from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, NotFound, SpecError
 from ..queue import index_builder, job_index, listing
 from ..queue.jobs import JobStore
@@ -89,24 +90,35 @@ class Lookup:
             return [j for j in job_index.newest(self.indexed, QUEUES, None) if is_job_id(j)]
         return []
 
-    def jobs(self, statuses: Collection[str] | None, limit: int | None) -> list[dict[str, Any]]:
-        """Return all jobs, or those with one of the statuses, newest first, at most `limit`."""
+    def jobs(
+        self,
+        statuses: Collection[str] | None,
+        limit: int | None,
+        kinds: Collection[str] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return every job, or those of some statuses and kinds, newest first, at most `limit`."""
         if statuses is None:
-            return self._newest(limit)
-        found = listing.with_status(self._store.connection, statuses, limit)
+            return self._newest(limit, kinds)
+        found = listing.with_status(self._store.connection, statuses, limit, kinds)
         views = views_of(found, self._store.connection, self._runs)
         if UNREGISTERED in statuses:
-            views += [job for job in self._newest(None) if job["status"] == UNREGISTERED]
-        return sorted(views, key=_age)[:limit]
+            views += [job for job in self._newest(None, kinds) if job["status"] == UNREGISTERED]
+        return sorted(views, key=_age, reverse=True)[:limit]
 
-    def _newest(self, limit: int | None) -> list[dict[str, Any]]:
+    def _newest(
+        self, limit: int | None, kinds: Collection[str] | None = None
+    ) -> list[dict[str, Any]]:
         """The latest jobs, with and without a record in Redis."""
+        queues, is_exact = _queues_of(kinds)
         while True:
-            indexed = job_index.newest(self.indexed, QUEUES, limit)
+            indexed = job_index.newest(self.indexed, queues, limit if is_exact else None)
             has_more = len(indexed) == limit
             names = job_ids(self._runs, since=by_time(indexed[-1]) if has_more else "")
+            if kinds is not None:
+                indexed = [job_id for job_id in indexed if job_id.split("-")[0] in kinds]
+                names = [job_id for job_id in names if job_id.split("-")[0] in kinds]
             latest = names if limit is None else nlargest(limit, names, key=by_time)
-            ids = list(dict.fromkeys([*indexed, *latest]))
+            ids = list(dict.fromkeys([*indexed[:limit], *latest]))
             records = self._store.fetch_many(ids)
             lost = [
                 job_id
@@ -125,7 +137,7 @@ class Lookup:
                     views.append(
                         view_of_folder(RunDir.open(self._runs, job_id), self._store.connection)
                     )
-        return sorted(views, key=_age)[:limit]
+        return sorted(views, key=_age, reverse=True)[:limit]
 
     def job(self, job_id: str) -> dict[str, Any]:
         """Return all that is known of a job. Raises NotFound and Conflict."""
@@ -146,6 +158,15 @@ class Lookup:
         ]
 
 
+def _queues_of(kinds: Collection[str] | None) -> tuple[tuple[str, ...], bool]:
+    """The queues of some kinds, and whether these are all kinds of them."""
+    if kinds is None:
+        return QUEUES, True
+    queues = {spec_class(kind).queue for kind in kinds if kind in KINDS}
+    of_queues = {kind for kind in KINDS if spec_class(kind).queue in queues}
+    return tuple(name for name in QUEUES if name in queues), of_queues <= set(kinds)
+
+
 def _age(job: Mapping[str, Any]) -> tuple[float, str]:
-    """Sort key: newest first."""
-    return -job["created_at"], job["id"]
+    """What jobs are sorted by, oldest first; ids tell jobs of one second apart."""
+    return job["created_at"], by_time(job["id"])

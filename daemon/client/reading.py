@@ -4,33 +4,55 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from typing import Any
 
 import redis
 
 from ...configs.queues import QUEUES, TRAIN
+from ...jobs.errors import Conflict
 from ..queue import job_index, listing, stream
 from ..queue.jobs import ENDED, JobStatus
-from .connection import ClientConnection, needs_redis
+from ..runs import events
+from ..runs.estimate import Estimate
+from ..runs.rundir import by_time, job_ids
+from .connection import ClientConnection, needs_redis, reads_offline
 from .lookup import Pending
 
+_MOST_STEP_TIMES = 50  # jobs searched for a similar one
 _RETRY_S = 0.2  # between two attempts to reach Redis
 
 
 class Reading(ClientConnection):
     """Returns what is known of jobs as plain values."""
 
-    @needs_redis
+    @reads_offline
     def job(self, job_id: str) -> dict[str, Any]:
         """Return all that is known of a job as plain values. Raises NotFound and Conflict."""
         return self.lookup.job(job_id)
 
-    @needs_redis
+    @reads_offline
     def jobs(
-        self, *, statuses: Collection[str] | None = None, limit: int | None = None
+        self,
+        *,
+        statuses: Collection[str] | None = None,
+        limit: int | None = None,
+        kinds: Collection[str] | None = None,
     ) -> list[dict[str, Any]]:
-        """Return all jobs, or those with one of the statuses, newest first, at most `limit`."""
-        return self.lookup.jobs(statuses, limit)
+        """Return all jobs, or those of some statuses and kinds, newest first, at most `limit`."""
+        return self.lookup.jobs(statuses, limit, kinds)
+
+    def step_times(self, kind: str) -> Iterator[tuple[str, dict[str, Any], float]]:
+        """Yield recent jobs of a kind with their options and seconds per step. Needs no Redis."""
+        ids = [job_id for job_id in job_ids(self.home.runs) if job_id.startswith(f"{kind}-")]
+        for job_id in sorted(ids, key=by_time, reverse=True)[:_MOST_STEP_TIMES]:
+            with suppress(Conflict):
+                rundir = self.rundir(job_id)
+                estimate = Estimate()
+                for event in reversed(events.newest(rundir.events, 100)):
+                    estimate.update(event)
+                if estimate.seconds_per_step is not None:
+                    yield job_id, rundir.read_spec()["spec"], estimate.seconds_per_step
 
     @needs_redis
     def pending(self) -> list[Pending]:
@@ -56,7 +78,7 @@ class Reading(ClientConnection):
     def result(self, job_id: str) -> dict[str, Any] | None:
         """Return the result of the job, or None if there is none yet."""
         result = self.rundir(job_id).read_result()
-        if result is None and (job := self.store.fetch(job_id)) is not None:
+        if result is None and not self.is_offline and (job := self.store.fetch(job_id)) is not None:
             result = job.return_value() if job.get_status() == JobStatus.FINISHED else None
         return result
 
@@ -69,6 +91,9 @@ class Reading(ClientConnection):
         it, or the machine is overloaded. Raises Unavailable if the daemon has ended.
         """
         path = self.rundir(job_id).events
+        if self.is_offline:
+            yield from events.read(path, after=after_seq)
+            return
 
         def has_ended() -> bool:
             job = self.store.fetch(job_id) if live else None
@@ -84,6 +109,9 @@ class Reading(ClientConnection):
                         after_seq = event["seq"]
                     yield event
             except (redis.ConnectionError, redis.TimeoutError) as error:
+                if self.go_offline():
+                    yield from events.read(path, after=after_seq)
+                    return
                 if not self.home.is_locked():
                     raise self.unavailable(error) from error
                 yield None

@@ -8,6 +8,7 @@ from typing import Any
 from ...configs.config import ModelConfig
 from ...jobs.errors import SpecError
 from ...jobs.spec import Spec
+from ..host.warm_set import known_models
 from ..queue import runs_owner
 from ..runs import weights
 from ..runs.rundir import RunDir
@@ -41,6 +42,10 @@ class Submitting(ClientConnection):
         Raises SpecError or NotFound. Needs no Redis.
         """
         return checking.document_of(spec, self.config, init=init, model=model)
+
+    def model_names(self) -> list[str]:
+        """Return the names of the configured and the loaded models. Needs no Redis."""
+        return list({m.name: m for m in self.config.models} | known_models(self.home))
 
     @needs_redis
     def submit(

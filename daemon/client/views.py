@@ -49,6 +49,12 @@ def view_of_folder(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
 
     Raises Conflict if its spec.json cannot be read.
     """
+    view = _folder_view(rundir, connection)
+    return {**view, "status": UNREGISTERED, "problem": NOT_IN_REDIS}
+
+
+def _folder_view(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
+    """A job by its run directory alone; `connection` is not used."""
     past = past_of(rundir)
     kind = str(rundir.read_spec()["kind"])
     job = Job(rundir.path.name, connection=connection, serializer=keys.Serializer)
@@ -57,8 +63,23 @@ def view_of_folder(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
     job.created_at = datetime.fromtimestamp(past.created_at, UTC)
     job.ended_at = datetime.fromtimestamp(past.ended_at, UTC)
     recent = events.newest(rundir.events, _RECENT)
-    view = _view(job, rundir.path, recent, past.executions, False, None, None)
-    return {**view, "status": UNREGISTERED, "problem": NOT_IN_REDIS}
+    return _view(job, rundir.path, recent, past.executions, False, None, None)
+
+
+def view_without_redis(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
+    """Return what a run directory tells of a job while no daemon runs; Redis is not asked.
+
+    A job that has not ended is `queued` or `paused`: the next start of the daemon resumes it. One
+    that was canceled before it began left nothing in its directory, and looks queued, too.
+    Raises Conflict for one whose spec.json cannot be read.
+    """
+    view = _folder_view(rundir, connection)
+    latest = next(iter(events.newest(rundir.events, 1)), None)
+    if view["result"] is not None or (latest is not None and latest["type"] in events.TERMINAL):
+        return view
+    if latest is not None and latest["type"] == "paused":
+        return {**view, "status": "scheduled", "paused": True, "ended_at": None}
+    return {**view, "status": "queued", "ended_at": None}
 
 
 def _view(
@@ -95,6 +116,8 @@ def _view(
         "init_from": document.get("init_from"),
         "step": _step(recent),
         "steps_total": steps_total,
+        "rows_done": estimate.rows_done,
+        "rows_total": estimate.rows_total,
         "execution": number,
         "run_dir": str(rundir),
         "error": error if status in ("failed", "stopped") else None,

@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -100,7 +100,7 @@ class Zygote:
         Raises Conflict or JobFailed for a required model that cannot be loaded.
         """
         begun = time.perf_counter()
-        import_libraries()
+        import_libraries(lambda name: _report(BootProgress("imports", False, name=name)))
         self.imports_s = time.perf_counter() - begun
         _report(
             BootProgress("imports", True, seconds=self.imports_s, memory_bytes=_resident_bytes())
@@ -332,11 +332,16 @@ class Horse:
         return {"pid": pid, "worker": self.worker, "memory_bytes": memory.resident_bytes(pid)}
 
 
-def import_libraries() -> None:
-    """Import everything a job needs, so that no horse has to. One thread stays alive."""
+def import_libraries(on_import: Callable[[str], None] = lambda name: None) -> None:
+    """Import all that a job needs, so that no horse has to. Leaves one thread behind.
+
+    `on_import` is told what is imported next.
+    """
+    on_import("torch")
     import torch
 
     torch.set_num_threads(1)  # before the first operation: see pause_openmp
+    on_import("transformers")
     import tqdm
     import transformers
 
@@ -351,11 +356,13 @@ def import_libraries() -> None:
     ):
         getattr(transformers, name)
     for kind in KINDS:
+        on_import(kind)
         import_all(kind)
     with torch.profiler.record_function("first"):  # imports a module that a first step would import
         pass
     from ...jobs.compute.levels import levels
 
+    on_import("kernels")
     levels()  # measured once per machine, with one thread, and not in each horse
     torch.cuda.is_available()  # by NVML, see ENVIRONMENT; only the first call is slow
 

@@ -412,7 +412,7 @@ class BootProgress(Message, op="progress"):
 
     stage: str
     done: bool
-    name: str | None = None  # of the model; of the server: embedded or external
+    name: str | None = None  # of the model or library; of the server: embedded or external
     seconds: float | None = None
     memory_bytes: int | None = None
 

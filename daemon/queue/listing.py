@@ -45,11 +45,16 @@ def every_id(connection: redis.Redis) -> list[str]:
 
 
 def with_status(
-    connection: redis.Redis, statuses: Collection[str], limit: int | None = None
+    connection: redis.Redis,
+    statuses: Collection[str],
+    limit: int | None = None,
+    kinds: Collection[str] | None = None,
 ) -> list[Job]:
-    """The jobs with one of the statuses, newest first, at most `limit`."""
+    """The jobs of some statuses (and kinds), or the latest of them, newest first."""
     wanted = set(statuses)
     ids = sorted(_members(connection, QUEUES, wanted), key=by_time, reverse=True)
+    if kinds is not None:
+        ids = [job_id for job_id in ids if job_id.split("-")[0] in kinds]
     store, found = JobStore(connection), list[Job]()
     for start in range(0, len(ids), _BATCH):
         jobs = store.fetch_many(ids[start : start + _BATCH])

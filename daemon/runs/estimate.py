@@ -27,7 +27,13 @@ class Estimate:
         self.steps_total: int | None = None
         self.micro_steps: int | None = None  # of a kind that counts them, where there are several
         self.micro_steps_total: int | None = None
+        self.rows_done: int | None = None  # of a file of prompts or texts
+        self.rows_total: int | None = None
+        self.unit = "rows"
+        self.activity: str | None = None  # what it does before its first step
+        self.phase_began: float | None = None
         self.metrics: dict[str, float] = {}
+        self._rows: deque[tuple[float, int]] = deque(maxlen=_RECENT)  # done at a time
         self._durations: deque[tuple[int, float]] = deque(maxlen=_RECENT)  # with the step they end
         self._between: dict[tuple[int, str], float] = {}  # seconds after a step, by what took them
         self._execution = 0
@@ -43,6 +49,11 @@ class Estimate:
         self.steps_total = event.get("steps_total") or self.steps_total
         self.micro_steps_total = event.get("micro_steps_total") or self.micro_steps_total
         kind = event["type"]
+        if kind in ("started", "begin"):
+            self.activity = None
+            self._rows.clear()
+            self.phase_began = event["time"]
+            self.rows_done, self.rows_total = event.get("done"), event.get("rows")
         if kind == "step":
             self._take_step(event)
         elif kind == "started":
@@ -51,6 +62,8 @@ class Estimate:
             self.phase = "starting"
             # The steps since the checkpoint are computed once more, and nobody is told of them.
             self._known = (event.get("resumed_from") or 0, event["time"])
+        elif kind == "progress":
+            self._take_progress(event)
         elif kind == "requeued":
             self.phase = "waiting"
         elif kind == "paused":
@@ -79,6 +92,28 @@ class Estimate:
         metrics = {name: event.get(name) for name in ("loss", "reward")}
         self.metrics = {n: v for n, v in metrics.items() if isinstance(v, int | float)}
 
+    def _take_progress(self, event: Mapping[str, Any]) -> None:
+        """Rows of a file, or of what a training prepares, which its `activity` names."""
+        activity = event.get("activity")
+        if activity is None:
+            self.phase = "running"
+        elif activity != self.activity:
+            self._rows.clear()
+            self.phase_began = event["time"]
+        self.activity = activity
+        self.unit = event.get("unit", "rows")
+        self.rows_done, self.rows_total = event.get("done"), event.get("total")
+        if self.rows_done is not None:
+            self._rows.append((event["time"], self.rows_done))
+
+    @property
+    def rows_per_s(self) -> float | None:
+        """The rate of the recent rows, or None before the second event of them."""
+        if len(self._rows) < 2:
+            return None
+        (began, first), (ended, last) = self._rows[0], self._rows[-1]
+        return (last - first) / (ended - began) if ended > began and last > first else None
+
     def _take_between(self, event: Mapping[str, Any], seconds: float | None) -> None:
         if seconds is not None and event.get("step"):
             self._between[event["step"], event["type"]] = seconds
@@ -104,10 +139,14 @@ class Estimate:
         return sum(self._between.values()) / max(latest - self._first_step + 1, 1)
 
     def eta_s(self, now: float) -> float | None:
-        """Seconds until the last step at the recent pace, or None where nobody can know.
+        """Seconds until the last step or row at the recent pace, or None where nobody can know.
 
         It stands still while a step takes longer than it should.
         """
+        rate = self.rows_per_s
+        if rate is not None and self.rows_total is not None and self.activity is None:
+            at, done = self._rows[-1]
+            return max((self.rows_total - done) / rate - (now - at), 0.0)
         pace = self.seconds_per_step
         if pace is None or self.steps_total is None or self._known is None:
             return None

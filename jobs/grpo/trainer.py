@@ -33,6 +33,7 @@ from .user_rewards import KeywordReward, PositionalReward
 
 SHOWN_CHARACTERS = 200  # of a prompt or completion in an event
 EVAL_BATCH = 16
+FLAT_STEPS = 20  # steps without a difference of rewards in any group, after which a warning comes
 
 
 class EpochSampler(RepeatSampler):
@@ -91,6 +92,8 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         self.samples_shown = samples_shown
         self.reward_before: float | None = None
         self._prompt_ids = {prompt.text: prompt.ids for prompt in prompts}
+        self._flat_steps = 0  # consecutive steps without a group of unequal rewards
+        self._is_flat = False  # whether the latest completions have no such group
         self._rollout: dict[str, Any] = {}  # event fields of the current completions
         # With beta > 0, GRPOTrainer would load the reference model from disk.
         beta, config.beta = config.beta, 0.0
@@ -140,6 +143,7 @@ class GroupTrainer(JobTrainer, PackedTrainer):
             "micro_steps": self._step,
             "completions": self._buffered_inputs if is_reused else None,
             "rollout": self._rollout,
+            "flat_steps": self._flat_steps,
         }
 
     def load_job_state(self, state: dict[str, Any]) -> None:
@@ -151,6 +155,7 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         self._step = state["micro_steps"]
         self._buffered_inputs = self._prepare_input(state["completions"])
         self._rollout = state["rollout"]
+        self._flat_steps = state.get("flat_steps", 0)
 
     def about(self) -> dict[str, Any]:
         if not self._has_own_rewards:
@@ -190,6 +195,7 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         with _no_deprecations():
             batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         metrics = {name: values[-1] for name, values in self._metrics["train"].items() if values}
+        self._is_flat = metrics.get("frac_reward_zero_std") == 1
         self._rollout = {
             "reward": metrics["reward"],
             "reward_std": metrics["reward_std"],
@@ -213,6 +219,24 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         ]
 
     # Events.
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        super().log(logs, start_time)
+        if "loss" in logs:
+            self._warn_of_equal_rewards()
+
+    def _warn_of_equal_rewards(self) -> None:
+        """Warn once when groups of equal rewards, whose advantages are 0, have come for long."""
+        self._flat_steps = self._flat_steps + 1 if self._is_flat else 0
+        if self._flat_steps == FLAT_STEPS:
+            self.job.emit(
+                "warning",
+                step=self.state.global_step,
+                message=f"nothing is being learned: for {FLAT_STEPS} steps, all completions of "
+                f"each group had the same reward (now {self._rollout['reward']:.4g}), so every "
+                "advantage is 0. The task may be too hard or too easy for this model, or the "
+                "reward does not match its output: see `warmd samples`",
+            )
 
     def step_fields(self, logs: dict[str, Any]) -> dict[str, Any]:
         fields = {

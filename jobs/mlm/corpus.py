@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Self, cast
+from typing import Any, BinaryIO, Self, TypeVar, cast
 
 import numpy as np
 import orjson
@@ -30,6 +30,7 @@ TOKENIZER = "tokenizer"  # in a corpus: the folder of the one that was trained f
 _BLOCK_BYTES = 1 << 24
 
 Array = NDArray[Any]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,23 @@ class Recipe:
     seq_len: int  # most tokens of an example
     share: float  # of the documents, to hold out
     check_stop: Callable[[], None]  # called periodically; raises when the job is to stop
+    # Called with an activity, how many of what are done, of how many (None: not known), and what.
+    report: Callable[[str, int, int | None, str], None] = lambda *_: None
+
+    def counted(
+        self,
+        activity: str,
+        items: Iterable[Item],
+        total: int | None = None,
+        unit: str = "documents",
+    ) -> Iterator[Item]:
+        """Yield the items, and report how many there were."""
+        done = 0
+        self.report(activity, done, total, unit)
+        for done, item in enumerate(items, 1):
+            self.check_stop()
+            yield item
+            self.report(activity, done, total, unit)
 
     def key(self, kind: str, files: Sequence[Path]) -> dict[str, Any]:
         """Return the inputs of the corpus as plain values."""
@@ -266,13 +284,15 @@ def text_corpus(cache: Path, recipe: Recipe) -> Corpus:
     """
 
     def build(writer: Writer) -> None:
-        sides = held_out(map(digest, documents(recipe.data)), recipe.share)
-        train = (text for text in documents(recipe.data) if digest(text) not in sides)
+        digests = list(map(digest, recipe.counted("reading", documents(recipe.data))))
+        sides, num_documents = held_out(digests, recipe.share), len(digests)
+
+        def read(activity: str) -> Iterator[str]:
+            return recipe.counted(activity, documents(recipe.data), num_documents)
+
+        train = (text for text in read("training a tokenizer") if digest(text) not in sides)
         tokenizer = recipe.tokenizer_of(writer, train)
-        num_documents = 0
-        for text in documents(recipe.data):
-            recipe.check_stop()
-            num_documents += 1
+        for text in read("tokenizing"):
             is_held_out = digest(text) in sides
             for ids in _pieces(text, tokenizer, recipe.seq_len):
                 writer.add({"ids": ids}, held_out=is_held_out)
@@ -312,16 +332,17 @@ def graph_corpus(cache: Path, recipe: Recipe) -> Corpus:
 
     def build(writer: Writer) -> None:
         skipped: list[str] = []
-        modules = []
-        for module in read_modules(files, recipe.data, on_skip=lambda p, _: skipped.append(str(p))):
-            recipe.check_stop()
-            modules.append(module)
+        paths = recipe.counted("parsing", files, len(files), "files")
+        modules = list(
+            read_modules(paths, recipe.data, on_skip=lambda p, _: skipped.append(str(p)))
+        )
         digests = [digest((recipe.data / module.file).read_bytes()) for module in modules]
         sides = held_out(digests, recipe.share)
         by_side: dict[bool, list[Module]] = {False: [], True: []}
         for module, number in zip(modules, digests, strict=True):
             by_side[number in sides].append(module)
-        tokenizer = recipe.tokenizer_of(writer, _texts(by_side[False]))
+        texts = recipe.counted("training a tokenizer", _texts(by_side[False]), unit="texts")
+        tokenizer = recipe.tokenizer_of(writer, texts)
         for is_held_out, of_side in by_side.items():
             examples = build_examples(
                 [triple for module in of_side for triple in module.triples],
@@ -329,8 +350,7 @@ def graph_corpus(cache: Path, recipe: Recipe) -> Corpus:
                 tokenizer.backend_tokenizer,
                 seq_len=recipe.seq_len,
             )
-            for _, example in examples:
-                recipe.check_stop()
+            for _, example in recipe.counted("tokenizing", examples, unit="examples"):
                 writer.add(example._asdict(), held_out=is_held_out)
         writer.facts = {
             "documents": len(modules),

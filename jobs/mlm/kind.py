@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,7 @@ def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path
         seq_len=spec.seq_len,
         share=spec.validation,
         check_stop=check_stop,
+        report=_preparation(ctx),
     )
     begun = time.perf_counter()
     build = made.graph_corpus if is_graph else made.text_corpus
@@ -97,6 +99,20 @@ def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path
             f"gradient_accumulation), got {len(corpus.train)}"
         )
     return corpus
+
+
+def _preparation(ctx: Context) -> Callable[[str, int, int | None, str], None]:
+    """Return what emits the progress of an activity: when it begins, and then once a second."""
+    latest, due = "", 0.0
+
+    def report(activity: str, done: int, total: int | None, unit: str) -> None:
+        nonlocal latest, due
+        now = time.monotonic()
+        if activity != latest or now >= due:
+            latest, due = activity, now + 1
+            ctx.emit("progress", activity=activity, done=done, total=total, unit=unit)
+
+    return report
 
 
 # The trainer.

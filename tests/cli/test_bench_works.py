@@ -94,7 +94,7 @@ def test_a_table_is_printed_for_people(tmp_path):
     assert "x  " in line
     assert "%" in line
     work, seconds = "BERT tiny-bert: 2 x 40, forward + backward", r"[\d.e-]+ s"
-    assert re.fullmatch(rf"{re.escape(work)}: {seconds} beside {seconds}, [\d.]+x\n", done.err)
+    assert re.fullmatch(rf"{re.escape(work)}: {seconds} against {seconds}, [\d.]+x\n", done.err)
 
 
 def test_a_work_and_the_options_of_a_job_do_not_go_together(tmp_path):

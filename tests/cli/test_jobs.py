@@ -178,7 +178,7 @@ def test_ctrl_c_on_a_pipe_says_how_to_come_back_too(desk):
         tail.send_signal(signal.SIGINT)
         _, err = tail.communicate(timeout=10)
     assert tail.returncode == 130
-    assert err.strip() == f"{job_id} goes on. Come back with: warmd tail {job_id}"
+    assert err.strip() == f"{job_id} continues. Follow it again with: warmd tail {job_id}"
 
 
 def test_a_result_is_printed_once_there_is_one(desk):
@@ -221,7 +221,7 @@ def test_a_running_job_is_asked_to_stop_or_killed(desk):
     assert desk.rows("kill")[0]["outcome"] == "killing"
 
 
-def test_colours_are_for_terminals_and_no_color_turns_them_off(desk):
+def test_colors_are_for_terminals_and_no_color_turns_them_off(desk):
     desk.submit()
     assert "\x1b" not in desk.warmd("jobs").out
 

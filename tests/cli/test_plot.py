@@ -72,7 +72,7 @@ def test_json_is_one_curve_a_line(home):
     ]
 
 
-def test_jobs_are_compared_in_one_chart_and_told_apart_without_colour(home):
+def test_jobs_are_compared_in_one_chart_and_told_apart_without_color(home):
     first, second = run_dir(home, [4.0, 1.0]), run_dir(home, [1.0, 4.0])
     lines = plot(home, first, second, first, "--metric", "loss").out.splitlines()
     assert lines[0] == "loss"
@@ -81,7 +81,7 @@ def test_jobs_are_compared_in_one_chart_and_told_apart_without_colour(home):
     assert lines[-2:] == [f"o {first}  1 at step 2", f"x {second}  4 at step 2"]
 
 
-def test_on_a_terminal_the_chart_fits_its_width_and_has_colours(home):
+def test_on_a_terminal_the_chart_fits_its_width_and_has_colors(home):
     run_dir(home, [3.0, 2.0])
     # A size that the terminal does not say itself comes from COLUMNS.
     seen = seen_on_a_terminal("plot", WARMD_HOME=str(home), COLUMNS="44")
@@ -158,14 +158,12 @@ numbers = st.floats(-1e30, 1e30)
     st.integers(20, 150),
     st.booleans(),
 )
-def test_any_curves_are_drawn_within_the_width(values, width, in_colour):
+def test_any_curves_are_drawn_within_the_width(values, width, in_color):
     lines = [(range(len(ys)), ys) for ys in values]
-    drawn = [
-        click.unstyle(row) for row in chart(lines, width=width, height=13, in_colour=in_colour)
-    ]
+    drawn = [click.unstyle(row) for row in chart(lines, width=width, height=13, in_color=in_color)]
     assert len(drawn) == 14
     assert max(map(len, drawn)) <= width
     body = "".join(row.partition("┤")[2] or row.partition("│")[2] for row in drawn[:-1])
     assert body.strip()
-    if len(lines) > 1 and not in_colour:
+    if len(lines) > 1 and not in_color:
         assert set(body) <= set(MARKERS) | {" "}

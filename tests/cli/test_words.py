@@ -236,7 +236,7 @@ def test_micro_steps_are_shown_apart_where_a_step_has_several():
         (
             "stall",
             {"activity": "step", "seconds": 52.0, "median_s": 1.25},
-            "stalled: after step 7 the step has taken 52 s and goes on; the median is 1.2 s",
+            "stalled: after step 7 the step has taken 52 s and has not ended; the median is 1.2 s",
         ),
         (
             "divergence",
@@ -249,7 +249,7 @@ def test_micro_steps_are_shown_apart_where_a_step_has_several():
             {"released": True},
             "paused after step 7, saved, and its memory released, until `warmd unpause`",
         ),
-        ("unpaused", {}, "goes on after step 7"),
+        ("unpaused", {}, "continues after step 7"),
         ("revised", {"learning_rate": [1e-4, 5e-5]}, "revised: learning_rate 0.0001 -> 5e-05"),
         (
             "revised",

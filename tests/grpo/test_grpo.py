@@ -223,6 +223,15 @@ def test_each_step_is_one_event_with_everything_that_happened_in_it(tmp_path):
     assert result["metrics"]["reward"] == events[-1]["reward"]
 
 
+@pytest.mark.slow
+def test_steps_without_a_difference_of_rewards_in_any_group_are_warned_of_once(tmp_path):
+    job = tiny.surroundings(tmp_path)
+    run(spec(steps=25, reward=("custom",), custom_required_term=("no such term",)), job.ctx)
+    (warning,) = job.of_type("warning")
+    assert warning["step"] == 20
+    assert warning["message"].startswith("nothing is being learned: for 20 steps, all completions")
+
+
 def test_the_model_and_its_tokenizer_load_from_the_run_directory(tmp_path):
     job = tiny.surroundings(tmp_path)
     result = run(spec(), job.ctx)

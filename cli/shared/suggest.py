@@ -1,0 +1,88 @@
+"""Did you mean: what to type instead of a command or an option that does not exist."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+# Commands of other tools, and words that come to mind, with warmd's own.
+HABITS = {
+    "ask": "run",
+    "attach": "tail",
+    "complete": "run",
+    "delete": "rm",
+    "down": "stop",
+    "follow": "tail",
+    "generate": "run",
+    "history": "jobs",
+    "info": "show",
+    "inspect": "show",
+    "list": "jobs",
+    "log": "logs",
+    "ls": "jobs",
+    "ps": "queue",
+    "pull": "load",
+    "remove": "rm",
+    "sacct": "jobs",
+    "sbatch": "submit",
+    "scancel": "cancel",
+    "squeue": "queue",
+    "serve": "start",
+    "top": "queue",
+    "train": "submit",
+    "up": "start",
+    "watch": "tail",
+}
+
+# Options of TRL, transformers and Slurm whose names here are others.
+OPTION_HABITS = {
+    "bs": "batch-size",
+    "config-file": "config",
+    "data": "dataset",
+    "dependency": "after",
+    "gradient-accumulation-steps": "gradient-accumulation",
+    "lr": "learning-rate",
+    "max-new-tokens": "max-tokens",
+    "max-seq-length": "seq-len",
+    "max-steps": "steps",
+    "model-name-or-path": "model",
+    "num-samples": "samples",
+    "num-train-epochs": "epochs",
+    "per-device-train-batch-size": "batch-size",
+    "reward-funcs": "reward",
+    "save-steps": "save-every",
+    "eval-steps": "eval-every",
+    "time": "timeout",
+    "wd": "weight-decay",
+}
+
+_CLOSE = 0.6
+_MOST = 3
+
+
+def commands(name: str, known: Iterable[str]) -> list[str]:
+    """Return the commands that may be meant by `name`, the likeliest first."""
+    known = list(known)
+    if HABITS.get(name) in known:
+        return [HABITS[name]]
+    return _close(name, known)
+
+
+def options(flag: str, known: Sequence[str]) -> list[str]:
+    """Return the options (`--name`) that may be meant by `flag`, the likeliest first."""
+    name = flag.lstrip("-").replace("_", "-")
+    names = [option.lstrip("-") for option in known if option.startswith("--")]
+    if name in names:  # typed with underscores
+        return [f"--{name}"]
+    if OPTION_HABITS.get(name) in names:
+        return [f"--{OPTION_HABITS[name]}"]
+    return [f"--{found}" for found in _close(name, names)]
+
+
+def sentence(found: Sequence[str]) -> str:
+    """Return ` Did you mean A or B?`, or nothing for nothing."""
+    return f" Did you mean {' or '.join(map(repr, found))}?" if found else ""
+
+
+def _close(name: str, known: Sequence[str]) -> list[str]:
+    return difflib.get_close_matches(name, known, n=_MOST, cutoff=_CLOSE)

@@ -1,0 +1,279 @@
+"""What a person meets on the first day: suggestions, lists that fit, reading without a daemon."""
+
+from __future__ import annotations
+
+import os
+import pty
+import sys
+from typing import Any
+
+import click
+import pytest
+import yaml
+from shell import warmd
+from terminal import seen_on_a_terminal
+
+from warmd.cli.view import render
+from warmd.cli.view.curves import Curve, smoothed, span_of
+from warmd.cli.view.describe import describe
+from warmd.cli.view.progress import Progress
+from warmd.daemon.runs.events import EventLog
+from warmd.daemon.runs.rundir import RunDir
+
+WIDTH = 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["ps"], "'warmd queue'"),
+        (["ls"], "'warmd jobs'"),
+        (["list"], "'warmd jobs'"),
+        (["log"], "'warmd logs'"),
+        (["statsu"], "'warmd status'"),
+        (["submit", "grpo", "--lr", "1e-5"], "'--learning-rate'"),
+        (["submit", "grpo", "--max_steps", "3"], "'--steps'"),
+        (["submit", "grpo", "--num_generations", "3"], "'--num-generations'"),
+        (["start", "--modle", "x"], "Did you mean '--model'"),
+    ],
+)
+def test_a_wrong_command_or_option_names_the_one_that_is_meant(arguments, meant, tmp_path):
+    done = warmd(*arguments, home=tmp_path)
+    assert done.is_refusal(2)
+    assert meant in done.err
+
+
+def test_what_nothing_resembles_has_no_suggestion(tmp_path):
+    assert "Did you mean" not in warmd("qqqqqq", home=tmp_path).err
+
+
+def texts(value: str) -> list[str]:
+    return [click.unstyle(line) for line in value.replace("\r", "").splitlines()]
+
+
+def test_jobs_of_long_names_and_long_errors_fit_80_columns(desk):
+    for _ in range(2):
+        desk.submit()
+    desk.begin().fail("the reward of mine:score raised ZeroDivisionError at line 3 of rewards.py")
+    lines = texts(seen_on_a_terminal("jobs", **desk.environ, COLUMNS=str(WIDTH)))
+    assert max(map(len, lines)) <= WIDTH
+    assert "ZeroDivisionError" in " ".join(lines)
+
+
+def test_a_table_cuts_texts_before_numbers_and_ids_and_moves_the_last_column_below():
+    headers = ["JOB", "MODEL", ">STEP", "ERROR"]
+    job, model = "grpo-20261121-184200-x7f2", "grpo-20261120-090000-aaaa"
+    row = [job, model, "1234/9999", "no memory for the weights of the model"]
+    lines = [click.unstyle(line) for line in render.table(headers, [row], width=52)]
+    assert lines == [
+        "JOB                        MODEL              STEP",
+        "grpo-20261121-184200-x7f2  grpo-2…-aaaa  1234/9999",
+        "  error: no memory for the weights of the model",
+    ]
+
+
+def test_fields_are_broken_between_words_and_phrases_stay_whole():
+    text = ", ".join(map(render.phrase, ["uptime 2m 02s", "memory 12 MB", "pid 1234"]))
+    assert render.wrapped(f"daemon  {text}", width=34, indent=8) == [
+        "daemon  uptime 2m 02s,",
+        "        memory 12 MB, pid 1234",
+    ]
+
+
+def answer(desk: Any, text: str) -> str:
+    """A finished answer, with its events."""
+    rundir = RunDir.create(desk.home.runs, "infer", {"spec": {"prompt": "1+1="}, "origin": "cli"})
+    result = {"choices": [{"index": 0, "text": text, "finish_reason": "stop"}]}
+    with EventLog(rundir.events, execution=1) as log:
+        log.emit("started")
+        log.emit("begin", prompt_tokens=4)
+        for piece in text.split():
+            log.emit("text", index=0, text=piece, tokens=1)
+        log.emit("finished", result=result)
+    rundir.write_result(result, revision=1)
+    return rundir.path.name
+
+
+def test_jobs_are_trainings_and_all_shows_answers_too(desk):
+    training = desk.submit()
+    other = answer(desk, "forty two")
+    assert [job["id"] for job in desk.rows("jobs")] == [training]
+    assert {job["id"] for job in desk.rows("jobs", "--all")} == {training, other}
+    assert [job["id"] for job in desk.rows("jobs", "--kind", "infer")] == [other]
+
+
+def test_a_status_may_be_said_in_another_word(desk):
+    desk.submit()
+    running = desk.begin().id
+    waiting = desk.submit()
+    assert [job["id"] for job in desk.rows("jobs", "--status", "running")] == [running]
+    assert [job["id"] for job in desk.rows("jobs", "--status", "waiting")] == [waiting]
+
+
+def test_an_answer_is_shown_as_its_text(desk):
+    job_id = answer(desk, "forty two")
+    assert desk.warmd("result", job_id).out == "forty two\n"
+    shown = desk.warmd("show", job_id).out.splitlines()
+    assert ["answer", "forty", "two"] in [line.split() for line in shown]
+    lines = desk.warmd("tail", job_id).out.splitlines()
+    assert lines[-1] == "forty two"
+    assert not [line for line in lines if "index" in line]
+
+
+def test_jobs_can_be_read_while_no_daemon_runs(desk):
+    finished, failed = desk.submit(), desk.submit()
+    first = desk.begin()
+    first.step(1)
+    desk.client.rundir(finished).write_result({"steps": 4}, revision=1)
+    first.finish({"steps": 4})
+    desk.begin().fail("no memory")
+    waiting = desk.submit()
+    desk.client.close()
+    desk.server.stop()
+    try:
+        assert {job["id"]: job["status"] for job in desk.rows("jobs")} == {
+            finished: "finished",
+            failed: "failed",
+            waiting: "queued",
+        }
+        assert [job["id"] for job in desk.rows("jobs", "--limit", "1")] == [waiting]
+        assert [job["id"] for job in desk.rows("queue")] == [waiting]
+        assert desk.rows("show", failed)[0]["error"] == "no memory"
+        assert desk.rows("result", finished) == [{"steps": 4}]
+        assert desk.warmd("tail", finished).code == 0
+        assert desk.warmd("tail", failed).code == 1
+        done = desk.warmd("jobs")
+        assert done.err.count("no daemon runs") == 1
+        assert desk.warmd("cancel", waiting).is_refusal(3)
+    finally:
+        desk.server.start()
+
+
+SAMPLE = {"prompt": "1+1=", "completion": "2", "rewards": {"math": 1.0}}
+
+
+def test_completions_of_a_step_are_shown_with_their_rewards(desk):
+    desk.submit()
+    run = desk.begin()
+    for step in (1, 2):
+        sample = {**SAMPLE, "completion": f"answer {step}"}
+        run.log.emit("step", step=step, steps_total=4, loss=0.5, samples=[sample])
+    assert "answer 2" in desk.warmd("samples").out
+    lines = desk.warmd("samples", run.id, "1").out.splitlines()
+    assert lines[:4] == [
+        f"{run.id}  step 1",
+        "prompt      1+1=",
+        "completion  answer 1",
+        "reward      math 1",
+    ]
+    assert desk.rows("samples", run.id, "2")[0]["rewards"] == {"math": 1.0}
+    assert desk.warmd("samples", run.id, "3").is_refusal(2)
+    run.finish({"steps": 2})
+    assert "answer 1" not in desk.warmd("tail", run.id).out
+    shown = desk.warmd("tail", run.id, "--samples").out
+    assert "completion  answer 1" in shown
+    assert "completion  answer 2" in shown
+
+
+def event(type: str, at: float, **fields: Any) -> dict[str, Any]:
+    return {"seq": 1, "execution": 1, "time": at, "type": type, "step": None, **fields}
+
+
+def test_the_live_line_of_a_file_of_rows_holds_rate_and_eta():
+    progress = Progress()
+    progress.update(event("started", 0.0))
+    assert progress.line(3.0, 80) == "starting  3.0 s"
+    progress.update(event("begin", 10.0, rows=200, done=0))
+    for done, at in ((0, 10.0), (20, 12.0), (40, 14.0)):
+        progress.update(event("progress", at, done=done, total=200))
+    line = progress.line(14.0, 120)
+    assert "40/200 rows  ETA 16 s  done at " in line
+    assert line.endswith("10 rows/s")
+
+
+def test_what_a_training_prepares_is_named_with_its_time():
+    progress = Progress()
+    progress.update(event("started", 0.0))
+    fields = {"activity": "tokenizing", "total": 734, "unit": "files"}
+    progress.update(event("progress", 5.0, done=0, **fields))
+    progress.update(event("progress", 7.0, done=367, **fields))
+    bar = "█" * 10 + "░" * 10
+    assert progress.line(8.0, 80) == f"{bar}  tokenizing  367/734 files  3.0 s"
+    assert describe(event("progress", 0.0, done=367, **fields)).endswith(
+        "tokenizing: 367/734 files"
+    )
+    progress.update(event("begin", 9.0, steps_total=80))
+    assert progress.line(9.0, 80).endswith("0/80  starting")
+
+
+def test_long_curves_are_smoothed_and_short_ones_and_evaluations_are_not():
+    def curve(metric: str, count: int) -> Curve:
+        return Curve(job="j", metric=metric, steps=range(count), values=[1.0] * count)
+
+    assert [span_of(curve("reward", n)) for n in (39, 40, 400)] == [1, 5, 20]
+    assert span_of(curve("eval_reward", 400)) == 1
+    assert smoothed([3.0] * 9, 5) == pytest.approx([3.0] * 9)
+    assert smoothed([1.0, 5.0], 1) == [1.0, 5.0]
+    noisy = [0.0, 1.0] * 50
+    assert max(smoothed(noisy, 10)[50:]) - min(smoothed(noisy, 10)[50:]) < 0.25
+
+
+def test_a_smoothed_curve_is_drawn_over_its_pale_raw_one(tmp_path):
+    (tmp_path / "runs").mkdir()
+    rundir = RunDir.create(tmp_path / "runs", "grpo", {"spec": {}})
+    with EventLog(rundir.events, execution=1) as log:
+        for step in range(1, 101):
+            log.emit("step", step=step, steps_total=100, reward=float(step % 2))
+    arguments = ("plot", "--metric", "reward")
+    seen = seen_on_a_terminal(*arguments, WARMD_HOME=str(tmp_path))
+    assert "(smoothed over 5 steps)" in seen
+    assert "\x1b[36m\x1b[2m" in seen
+    assert "\x1b[2m" not in seen_on_a_terminal(
+        *arguments, "--smooth", "1", WARMD_HOME=str(tmp_path)
+    )
+
+
+def test_a_dry_run_says_what_the_job_would_take(desk):
+    desk.submit()
+    run = desk.begin()
+    for step in (1, 2, 3):
+        run.step(step)
+    done = desk.warmd(*desk.grpo, "--dry-run")
+    comments = [line for line in done.out.splitlines() if line.startswith("# ")]
+    assert "# steps: 4" in comments
+    assert any(line.startswith("# per step: 8 completions") for line in comments)
+    assert any(line.startswith("# time: about ") and run.id in line for line in comments)
+    assert set(yaml.safe_load(done.out)) == {"model", "samples"}
+
+
+def test_chat_with_a_model_that_cannot_names_what_can_before_anything_is_typed(desk, tmp_path):
+    able = tmp_path / "able"
+    able.mkdir()
+    (able / "config.json").write_text('{"max_position_embeddings": 256}')
+    (able / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    (desk.home.path / "config.yaml").write_text(f"models: [able={able}]\n")
+    done = desk.warmd("chat", desk.grpo[3])
+    assert done.is_refusal(2)
+    assert "must go with a chat template" in done.err
+    assert "chat with able instead" in done.err
+    assert "warmd run --model" in done.err
+
+
+@pytest.mark.parametrize("leave", ["/bye\n", "\x04", "\x03"], ids=["bye", "ctrl-d", "ctrl-c"])
+def test_chat_greets_and_can_be_left(desk, tmp_path, leave):
+
+    able = tmp_path / "able"
+    able.mkdir()
+    (able / "config.json").write_text('{"max_position_embeddings": 256}')
+    (able / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    pid, terminal = pty.fork()
+    if pid == 0:
+        command = [sys.executable, "-m", "warmd.cli", "chat", str(able)]
+        os.execve(sys.executable, command, desk.environ)
+    seen = b""
+    while b"> " not in seen:
+        seen += os.read(terminal, 4096)
+    assert b"/bye" in seen
+    os.write(terminal, leave.encode())
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(terminal)
