@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from ..errors import SpecError
+from ..errors import JobFailed, SpecError
+from ..models import chat_templates
 from ..models.architectures import check_generates
 from ..models.tokenizer_folder import TokenizerFolder
 from ..spec import option, path_of
@@ -21,12 +23,13 @@ from ..training.options import (
 )
 from ..user_code.modules import own_modules
 from . import problems, rewards
-from .prompts import NO_TEMPLATE, too_long
+from .prompts import NO_TEMPLATE, field_of, messages_of, too_long
 from .user_rewards import KeywordReward
 
 LOSSES = ("dapo", "bnpo", "grpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
 MOST_CHARACTERS = 100_000  # of template and system message
 MOST_QUESTIONS = 16  # places for it in the template
+_CHECK_S = 1.0  # for rendering and counting the tokens of prompts at submit
 MICRO_BATCH = 8  # completions, unless the options say otherwise
 COMPLETION_LENGTH = 64  # tokens, unless the options or the model's generation config say otherwise
 
@@ -315,18 +318,54 @@ class GrpoSpec(TrainingSpec):
     def check_model_files(self, folder: Path) -> None:
         """Check the prompts with the model's tokenizer, for a second at most. Raises SpecError.
 
-        What is left is checked when the job begins, and so are chats, which need the template.
+        Chats are rendered by the model's template. What there was no time for, and what only
+        transformers can read, is checked when the job begins.
         """
+        until = time.monotonic() + _CHECK_S
         found = [*self.training_problems(), *self.held_out_problems()]
-        is_chat = any(not isinstance(problem.prompt, str) for problem in found)
+        has_chats = self.chat_template or any(not isinstance(p.prompt, str) for p in found)
         files = TokenizerFolder(folder)
-        if (self.chat_template or is_chat) and files.lacks_chat_template():
+        if has_chats and files.lacks_chat_template():
             raise SpecError(*NO_TEMPLATE)
+        texts = self._texts(found, files.chat_template() if has_chats else None, until)
         limit = files.positions()
-        if limit is None or self.max_prompt_length is not None or self.chat_template:
+        if limit is None or self.max_prompt_length is not None:
+            for _ in texts:  # for what the template refuses
+                pass
             return
         room = limit - (self.max_completion_length or 1)
-        texts = [(p.row, p.prompt) for p in found if isinstance(p.prompt, str)]
-        longer = files.longer_than(room, texts)
+        longer = files.longer_than(room, texts, until=until)
         if longer is not None:
             raise SpecError(*too_long(*longer, limit))
+
+    def _texts(
+        self,
+        found: Sequence[problems.Problem],
+        template: chat_templates.FolderTemplate | None,
+        until: float,
+    ) -> Iterator[tuple[int, str]]:
+        """Yield the row and the text of each prompt, while there is time.
+
+        Raises SpecError for a chat that the template refuses.
+        """
+        for problem in found:
+            messages = messages_of(problem, chat_template=self.chat_template, system=self.system)
+            if messages is None:
+                assert isinstance(problem.prompt, str)
+                yield problem.row, problem.prompt
+                continue
+            if template is None:
+                continue
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return
+            field = field_of(problem)
+            try:
+                text = chat_templates.render(template, messages, field=field, limit_s=left_s)
+            except chat_templates.TooSlow:
+                return
+            except JobFailed as error:
+                if isinstance(error.__cause__, chat_templates.Refused):
+                    raise SpecError("dataset", str(error).removeprefix("dataset: ")) from None
+                return  # something that this environment lacks, perhaps
+            yield problem.row, text
