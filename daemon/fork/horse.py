@@ -363,7 +363,7 @@ def _run(
     run = run_function(document["kind"])
     forked_at = request.get("forked_at")  # a resident horse was forked for another
     fork_s = None if forked_at is None else time.monotonic() - forked_at
-    weights = models.weights()
+    weights = models.weights(getattr(spec, "precision", None))
     _tell_of_changes(request, rundir, events, weights)
     events.emit(
         "started",

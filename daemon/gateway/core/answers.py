@@ -7,7 +7,8 @@ what was sent already is left out, and only if it comes out otherwise does the s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import hashlib
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,25 @@ class Text:
     text: str
 
 
-Piece = Text | Standing | dict[str, Any]
+@dataclass(frozen=True)
+class Begun:
+    """A worker has begun the job."""
+
+    fingerprint: str | None  # of what answers
+
+
+Piece = Text | Standing | Begun | dict[str, Any]
+
+
+def fingerprint_of(weights: Mapping[str, str] | None) -> str | None:
+    """Return OpenAI's `system_fingerprint`: another one for other weights or another precision.
+
+    None where an earlier version wrote the result, without its weights.
+    """
+    if weights is None:
+        return None
+    identity = f"{weights['digest']} {weights.get('precision')}"
+    return f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
 
 
 async def submit(gate: Gate, caller: Caller, order: Order) -> tuple[str, dict[str, str]]:
@@ -57,6 +76,8 @@ async def submit(gate: Gate, caller: Caller, order: Order) -> tuple[str, dict[st
 async def pieces(gate: Gate, job_id: str) -> AsyncGenerator[Piece, None]:
     """Yield the text as it comes, where the job stands meanwhile, and last its result.
 
+    Each execution begins with `Begun`.
+
     Raises ApiError when there will be none.
     """
     sent: dict[int, str] = {}
@@ -79,6 +100,7 @@ async def pieces(gate: Gate, job_id: str) -> AsyncGenerator[Piece, None]:
         match item["type"]:
             case "started":
                 begun = item["time"]
+                yield Begun(fingerprint_of(item.get("weights")))
             case "failed":
                 failure = item
             case "finished":

@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 
 from ..http.errors import from_any
 from . import answers
-from .answers import Text
+from .answers import Begun, Text, fingerprint_of
 from .event_reader import Standing
 from .sampling import usage_of
 from .state import Gate
@@ -44,8 +44,10 @@ def response(
 ) -> StreamingResponse:
     """Stream a job's text. What fails after the first byte comes as a frame with an error.
 
-    `chunk`: what every frame has; the others give one choice each, `on_end` for each of the result.
+    `chunk`: what every frame has besides `system_fingerprint`, which is null until the job begins;
+    the others give one choice each, `on_end` for each of the result.
     """
+    chunk = {**chunk, "system_fingerprint": None}
 
     def choose(choice: dict[str, Any]) -> bytes:
         return frame({**chunk, "choices": [choice]})
@@ -57,6 +59,9 @@ def response(
                     yield choose(choice)
                 last, shown = time.monotonic(), None
                 async for piece in answers.pieces(gate, job_id):
+                    if isinstance(piece, Begun):
+                        chunk["system_fingerprint"] = piece.fingerprint
+                        continue
                     if isinstance(piece, Text):
                         yield choose(on_text(piece))
                     elif isinstance(piece, Standing):
@@ -68,6 +73,7 @@ def response(
                     else:
                         stay.is_over = True
                         gate.metrics.count_tokens(piece["usage"])
+                        chunk["system_fingerprint"] = fingerprint_of(piece.get("weights"))
                         for choice in piece["choices"]:
                             yield choose(on_end(choice))
                         if wants_usage:
