@@ -340,7 +340,9 @@ def _run(
     """Run the job's kind on its spec; return its result."""
     threads = _choose_threads(request["threads"], models)
     spec = spec_class(document["kind"]).parse(document["spec"])
-    waited = time.time() - request["enqueued_at"] if request.get("enqueued_at") else None
+    enqueued_at = request.get("enqueued_at")
+    # The clock may have been put back meanwhile.
+    waited = max(time.time() - enqueued_at, 0.0) if enqueued_at else None
     checkpoints = Checkpoints(
         rundir.checkpoints,
         keep=getattr(spec, "keep", 3),

@@ -23,7 +23,7 @@ class Pace:
 
     def note(self, seconds: float) -> None:
         """Note how long a request was worked on, its wait not counted."""
-        self._seconds.append(seconds)
+        self._seconds.append(max(seconds, 0.0))  # the clock may have been put back meanwhile
 
     def eta_s(self, position: int) -> float | None:
         """Return in how many seconds the request at a place will begin; None when not known yet."""
