@@ -70,7 +70,7 @@ class Client:
 
     @cached_property
     def connection(self) -> redis.Redis:
-        return keys.connect(self.url)
+        return keys.connect_for_person(self.url)
 
     @cached_property
     def store(self) -> JobStore:
@@ -91,6 +91,8 @@ class Client:
                 f"the disk of {self.home.path} is full, and Redis has ended: make room there, for "
                 "example with `warmd checkpoints prune`, and run `warmd start`"
             )
+        if isinstance(error, redis.TimeoutError):
+            return Unavailable(f"the server at {redacted_url(self.url)} does not answer: {error}")
         if self.url == self.home.server_url:
             return Unavailable(f"no daemon runs in {self.home.path}: start it with `warmd start`")
         return Unavailable(f"no server at {redacted_url(self.url)}: {error}")

@@ -9,8 +9,10 @@ from typing import Any
 
 import orjson
 import redis
-from redis.backoff import NoBackoff
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.retry import Retry
+
+_RETRIES = 10  # of what failed, in about 3 s; as redis-py has it
 
 QUEUES = ("train", "infer")
 
@@ -106,6 +108,17 @@ def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
         socket_timeout=timeout_s,
         health_check_interval=0,
     )
+
+
+def connect_for_person(url: str) -> redis.Redis:
+    """The same for somebody who waits: a server that is away may come back, one that hangs is told.
+
+    A command that timed out may have been done, and is not repeated.
+    """
+    connection = connect(url)
+    backoff = ExponentialWithJitterBackoff(cap=1, base=0.01)
+    connection.set_retry(Retry(backoff, _RETRIES, (redis.ConnectionError,)))
+    return connection
 
 
 def connect_once(url: str, *, timeout_s: float) -> redis.Redis:
