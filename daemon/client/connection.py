@@ -83,7 +83,7 @@ class ClientConnection:
 
     @cached_property
     def connection(self) -> redis.Redis:
-        return keys.connect(self.url)
+        return keys.connect_for_person(self.url)
 
     @cached_property
     def store(self) -> JobStore:
@@ -116,6 +116,8 @@ class ClientConnection:
                 f"the disk of {self.home.path} is full, and Redis has ended: free some space, for "
                 "example with `warmd checkpoints prune`, and run `warmd start`"
             )
+        if isinstance(error, redis.TimeoutError):
+            return Unavailable(f"Redis at {redacted_url(self.url)} does not answer: {error}")
         if self.url == self.home.redis_url:
             return Unavailable(f"no daemon runs in {self.home.path}: start it with `warmd start`")
         return Unavailable(f"no Redis at {redacted_url(self.url)}: {error}")

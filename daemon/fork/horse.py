@@ -242,7 +242,9 @@ def _run(
     """Run the job's kind on its spec; return its result."""
     threads = _choose_threads(request.threads, models)
     spec = spec_class(document["kind"]).parse(document["spec"])
-    waited = time.time() - request.enqueued_at if request.enqueued_at else None
+    waited = None
+    if request.enqueued_at:
+        waited = max(time.time() - request.enqueued_at, 0.0)  # the clock may have been put back
     checkpoints = Checkpoints(
         rundir.checkpoints,
         keep=getattr(spec, "keep", 3),
@@ -265,7 +267,7 @@ def _run(
     run = run_function(document["kind"])
     # None in a resident horse that was forked for another job.
     fork_s = None if request.forked_at is None else time.monotonic() - request.forked_at
-    weights = models.weights()
+    weights = models.weights(getattr(spec, "precision", None))
     _warn_of_changed_weights(request, rundir, events, weights)
     events.emit(
         "started",

@@ -219,11 +219,18 @@ class HorseModels:
         place = self.placement.copied if self._copies else self.placement.shared
         return place(loaded.warm)
 
-    def weights(self) -> dict[str, str] | None:
-        """What the job's warm model was read from: its folder and the digest of its files."""
+    def weights(self, precision: str | None) -> dict[str, str] | None:
+        """The job's warm model: its folder, the digest of its files, and the precision of answers.
+
+        `precision`: the one that the job asks for, None for the model's.
+        """
         for name in self._names.values():
             loaded = self._warm.loaded[name]
-            return {"folder": str(loaded.warm.path), "digest": loaded.weights}
+            return {
+                "folder": str(loaded.warm.path),
+                "digest": loaded.weights,
+                "precision": precision or loaded.config.precision,
+            }
         return None
 
     def num_parameters(self) -> int | None:

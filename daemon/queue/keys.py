@@ -9,8 +9,10 @@ from typing import Any
 
 import orjson
 import redis
-from redis.backoff import NoBackoff
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.retry import Retry
+
+_RETRIES = 10  # of a failed command, in about 3 s: redis-py's default
 
 # The function name in RQ's record of a job; jobs with another one are refused. It is never
 # imported: homes of all versions have this name in Redis.
@@ -105,6 +107,17 @@ def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
         socket_timeout=timeout_s,
         health_check_interval=0,
     )
+
+
+def connect_for_person(url: str) -> redis.Redis:
+    """The same for somebody who waits: a server that is away may come back, one that hangs is told.
+
+    A command that timed out may have been done, and is not repeated.
+    """
+    connection = connect(url)
+    backoff = ExponentialWithJitterBackoff(cap=1, base=0.01)
+    connection.set_retry(Retry(backoff, _RETRIES, (redis.ConnectionError,)))
+    return connection
 
 
 def connect_once(url: str, *, timeout_s: float) -> redis.Redis:

@@ -141,7 +141,8 @@ class Estimate:
     def eta_s(self, now: float) -> float | None:
         """Seconds until the last step or row at the recent pace, or None where nobody can know.
 
-        It stands still while a step takes longer than it should.
+        It stands still while a step takes longer than it should, and where the clock has been put
+        back since the last step.
         """
         rate = self.rows_per_s
         if rate is not None and self.rows_total is not None and self.activity is None:
@@ -153,4 +154,5 @@ class Estimate:
         step, at = self._known
         pace += self.seconds_between_steps
         left = pace * (self.steps_total - step)
-        return max(left - min(now - at, pace * max(self.step - step + 1, 1)), 0.0)
+        since = max(now - at, 0.0)
+        return max(left - min(since, pace * max(self.step - step + 1, 1)), 0.0)

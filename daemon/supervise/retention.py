@@ -103,7 +103,7 @@ class Retention:
         excess = max(number - self._most, 0)
         old: Any = connection.zrangebyscore(keys.ANSWERS, "-inf", now - keep_s - GRACE_S)
         surplus = connection.zrange(keys.ANSWERS, 0, excess - 1, withscores=True) if excess else []
-        over = [pair for pair in (*surplus, *self._too_large()) if now - pair[1] >= GRACE_S]
+        over = [pair for pair in (*surplus, *self._too_large()) if _is_over(now - pair[1])]
         found = dict.fromkeys(keys.text(raw) for raw in (*old, *(raw for raw, _ in over)))
         return [job_id for job_id in found if job_id in self._sizes]
 
@@ -159,6 +159,15 @@ class Retention:
             return False
         self._sizes.pop(job_id, None)
         return True
+
+
+def _is_over(age_s: float) -> bool:
+    """Whether the grace of an answer is over.
+
+    An end far in the future is one before the clock was put back: it counts as long ago, since
+    otherwise the limits would not hold until that time comes.
+    """
+    return not -GRACE_S < age_s < GRACE_S
 
 
 def _is_of_rows(rundir: RunDir) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from ..engine.options import SamplingSpec
-from ..errors import SpecError
+from ..errors import JobFailed, SpecError
+from ..models import chat_templates
 from ..models.architectures import check_generates
 from ..models.tokenizer_folder import TokenizerFolder
 from ..spec import option, override, path_of
@@ -21,7 +23,7 @@ from ..training.options import (
 )
 from ..user_code.modules import own_modules
 from . import problems, rewards
-from .prompts import NO_TEMPLATE, too_long
+from .prompts import NO_TEMPLATE, field_of, messages_of, too_long
 from .user_rewards import KeywordReward
 
 LOSSES = ("dapo", "bnpo", "grpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
@@ -29,6 +31,7 @@ MOST_CHARACTERS = 100_000  # in template and system message
 MOST_QUESTIONS = 16  # occurrences of {question} in the template
 MICRO_BATCH = 8  # default maximum, in completions
 COMPLETION_LENGTH = 64  # default, in tokens
+_CHECK_S = 1.0  # for rendering and counting the tokens of prompts at submit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,18 +372,54 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
     def check_model_files(self, folder: Path) -> None:
         """Check prompt lengths with the tokenizer of the model, for at most 1 s. Raises SpecError.
 
-        The remaining prompts, and chats, which need the template, are checked in the job.
+        Chats are rendered by the model's template. What there was no time for, and what only
+        transformers can read, is checked when the job begins.
         """
+        until = time.monotonic() + _CHECK_S
         found = [*self.training_problems(), *self.held_out_problems()]
-        is_chat = any(not isinstance(problem.prompt, str) for problem in found)
+        has_chats = self.chat_template or any(not isinstance(p.prompt, str) for p in found)
         files = TokenizerFolder(folder)
-        if (self.chat_template or is_chat) and files.lacks_chat_template():
+        if has_chats and files.lacks_chat_template():
             raise SpecError(*NO_TEMPLATE)
+        texts = self._texts(found, files.chat_template() if has_chats else None, until)
         limit = files.positions()
-        if limit is None or self.max_prompt_length is not None or self.chat_template:
+        if limit is None or self.max_prompt_length is not None:
+            for _ in texts:  # for what the template refuses
+                pass
             return
         room = limit - (self.max_completion_length or 1)
-        texts = [(p.row, p.prompt) for p in found if isinstance(p.prompt, str)]
-        longer = files.longer_than(room, texts)
+        longer = files.longer_than(room, texts, until=until)
         if longer is not None:
             raise SpecError(*too_long(*longer, limit))
+
+    def _texts(
+        self,
+        found: Sequence[problems.Problem],
+        template: chat_templates.FolderTemplate | None,
+        until: float,
+    ) -> Iterator[tuple[int, str]]:
+        """Yield the row and the text of each prompt, while there is time.
+
+        Raises SpecError for a chat that the template refuses.
+        """
+        for problem in found:
+            messages = messages_of(problem, chat_template=self.chat_template, system=self.system)
+            if messages is None:
+                assert isinstance(problem.prompt, str)
+                yield problem.row, problem.prompt
+                continue
+            if template is None:
+                continue
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return
+            field = field_of(problem)
+            try:
+                text = chat_templates.render(template, messages, field=field, limit_s=left_s)
+            except chat_templates.TooSlow:
+                return
+            except JobFailed as error:
+                if isinstance(error.__cause__, chat_templates.Refused):
+                    raise SpecError("dataset", str(error).removeprefix("dataset: ")) from None
+                return  # something that this environment lacks, perhaps
+            yield problem.row, text

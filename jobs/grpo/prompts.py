@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import JobFailed
+from ..models import chat_templates
 from .problems import Problem
 
 NO_TEMPLATE = ("chat_template", "the tokenizer of this model has none")  # the option, the problem
@@ -37,16 +38,16 @@ def encode(
 
     Chat messages always go through the tokenizer's chat template, plain text does if
     `chat_template`; `system` opens a chat that has no system message. Raises JobFailed naming
-    the row that gives no tokens, or when there is no chat template.
+    the row that gives no tokens or that the chat template refuses, or when there is no template.
     """
     prompts = []
     for problem in problems:
-        messages = _messages(problem, chat_template=chat_template, system=system)
+        messages = messages_of(problem, chat_template=chat_template, system=system)
         text = _text(problem, messages, tokenizer)
         # A chat template adds the special tokens itself.
         ids = tokenizer(text, add_special_tokens=messages is None)["input_ids"]
         if not ids:
-            raise JobFailed(f"dataset: the prompt of row {problem.row} has no tokens")
+            raise JobFailed(f"{field_of(problem)} has no tokens")
         is_cut = max_length is not None and len(ids) > max_length
         kept = ids[-max_length:] if is_cut and max_length is not None else ids
         prompts.append(
@@ -91,7 +92,12 @@ def too_long(row: int, num_tokens: int | str, limit: int) -> tuple[str, str]:
     )
 
 
-def _messages(
+def field_of(problem: Problem) -> str:
+    """Name a prompt, where a message says what is wrong with it."""
+    return f"dataset: the prompt of row {problem.row}"
+
+
+def messages_of(
     problem: Problem, *, chat_template: bool, system: str | None
 ) -> list[dict[str, str]] | None:
     """Return the chat that a prompt is; None for plain text."""
@@ -112,5 +118,4 @@ def _text(problem: Problem, messages: list[dict[str, str]] | None, tokenizer: An
         return problem.prompt
     if not tokenizer.chat_template:
         raise JobFailed(": ".join(NO_TEMPLATE))
-    text: str = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    return text
+    return chat_templates.render(tokenizer, messages, field=field_of(problem))

@@ -16,7 +16,8 @@ from decimal import Decimal
 from math import isfinite
 from typing import TypedDict
 
-from ..errors import SpecError
+from ..errors import JobFailed, SpecError
+from ..user_code import bounded_search
 from .problems import Problem
 from .user_rewards import KeywordReward, imported, shown
 
@@ -24,6 +25,7 @@ from .user_rewards import KeywordReward, imported, shown
 Reward = Callable[[list[str], list[str], list[str | None]], list[float]]
 
 MAX_WEIGHT = 1000.0
+_LONGEST_PATTERN = 1000  # characters; compiling a long one takes seconds
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,7 @@ def custom(
     +0.5 when the number of words is within the lengths given (inclusive), -0.5 when it is not;
     +0.5 x the share of the required terms that occur; -0.5 when any forbidden term occurs;
     +format_bonus when the regular expression `format_pattern` is found. What is not given
-    counts nothing.
+    counts nothing. A search that takes longer than a second raises JobFailed.
     """
     low, high = min_length or 0, float("inf") if max_length is None else max_length
     if low < 0 or high < low:
@@ -247,7 +249,7 @@ def custom(
             total += 0.5 * _count(required, lower) / len(required)
         if _count(forbidden, lower):
             total -= 0.5
-        if pattern and pattern.search(text):
+        if pattern and _is_found(pattern, text):
             total += format_bonus
         return total
 
@@ -259,12 +261,27 @@ def _refusal(takes: str, got: str) -> SpecError:
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
+    if len(pattern) > _LONGEST_PATTERN:
+        raise _refusal(
+            f"format_pattern must be at most {_LONGEST_PATTERN} characters", f"{len(pattern)}"
+        )
     try:
         return re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise SpecError(
             "reward",
             f"custom: format_pattern must be a regular expression, got {shown(pattern)} ({error})",
+        ) from None
+
+
+def _is_found(pattern: re.Pattern[str], text: str) -> bool:
+    try:
+        return bounded_search.search(pattern, text) is not None
+    except bounded_search.TooSlow:
+        raise JobFailed(
+            f"custom_format_pattern: takes longer than {bounded_search.LIMIT_S:g} s to search a "
+            f"completion of {len(text)} characters: a repetition in a repetition, such as (a+)+, "
+            "is written without one of the two"
         ) from None
 
 

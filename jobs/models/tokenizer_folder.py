@@ -9,7 +9,8 @@ from typing import Any
 
 import orjson
 
-_MOST_S = 1.0  # for counting the tokens of prompts
+from .chat_templates import FolderTemplate
+
 _MOST_CHARACTERS = 100_000  # of one that are looked at
 
 
@@ -32,36 +33,79 @@ class TokenizerFolder:
         is_there = any((self._folder / name).exists() for name in files)
         return bool(config) and not config.get("chat_template") and not is_there
 
-    def longer_than(self, room: int, texts: Iterable[tuple[int, str]]) -> tuple[int, str] | None:
+    def chat_template(self) -> FolderTemplate | None:
+        """The chat template; None where there is none that renders without transformers."""
+        source = self._template_source()
+        if source is None:
+            return None
+        try:
+            return FolderTemplate(source, self._special_tokens())
+        except Exception:  # the template's compiler; the job will say so
+            return None
+
+    def longer_than(
+        self, room: int, texts: Iterable[tuple[int, str]], *, until: float
+    ) -> tuple[int, str] | None:
         """Return the row and the tokens of the first text of more than `room`, None for none.
 
-        None also where there is no tokenizer.json. Special tokens are not counted: what is said of
+        None also where there is no tokenizer.json, and where `until` (of time.monotonic) comes
+        first; one text is counted in any case. Special tokens are not counted: what is said of
         a text here is true whatever the tokenizer adds.
         """
-        # A text has at most as many tokens as bytes, so few candidates remain.
-        candidates = [(row, text) for row, text in texts if len(text.encode()) > room]
+        tokenizer: Any = None
+        for row, text in texts:
+            # No tokenizer makes more tokens of a text than it has bytes, so few are to be read.
+            readable = text.encode(errors="replace")  # a template may write lone surrogates
+            if len(readable) > room:
+                tokenizer = tokenizer or self._tokenizer()
+                if tokenizer is None:
+                    return None
+                begin = readable.decode()[:_MOST_CHARACTERS]
+                num_tokens = len(tokenizer.encode(begin, add_special_tokens=False).ids)
+                is_whole = len(begin) == len(text)
+                surely = num_tokens if is_whole else num_tokens - 1  # the cut may have split one
+                if surely > room:
+                    return row, f"{surely}" if is_whole else f"at least {surely}"
+            if time.monotonic() > until:
+                break
+        return None
+
+    def _tokenizer(self) -> Any:
         path = self._folder / "tokenizer.json"
-        if not candidates or not path.is_file():
+        if not path.is_file():
             return None
         from tokenizers import Tokenizer
 
-        deadline = time.monotonic() + _MOST_S
         try:
             tokenizer: Any = Tokenizer.from_file(str(path))
         except Exception:  # whatever that library raises, the job will say so
             return None
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        for row, text in candidates:
-            begin = text[:_MOST_CHARACTERS]
-            num_tokens = len(tokenizer.encode(begin, add_special_tokens=False).ids)
-            is_whole = begin == text
-            surely = num_tokens if is_whole else num_tokens - 1  # the cut may have split one
-            if surely > room:
-                return row, f"{surely}" if is_whole else f"at least {surely}"
-            if time.monotonic() > deadline:
-                break
-        return None
+        # Transformers adds those that tokenizer.json lacks; in pieces they would be more tokens.
+        added = self._read("tokenizer_config.json").get("added_tokens_decoder")
+        texts = map(_token, added.values()) if isinstance(added, dict) else ()
+        known = {*self._special_tokens().values(), *filter(None, texts)}
+        tokenizer.add_special_tokens(sorted(known))
+        return tokenizer
+
+    def _special_tokens(self) -> dict[str, str]:
+        """The special tokens by their names, such as eos_token."""
+        config = self._read("special_tokens_map.json") | self._read("tokenizer_config.json")
+        named = {name: _token(value) for name, value in config.items() if name.endswith("_token")}
+        return {name: text for name, text in named.items() if text}
+
+    def _template_source(self) -> str | None:
+        """The template that transformers takes for a chat without tools."""
+        try:
+            return (self._folder / "chat_template.jinja").read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            pass
+        found = self._read("tokenizer_config.json").get("chat_template")
+        if isinstance(found, list):  # several, each with its name
+            named = [item for item in found if isinstance(item, dict)]
+            found = next((i.get("template") for i in named if i.get("name") == "default"), None)
+        return found if isinstance(found, str) else None
 
     def _read(self, name: str) -> dict[str, Any]:
         try:
@@ -69,3 +113,9 @@ class TokenizerFolder:
         except (OSError, orjson.JSONDecodeError):
             return {}
         return found if isinstance(found, dict) else {}
+
+
+def _token(value: Any) -> str | None:
+    """The text of a special token, which a config has as it is or as an AddedToken's fields."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None

@@ -159,6 +159,19 @@ def test_the_eta_stands_still_while_a_step_takes_longer_than_it_should():
     assert progress.eta_s(now=8.0) == progress.eta_s(now=5000.0) == 76 * 2
 
 
+@pytest.mark.parametrize("jump", [86_400, -86_400])
+def test_a_clock_that_jumps_a_day_leaves_the_eta_what_the_steps_say(jump):
+    progress = Progress()
+    for number in range(1, 5):
+        progress.update(step(number, 100_000 + 2.0 * number))
+    progress.update(step(5, 100_010.0 + jump))
+    progress.update(step(6, 100_012.0 + jump))
+    assert progress.seconds_per_step == 2
+    assert progress.eta_s(now=100_012.0 + jump) == 74 * 2
+    # A jump between two steps costs no more than the step that is being computed.
+    assert progress.eta_s(now=100_012.0 + 2 * jump) in (73 * 2, 74 * 2)
+
+
 def test_nobody_knows_the_eta_before_the_second_step_nor_right_after_a_resume():
     progress = Progress()
     progress.update(step(1, 100.0))

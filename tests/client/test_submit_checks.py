@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from transformers import AutoTokenizer
 
 from warmd.jobs.errors import SpecError
 from warmd.jobs.grpo.options import GrpoSpec
+from warmd.jobs.models.tokenizer_folder import TokenizerFolder
 
 
 def refusal(model: Path, folder: Path, *rows: dict[str, Any], **options: Any) -> str | None:
@@ -66,3 +69,109 @@ def test_what_a_folder_does_not_say_is_left_to_the_job(tmp_path):
     (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 8}))
     chat = [{"role": "user", "content": "1+1"}]
     assert refusal(folder, tmp_path, {"prompt": "far too long"}, {"prompt": chat}) is None
+
+
+def with_template(model: Path, folder: Path, template: str) -> Path:
+    """A copy of a model's small files, with a chat template."""
+    folder.mkdir()
+    for file in model.glob("*.json"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+TURNS = """{%- for message in messages %}
+    {%- if message.role not in ('system', 'user') %}
+        {{- raise_exception('no ' + message.role) }}
+    {%- endif %}
+    {{- bos_token + message.role + ': ' + message.content + eos_token }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ 'answer: ' }}{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("row", "options"),
+    [
+        ({"prompt": [{"role": "user", "content": "x" * 40}]}, {"system": "brief"}),
+        ({"prompt": "x" * 40}, {"system": "brief"}),
+        ({"question": "x" * 40}, {"template": "{question}", "system": "brief"}),
+    ],
+    ids=["messages", "prompt", "question"],
+)
+def test_a_chat_that_does_not_fit_is_refused_by_what_its_template_makes_of_it(
+    tiny_model, tmp_path, row, options
+):
+    model = with_template(tiny_model, tmp_path / "chats", TURNS)
+    options |= {"chat_template": True}
+    # <bos>user: x…x<eos>answer: has 8 + 40 + 8 tokens, and <bos>system: brief<eos> has 15 more.
+    assert refusal(model, tmp_path, row, **options) == (
+        "max_prompt_length: the prompt of row 1 has 71 tokens and the model takes 64 together with "
+        "the completion; set a max_prompt_length, to cut it, or a smaller max_completion_length"
+    )
+    assert refusal(model, tmp_path, row, **{**options, "system": None}) is None
+    assert refusal(model, tmp_path, row, **options, max_prompt_length=10) is None
+
+
+def test_a_chat_that_the_template_refuses_is_refused_with_its_words(tiny_model, tmp_path):
+    model = with_template(tiny_model, tmp_path / "chats", TURNS)
+    fine = {"prompt": [{"role": "user", "content": "1+1"}]}
+    wrong = {"prompt": [{"role": "tool", "content": "1+1"}]}
+    for options in ({}, {"max_prompt_length": 10}):
+        assert refusal(model, tmp_path, fine, wrong, **options) == (
+            "dataset: the prompt of row 2: the chat template says: no tool"
+        )
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
+        "{{ messages[5].content.x }}",
+        "{% no template",
+        "{{ '\\ud800' * 100 }}",
+    ],
+    ids=["endless", "fails", "no template", "surrogates"],
+)
+def test_a_template_that_cannot_be_measured_is_left_to_the_job_within_a_second(
+    tiny_model, tmp_path, template
+):
+    model = with_template(tiny_model, tmp_path / "chats", template)
+    begun = time.monotonic()
+    rows = [{"prompt": [{"role": "user", "content": f"{n}"}]} for n in range(3)]
+    said = refusal(model, tmp_path, *rows)
+    assert said is None or "row 1 has 100 tokens" in said
+    assert time.monotonic() - begun < 2  # one for the check, the rest for a busy machine
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        TURNS,
+        "{% for m in messages %}\n  {% generation %}{{ m | tojson }}{% endgeneration %}\n"
+        "{% if loop.index > 1 %}{% break %}{% endif %}{% endfor %}{{ pad_token }}{{ nothing }}",
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
+        "{{ ns.n }} {{ dict(a=1) }} {{ tools is none }} {{ documents is none }}"
+        "{{ strftime_now('%Y') }}{{ messages | tojson(indent=2) }}",
+    ],
+    ids=["turns", "generation", "globals"],
+)
+@pytest.mark.parametrize("form", ["jinja", "config", "named"])
+def test_a_folder_renders_its_template_as_transformers_does(tiny_model, tmp_path, template, form):
+    model = with_template(tiny_model, tmp_path / "chats", template)
+    if form != "jinja":
+        (model / "chat_template.jinja").unlink()
+        config = json.loads((model / "tokenizer_config.json").read_text())
+        other = {"name": "tool_use", "template": "another"}
+        named = [other, {"name": "default", "template": template}]
+        config["chat_template"] = template if form == "config" else named
+        config["eos_token"] = {"__type": "AddedToken", "content": "<eos>", "special": True}
+        (model / "tokenizer_config.json").write_text(json.dumps(config))
+    chat = [
+        {"role": "system", "content": "<brief> & ä"},
+        {"role": "user", "content": "1+1\n"},
+    ]
+    how: Any = {"add_generation_prompt": True, "tokenize": False}
+    found = TokenizerFolder(model).chat_template()
+    assert found is not None
+    expected = AutoTokenizer.from_pretrained(model).apply_chat_template(chat, **how)
+    assert found.apply_chat_template(chat, **how) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -321,6 +322,46 @@ def test_failed_job_has_the_reason(served):
     done = served.tuned(job.id, "succeeded", "failed")
     assert (done.status, done.error.code) == ("failed", "job_failed")
     assert "dataset" in done.error.message
+
+
+def fingerprints(served: Served, model: str) -> set[str | None]:
+    """What each of the four ways to ask a model gives as its fingerprint."""
+    chat = served.openai.chat.completions.create
+    text = served.openai.completions.create
+    of_chat: Any = {"model": model, "messages": [{"role": "user", "content": "1"}], "max_tokens": 3}
+    of_text: Any = {"model": model, "prompt": "1+1=", "max_tokens": 3}
+    found = {chat(**of_chat).system_fingerprint, text(**of_text).system_fingerprint}
+    for chunks in (chat(**of_chat, stream=True), text(**of_text, stream=True)):
+        # A chat's stream opens before the job has begun.
+        found |= {chunk.system_fingerprint for chunk in chunks if _has_text(chunk.choices[0])}
+    return found
+
+
+def _has_text(choice: Any) -> bool:
+    text = choice.delta.content if hasattr(choice, "delta") else choice.text
+    return bool(text) or choice.finish_reason is not None
+
+
+def test_the_fingerprint_changes_with_the_weights_and_the_precision(served, chat_model, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(chat_model, folder)
+    config = served.daemon.config
+    control.load_model(config, ModelConfig(name="one", path=str(folder)))
+    control.load_model(config, ModelConfig(name="int8", path=str(folder), precision="int8"))
+    try:
+        [first] = fingerprints(served, "one")
+        [rounded] = fingerprints(served, "int8")
+        assert first is not None
+        assert first.startswith("fp_")
+        assert fingerprints(served, "one") == {first}
+        tiny.model(7, positions=4096).save_pretrained(folder)
+        [other] = fingerprints(served, "one")
+        assert len({first, rounded, other}) == 3
+        shutil.copytree(chat_model, folder, dirs_exist_ok=True)
+        assert fingerprints(served, "one") == {first}
+    finally:
+        control.unload_model(config, "one")
+        control.unload_model(config, "int8")
 
 
 def test_unknown_training_job_is_not_found(served):

@@ -23,6 +23,7 @@ from warmd.jobs.compute import aten_overrides
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.grpo.kind import run
 from warmd.jobs.grpo.options import GrpoSpec
+from warmd.jobs.models import chat_templates
 
 TIMES = {"generation_s", "training_s"}
 
@@ -337,6 +338,30 @@ def test_chat_messages_go_through_the_tokenizers_template(tmp_path):
         "system: brief\nuser: 1+1\nassistant:",
         "system: brief\nuser: 2+2\nassistant:",
     }
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (
+            "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
+            r"takes longer than 0\.3 s",
+        ),
+        ("{{ raise_exception('roles must alternate') }}", "says: roles must alternate"),
+    ],
+    ids=["endless", "refuses"],
+)
+def test_a_chat_template_that_goes_wrong_fails_the_job_by_its_row(
+    tmp_path, monkeypatch, template, words
+):
+    monkeypatch.setattr(chat_templates, "LIMIT_S", 0.3)
+    job = tiny.surroundings(tmp_path / "run")
+    job.ctx.models.tokenizer.chat_template = template  # type: ignore[attr-defined]
+    data = rows(tmp_path / "data.jsonl", {"prompt": [{"role": "user", "content": "1+1"}]})
+    with pytest.raises(
+        JobFailed, match=rf"^dataset: the prompt of row 1: the chat template {words}$"
+    ):
+        run(spec(samples=1, dataset=data), job.ctx)
 
 
 def test_chat_messages_without_a_template_fail_in_one_line(tmp_path):

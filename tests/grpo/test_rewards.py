@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import signal
+import time
 from collections.abc import Callable
 from decimal import Decimal
 
@@ -426,3 +428,38 @@ def test_any_text_is_a_reward_or_refused_in_one_line(text):
     except SpecError as error:
         refused = str(error)
     assert (spec and math.isfinite(spec.weight)) or len((refused or "").splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (r"(a+)+$", "a" * 40 + "b"),
+        (r"(a|aa)+$", "a" * 60 + "b"),
+        (r"(?:a?){40}a{40}", "a" * 40),
+        (r"(?=(a+)+$)", "a" * 40 + "b"),
+        (r".*.*.*.*.*=z", "=" * 3000),
+        (r"(\w*)\1{3,}z", "ab" * 20_000),
+    ],
+)
+def test_a_pattern_that_would_search_for_good_ends_with_the_name_of_its_option(pattern, text):
+    reward = custom(format_pattern=pattern)
+    before = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    begun = time.thread_time()
+    with pytest.raises(JobFailed, match=r"^custom_format_pattern: takes longer than 1 s") as caught:
+        reward(["?"], [text], [None])
+    assert time.thread_time() - begun < 1.5
+    assert "\n" not in str(caught.value)
+    assert reward(["?"], ["b"], [None]) == [0.0]
+    after = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    assert after == before  # of this test's own timeout
+
+
+def test_a_pattern_is_short_and_compiles_in_moments():
+    with pytest.raises(SpecError, match=r"at most 1000 characters, got 1001"):
+        custom(format_pattern="x" * 1001)
+    begun = time.thread_time()
+    custom(format_pattern="(?i)" + "[\0-\U0010ffff]" * 199)
+    custom(format_pattern="a{1000000}" * 100)
+    with pytest.raises(SpecError, match="must be a regular expression"):
+        custom(format_pattern="(" * 1000)
+    assert time.thread_time() - begun < 10

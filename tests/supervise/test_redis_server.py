@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 from daemons import Daemon
 from desks import Desk
+from hanging_proxy import HangingProxy
 from needs import needs
+from shell import warmd
 from waiting import wait_until
 
 from warmd.daemon.host.home import Home
@@ -171,9 +174,10 @@ def test_server_that_is_not_there_is_said(make_daemon: MakeDaemon):
         daemon.start()
 
 
-@pytest.mark.slow
-def test_jobs_run_through_redis_over_tls(make_daemon: MakeDaemon, tmp_path: Path):
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+@contextmanager
+def external_tls(folder: Path) -> Iterator[tuple[int, Path]]:
+    """A server with a password and TLS; its port and its certificate."""
+    key, certificate = folder / "key.pem", folder / "cert.pem"
     subprocess.run(
         [
             *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"),
@@ -188,11 +192,49 @@ def test_jobs_run_through_redis_over_tls(make_daemon: MakeDaemon, tmp_path: Path
         tls_port = probe.getsockname()[1]
     options = ["--tls-port", str(tls_port), "--tls-cert-file", str(certificate)]
     options += ["--tls-key-file", str(key), "--tls-auth-clients", "no"]
-    with external(tmp_path, *options):
-        url = f"rediss://:correct%20horse@127.0.0.1:{tls_port}/0?ssl_ca_certs={certificate}"
-        daemon = make_daemon(redis_url=url)
+    with external(folder, *options):
+        yield tls_port, certificate
+
+
+def tls_url(port: int, certificate: Path) -> str:
+    return f"rediss://:correct%20horse@127.0.0.1:{port}/0?ssl_ca_certs={certificate}"
+
+
+@pytest.mark.slow
+def test_jobs_run_through_redis_over_tls(make_daemon: MakeDaemon, tmp_path: Path):
+    with external_tls(tmp_path) as (port, certificate):
+        daemon = make_daemon(redis_url=tls_url(port, certificate))
         daemon.start()
         assert daemon.wait(daemon.submit())["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_redis_over_tls_that_hangs_for_20_s_costs_nothing(make_daemon: MakeDaemon, tmp_path: Path):
+    with external_tls(tmp_path) as (port, certificate):
+        proxy = HangingProxy(port)
+        try:
+            daemon = make_daemon(redis_url=tls_url(proxy.port, certificate))
+            daemon.start()
+            running = daemon.submit(epochs=4)
+            waiting = daemon.submit()
+            wait_until(lambda: daemon.events(running, "step"), timeout_s=60)
+            proxy.hang()
+            begun = time.monotonic()
+            done = warmd("queue", home=daemon.home.path)
+            said_after = time.monotonic() - begun
+            time.sleep(max(20 - (time.monotonic() - begun), 0))
+            proxy.go_on()
+            assert said_after < 20
+            assert done.is_refusal(3)
+            assert "does not answer" in done.err
+            assert "correct" not in done.err
+            for job_id in (running, waiting, daemon.submit()):
+                assert daemon.wait(job_id, timeout_s=180)["status"] == "finished"
+                steps = [event["step"] for event in daemon.events(job_id, "step")]
+                assert sorted(set(steps)) == list(range(1, steps[-1] + 1))
+            assert len(daemon.events(waiting, "started")) == 1
+        finally:
+            proxy.close()
 
 
 @pytest.mark.parametrize(

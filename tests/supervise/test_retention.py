@@ -106,6 +106,17 @@ def test_of_too_many_the_latest_are_kept(queue):
     assert traces(queue, ids[2])  # it ended this moment: somebody may be about to read it
 
 
+def test_a_clock_put_back_by_a_day_leaves_the_limits_in_force(queue):
+    early = [answered(queue, hours_ago=-24) for _ in range(3)]  # before it was put back
+    now = answered(queue, hours_ago=0)
+    clear(queue, most=2)
+    assert sum(bool(traces(queue, job_id)) for job_id in early) == 2
+    assert traces(queue, now)
+    clear(queue, most=0)
+    assert [bool(traces(queue, job_id)) for job_id in early] == [False] * 3
+    assert traces(queue, now)  # somebody may be about to read it
+
+
 def test_what_is_not_an_answer_of_old_stays(queue, tmp_path):
     (tmp_path / "in").write_text('{"prompt": "a"}\n')
     rows = answered(

@@ -153,6 +153,7 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    system_fingerprint: str | None
     timings: dict[str, Any]
 
 
@@ -218,6 +219,7 @@ async def create_chat_completion(
         "object": "chat.completion",
         "choices": choices,
         "usage": usage_of(result),
+        "system_fingerprint": answers.fingerprint_of(result.get("weights")),
         "timings": result["timings"],
     }
     return JSONResponse(answer, headers=headers)

@@ -69,6 +69,7 @@ class Completion(BaseModel):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
+    system_fingerprint: str | None
     timings: dict[str, Any]
 
 
@@ -105,6 +106,7 @@ async def create_completion(
         **head,
         "choices": [_choice(c["index"], c["text"], c["finish_reason"]) for c in result["choices"]],
         "usage": usage_of(result),
+        "system_fingerprint": answers.fingerprint_of(result.get("weights")),
         "timings": result["timings"],
     }
     return JSONResponse(answer, headers=headers)

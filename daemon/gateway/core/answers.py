@@ -7,7 +7,8 @@ part that was sent already is skipped; if the text differs, the stream ends with
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import hashlib
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,25 @@ class Text:
     text: str
 
 
-Piece = Text | JobState | dict[str, Any]
+@dataclass(frozen=True)
+class Begun:
+    """A worker has begun the job."""
+
+    fingerprint: str | None  # of what answers
+
+
+Piece = Text | JobState | Begun | dict[str, Any]
+
+
+def fingerprint_of(weights: Mapping[str, str] | None) -> str | None:
+    """Return OpenAI's `system_fingerprint`: another one for other weights or another precision.
+
+    None where an earlier version wrote the result, without its weights.
+    """
+    if weights is None:
+        return None
+    identity = f"{weights['digest']} {weights.get('precision')}"
+    return f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
 
 
 async def submit(
@@ -61,7 +80,7 @@ async def submit(
 async def pieces(state: AppState, job_id: str) -> AsyncGenerator[Piece, None]:
     """Yield the text as it is generated, job states in between, and the result last.
 
-    Raises ApiError when the job ends without a result.
+    Each execution begins with `Begun`. Raises ApiError when the job ends without a result.
     """
     sent: dict[int, str] = {}
     seen: dict[int, int] = {}  # characters of each choice in this execution
@@ -83,6 +102,7 @@ async def pieces(state: AppState, job_id: str) -> AsyncGenerator[Piece, None]:
         match item["type"]:
             case "started":
                 begun = item["time"]
+                yield Begun(fingerprint_of(item.get("weights")))
             case "failed":
                 failure = item
             case "finished":

@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 
 from ..http.errors import from_any
 from . import answers
-from .answers import Text
+from .answers import Begun, Text, fingerprint_of
 from .event_reader import JobState
 from .sampling import usage_of
 from .state import AppState
@@ -44,9 +44,11 @@ def response(
 ) -> StreamingResponse:
     """Stream a job's text. An error after the first byte is sent as a frame.
 
-    `chunk` holds the fields of every frame. `opening`, `on_text` and `on_end` give the choice of a
-    frame: before the text, for a piece of text, and for a finished choice.
+    `chunk` holds the fields of every frame but `system_fingerprint`, which is null until the job
+    begins. `opening`, `on_text` and `on_end` give the choice of a frame: before the text, for a
+    piece of text, and for a finished choice.
     """
+    chunk = {**chunk, "system_fingerprint": None}
 
     def choose(choice: dict[str, Any]) -> bytes:
         return frame({**chunk, "choices": [choice]})
@@ -58,6 +60,9 @@ def response(
                     yield choose(choice)
                 last, shown = time.monotonic(), None
                 async for piece in answers.pieces(state, job_id):
+                    if isinstance(piece, Begun):
+                        chunk["system_fingerprint"] = piece.fingerprint
+                        continue
                     if isinstance(piece, Text):
                         yield choose(on_text(piece))
                     elif isinstance(piece, JobState):
@@ -69,6 +74,7 @@ def response(
                     else:
                         wait.is_answered = True
                         state.metrics.count_tokens(piece["usage"])
+                        chunk["system_fingerprint"] = fingerprint_of(piece.get("weights"))
                         for choice in piece["choices"]:
                             yield choose(on_end(choice))
                         if wants_usage:
