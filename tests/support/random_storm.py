@@ -122,7 +122,10 @@ class Storm:
         if not self._start_if_gone():
             return
         victims = list(processes())
-        (victim,) = self._random.choices(victims, [*map(weight, victims)])
+        weights = [*map(weight, victims)]
+        if not any(weights):  # the last ones are just ending
+            return
+        (victim,) = self._random.choices(victims, weights)
         how = self._random.random()
         with contextlib.suppress(psutil.NoSuchProcess):
             if how < 0.15:
@@ -134,7 +137,7 @@ class Storm:
                 self._send(victim, signal.SIGKILL if how < 0.7 else self._random.choice(ENDING))
 
     def _send(self, victim: psutil.Process, blow: signal.Signals) -> None:
-        log.info("%s %d %s", blow.name, victim.pid, " ".join(victim.cmdline()[1:4]))
+        log.info("%s %d %s", blow.name, victim.pid, " ".join(command_line(victim)[1:4]))
         victim.send_signal(blow)
 
     def _let_go(self, now: float) -> None:
@@ -147,7 +150,7 @@ class Storm:
         """Start the daemon where guardian and supervisor were both hit; whether it runs."""
         if self.daemon.home.is_locked():
             return True
-        if not any("warmd.daemon" in p.cmdline() for p in processes()):
+        if not any("warmd.daemon" in command_line(process) for process in processes()):
             log.info("start")
             with contextlib.suppress(WarmdError):
                 self.daemon.start()
@@ -164,7 +167,7 @@ class Storm:
         deadline = time.monotonic() + 20
         while (left := list(processes())) and time.monotonic() < deadline:
             time.sleep(0.2)
-        yield from (f"left behind: {process.cmdline()}" for process in left)
+        yield from (f"left behind: {command_line(process)}" for process in left)
 
     def _problems(self, number: int, job_id: str) -> Iterator[str]:
         job = self.daemon.client.job(job_id)
@@ -190,20 +193,24 @@ class Storm:
 
 
 def processes() -> Iterator[psutil.Process]:
-    """All living processes but this one, its children and the first of the namespace."""
-    me = psutil.Process()
-    mine = {1, me.pid, *(child.pid for child in me.children())}
+    """All living processes but this one and the first of the namespace."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if process.pid not in mine and not gone(process):
+            if process.pid not in (1, os.getpid()) and not gone(process):
                 yield process
 
 
 def weight(process: psutil.Process) -> float:
     """How often a process is hit: all ends with guardian and supervisor, which takes seconds."""
+    words = command_line(process)
+    return 0.3 if words[-1:] == ["warmd.daemon"] else float(bool(words))
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """Return its arguments, the program first; none for a process that has just ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return 0.3 if process.cmdline()[-1:] == ["warmd.daemon"] else 1.0
-    return 0.0
+        return list(process.cmdline())
+    return []
 
 
 def reap_for(child: int) -> int:
