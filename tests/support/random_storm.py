@@ -40,7 +40,7 @@ from warmd.jobs.errors import WarmdError
 log = logging.getLogger("storm")
 
 STEPS, ROWS = 12, 40
-CALM_S = 300.0  # for what is left to finish
+CALM_S = 120.0  # for the next one of what is left to finish
 PAUSE_S = (0.5, 3.0)  # between two blows
 STOPPED_S = (1.0, 12.0)
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGSEGV)
@@ -59,6 +59,7 @@ class Storm:
         tiny.tokenizer().save_pretrained(model)
         self.daemon = Daemon(folder / "d" / "home", model, workers=WORKERS, http_port=0)
         self.jobs: list[str] = []
+        self.signals = 0  # sent so far
         self._folder = folder
         self._random = random.Random(seed)
         self._wanted = jobs
@@ -80,11 +81,14 @@ class Storm:
         self._let_go(float("inf"))
 
     def calm(self) -> None:
-        """Wait until every job has ended."""
+        """Wait until every job has ended, however many are left."""
+        left = self.jobs
         deadline = time.monotonic() + CALM_S
-        while left := [job_id for job_id in self.jobs if not self._has_ended(job_id)]:
+        while still := [job_id for job_id in left if not self._has_ended(job_id)]:
+            if len(still) < len(left):
+                left, deadline = still, time.monotonic() + CALM_S
             if time.monotonic() > deadline:
-                raise AssertionError(f"not ended after {CALM_S:.0f} s: {left}")
+                raise AssertionError(f"none of these ended in {CALM_S:.0f} s: {left}")
             self._start_if_gone()
             time.sleep(0.5)
 
@@ -122,7 +126,10 @@ class Storm:
         if not self._start_if_gone():
             return
         victims = list(processes())
-        (victim,) = self._random.choices(victims, [*map(weight, victims)])
+        weights = [*map(weight, victims)]
+        if not any(weights):  # the last ones are just ending
+            return
+        (victim,) = self._random.choices(victims, weights)
         how = self._random.random()
         with contextlib.suppress(psutil.NoSuchProcess):
             if how < 0.15:
@@ -134,8 +141,9 @@ class Storm:
                 self._send(victim, signal.SIGKILL if how < 0.7 else self._random.choice(ENDING))
 
     def _send(self, victim: psutil.Process, blow: signal.Signals) -> None:
-        log.info("%s %d %s", blow.name, victim.pid, " ".join(victim.cmdline()[1:4]))
+        log.info("%s %d %s", blow.name, victim.pid, " ".join(command_line(victim)[1:4]))
         victim.send_signal(blow)
+        self.signals += 1
 
     def _let_go(self, now: float) -> None:
         for item in [item for item in self._stopped if item[0] <= now]:
@@ -147,7 +155,7 @@ class Storm:
         """Start the daemon where guardian and supervisor were both hit; whether it runs."""
         if self.daemon.home.is_locked():
             return True
-        if not any("warmd.daemon" in p.cmdline() for p in processes()):
+        if not any("warmd.daemon" in command_line(process) for process in processes()):
             log.info("start")
             with contextlib.suppress(WarmdError):
                 self.daemon.start()
@@ -164,7 +172,7 @@ class Storm:
         deadline = time.monotonic() + 20
         while (left := list(processes())) and time.monotonic() < deadline:
             time.sleep(0.2)
-        yield from (f"left behind: {process.cmdline()}" for process in left)
+        yield from (f"left behind: {command_line(process)}" for process in left)
 
     def _problems(self, number: int, job_id: str) -> Iterator[str]:
         job = self.daemon.client.job(job_id)
@@ -190,20 +198,24 @@ class Storm:
 
 
 def processes() -> Iterator[psutil.Process]:
-    """All living processes but this one, its children and the first of the namespace."""
-    me = psutil.Process()
-    mine = {1, me.pid, *(child.pid for child in me.children())}
+    """All living processes but this one and the first of the namespace."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if process.pid not in mine and not gone(process):
+            if process.pid not in (1, os.getpid()) and not gone(process):
                 yield process
 
 
 def weight(process: psutil.Process) -> float:
     """How often a process is hit: all ends with guardian and supervisor, which takes seconds."""
+    words = command_line(process)
+    return 0.3 if words[-1:] == ["warmd.daemon"] else float(bool(words))
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """Return its arguments, the program first; none for a process that has just ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return 0.3 if process.cmdline()[-1:] == ["warmd.daemon"] else 1.0
-    return 0.0
+        return list(process.cmdline())
+    return []
 
 
 def reap_for(child: int) -> int:
@@ -231,6 +243,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
         storm = Storm(Path(folder), seed=arguments.seed, jobs=arguments.jobs)
         storm.rage(arguments.seconds)
+        log.info("calm after %d signals", storm.signals)
         storm.calm()
         problems = list(storm.check())
     sys.stdout.write("\n".join(problems) or f"nothing lost: {len(storm.jobs)} jobs")
