@@ -168,7 +168,7 @@ def test_prune_leaves_a_job_alone_that_runs(shared_daemon):
     refusal = warmd("checkpoints", "prune", job_id, "--yes", home=shared_daemon.home.path)
     gate.unlink()
     assert refusal.is_refusal(2)
-    assert "runs: stop it first" in refusal.err
+    assert "is running: stop it first" in refusal.err
     assert shared_daemon.wait(job_id)["status"] == "finished"
 
 

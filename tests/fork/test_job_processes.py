@@ -45,7 +45,7 @@ def test_processes_that_a_reward_leaves_behind_end_with_the_job(clean):
     assert clean.wait(job)["status"] == "finished"
     assert left_behind(clean) == []
     log = clean.client.rundir(job).log.read_text()
-    assert "processes that the job had started ended with it" in log
+    assert "processes that the job had left running" in log
 
 
 def test_a_killed_job_leaves_no_process_behind(clean):

@@ -89,7 +89,7 @@ def test_what_is_all_in_the_cache_costs_neither_a_process_nor_a_request(publishe
 def test_download_that_was_broken_off_is_no_model(published: Hub):
     (published.folder / "model.safetensors").write_bytes(bytes(1000))
     published.is_open.clear()
-    with pytest.raises(Unavailable, match="the daemon stops"):
+    with pytest.raises(Unavailable, match="the daemon is stopping"):
         ensure_folder(
             MODEL, is_canceled=lambda: any("resolve" in path for path in published.requests)
         )
@@ -229,5 +229,5 @@ def test_download_that_is_killed_fails_its_job_and_says_so(place: Workplace):
     (download,) = downloads_of(worker.pid)
     download.kill()
     wait_until(lambda: place.status(job_id) == "failed")
-    assert place.client.job(job_id)["error"] == "model: org/m: its download ended with -9"
+    assert place.client.job(job_id)["error"] == "model: org/m: the download process ended with -9"
     assert place.connection.exists(keys.lease(NAME))

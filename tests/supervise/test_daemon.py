@@ -242,16 +242,21 @@ def test_daemon_that_was_warm_does_not_end_for_a_model_that_is_gone(
     assert [model["name"] for model in control.models(daemon.config)] == ["tiny"]
 
 
-@pytest.mark.parametrize("part", [pytest.param("worker", marks=pytest.mark.slow), "zygote"])
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        pytest.param("train-0", "work.worker", marks=pytest.mark.slow),
+        pytest.param("zygote", "fork.zygote"),
+    ],
+)
 def test_part_that_cannot_boot_stops_the_daemon_with_a_message(
-    make_daemon: MakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+    make_daemon: MakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
 ):
     # Python runs this in every process of ours, and one of them does not survive it.
-    code = f"import sys\nif 'warmd.daemon.{part}' in sys.orig_argv: sys.exit('no such luck')\n"
+    code = f"import sys\nif 'warmd.daemon.{module}' in sys.orig_argv: sys.exit('no such luck')\n"
     (tmp_path / "sitecustomize.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     daemon = make_daemon()
-    name = "train-0" if part == "worker" else "zygote"
     with contextlib.suppress(WarmdError):
         daemon.start()  # the daemon may have reported itself warm before its worker died
     wait_until(lambda: not daemon.home.is_locked())
