@@ -7,17 +7,10 @@ its loss wants (B, C) log-probabilities. Between the two stand packs of rows. Im
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..compute.device import free_bytes
-from .logprobs import KEPT_BYTES, score
-from .packing import Pack, Row, hidden_states
-
-MOST_TOKENS = 4096  # of a pack: more gain no speed, and take memory
-MEMORY_SHARE = 0.5  # of what will be free that one pack may take
+from .packing import Row
 
 
 def rows_of(batch: Mapping[str, Tensor]) -> list[Row]:
@@ -49,77 +42,3 @@ def split(rows: Sequence[Row], most_tokens: int) -> list[list[Row]]:
         packs[-1].append(row)
         tokens, last = tokens + added, row.prompt
     return packs
-
-
-def score_pack(
-    model: Any,
-    pack: Pack,
-    temperature: float,
-    embedded: Tensor | None = None,
-    *,
-    is_half: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Return the log-probabilities and the entropies of a pack's K completion tokens: (K,) each.
-
-    `embedded`, (1, N, H), stands for the embeddings of its tokens. Inside `packed_attention` only.
-    `is_half`: products are in bfloat16, weights and all that is summed up in float32.
-    """
-    if embedded is None:
-        embedded = model.get_input_embeddings()(pack.ids)
-    # For this pass alone: casts that a pass without gradients has made would have none in the next.
-    with torch.autocast(embedded.device.type, torch.bfloat16, enabled=is_half):
-        states = hidden_states(model, embedded, pack.positions, pack)[0, pack.predictors]
-    states = states.bfloat16() if is_half else states
-    weight = model.get_output_embeddings().weight
-    return score(states, weight, pack.targets, temperature=temperature)
-
-
-class Embedded:
-    """The embeddings of a pack's tokens, (1, N, H), with a short way back to the weights.
-
-    Autograd would make a gradient of the whole vocabulary to hold a few rows, and add it to that of
-    the head: 0.5 GB more, moved three times, on a model of 0.5B parameters.
-    """
-
-    def __init__(self, model: Any, ids: Tensor) -> None:
-        self._ids = ids
-        self._module = model.get_input_embeddings()
-        weight = self._module.weight
-        # With the head's weights its own: there the backward pass leaves a gradient to add to.
-        self._is_short = (
-            type(self._module) is nn.Embedding
-            and weight.requires_grad
-            and weight is model.get_output_embeddings().weight
-        )
-        with torch.set_grad_enabled(not self._is_short):
-            self.output: Tensor = self._module(ids)
-        if self._is_short:
-            self.output.requires_grad_()
-
-    def finish(self) -> None:
-        """Add the gradient to that of the weights, after the backward pass."""
-        if not self._is_short or self.output.grad is None:
-            return
-        ids, gradient = self._ids[0], self.output.grad[0]
-        if self._module.padding_idx is not None:  # which learns nothing as an input
-            is_taught = ids != self._module.padding_idx
-            ids, gradient = ids[is_taught], gradient[is_taught]
-        self._module.weight.grad.index_add_(0, ids, gradient)
-
-
-def tokens_that_fit(model: Any, device: torch.device) -> int:
-    """Return how many tokens a pack may have, from the memory that training will leave free."""
-    weights = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    # To come: a copy of what is mapped, gradients, two moments; then what the head keeps.
-    left = (free_bytes(device) - 4 * weights) * MEMORY_SHARE - KEPT_BYTES
-    return int(min(MOST_TOKENS, max(left / _bytes_per_token(model.config), 1)))
-
-
-def _bytes_per_token(config: Any) -> int:
-    """What a forward pass keeps of one token for the backward pass, in float32: an upper estimate.
-
-    In a layer: 12 vectors of hidden size (residuals, norms, queries, keys, values, attention) and 5
-    of intermediate size.
-    """
-    layer = 12 * config.hidden_size + 5 * config.intermediate_size
-    return 4 * int(config.num_hidden_layers) * int(layer)

@@ -21,7 +21,7 @@ from trl.trainer.utils import RepeatSampler
 from ..context import Context
 from ..engine.token_sampling import NotFiniteError
 from ..errors import JobFailed, Stopped
-from ..files.atomic import write_atomic
+from ..packing.passes import first_chosen
 from ..training.options import TrainingSpec
 from ..training.trainer import JobTrainer
 from ..user_code.modules import SOURCES, changed, digests
@@ -110,7 +110,7 @@ class GroupTrainer(JobTrainer, PackedTrainer):
             )
         self.rollout_dtype = rollout_dtype
         if self.most_tokens is not None:
-            self.most_tokens = _first_chosen(job.run_dir / "pack_tokens", self.most_tokens)
+            self.most_tokens = first_chosen(job.run_dir / "pack_tokens", self.most_tokens)
         config.beta = beta
         if reference is not None:
             self.take_reference(reference, beta)
@@ -305,17 +305,6 @@ def _dataset(prompts: Sequence[Prompt], data: str) -> Dataset:
     """
     rows = [{"prompt": prompt.text, "row": index} for index, prompt in enumerate(prompts)]
     return Dataset(InMemoryTable.from_pylist(rows), fingerprint=data)
-
-
-def _first_chosen(path: Path, number: int) -> int:
-    """Return what the job's first execution wrote to `path`, which is this one if there is none.
-
-    How large the packs are depends on the memory that is free, and how they round on their size: a
-    job that was killed before its first checkpoint is to begin again with the same.
-    """
-    if not path.exists():
-        write_atomic(path, b"%d" % number)
-    return int(path.read_text())
 
 
 @contextmanager

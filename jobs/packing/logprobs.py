@@ -7,13 +7,24 @@ entropies on the way. Imports torch.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 CHUNK_BYTES = 512 * 2**20  # of logits at a time: enough rows for the GEMM's full speed
 KEPT_BYTES = 1024 * 2**20  # of probabilities that may wait for the backward pass
+
+
+class Scores(NamedTuple):
+    """Of K tokens: log-probabilities and entropies, (K,) float32 each, in nats.
+
+    `is_top`, (K,) bool: whether no token is more likely; (0,) unless it is asked for.
+    """
+
+    logps: Tensor
+    entropies: Tensor
+    is_top: Tensor
 
 
 def score(
@@ -23,18 +34,18 @@ def score(
     *,
     temperature: float = 1.0,
     kept_bytes: int = KEPT_BYTES,
-) -> tuple[Tensor, Tensor]:
-    """Return log softmax(hidden @ weight.T / temperature) at `targets`, and the entropies.
+    wants_top: bool = False,
+) -> Scores:
+    """Return log softmax(hidden @ weight.T / temperature) at `targets`, and what goes with it.
 
-    hidden: (K, H), weight: (V, H), targets: (K,) int64; both results are (K,) float32. Only the
-    first carries a gradient. What the backward pass needs is kept when it takes no more than
+    hidden: (K, H), weight: (V, H), targets: (K,) int64. Only the log-probabilities carry a
+    gradient. What the backward pass needs is kept when it takes no more than
     `kept_bytes`, else computed again.
     The products are in the dtype of `hidden`, all else is in float32.
     """
-    scores: tuple[Tensor, Tensor] = cast(Any, _Score).apply(
-        hidden, weight, targets, temperature, kept_bytes
+    return Scores(
+        *cast(Any, _Score).apply(hidden, weight, targets, temperature, kept_bytes, wants_top)
     )
-    return scores
 
 
 class _Score(torch.autograd.Function):
@@ -48,25 +59,29 @@ class _Score(torch.autograd.Function):
         targets: Tensor,
         temperature: float,
         kept_bytes: int,
-    ) -> tuple[Tensor, Tensor]:
+        wants_top: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         count, words = len(hidden), len(weight)
         needs_gradient = any(ctx.needs_input_grad)
         keeps = needs_gradient and 4 * count * words <= kept_bytes
         kept = hidden.new_empty((count, words), dtype=torch.float32) if keeps else None
         logps = hidden.new_empty(count, dtype=torch.float32)
         entropies = torch.empty_like(logps)
+        is_top = logps.new_empty(count if wants_top else 0, dtype=torch.bool)
         product = weight.to(hidden.dtype)
         for rows in _chunks(count, words):
             log_p = _log_softmax(hidden[rows], product, temperature)
             logps[rows] = log_p.gather(1, targets[rows, None])[:, 0]
+            if wants_top:
+                is_top[rows] = logps[rows] >= log_p.amax(-1)
             p = torch.exp(log_p, out=None if kept is None else kept[rows])
             # A word of probability 0 adds nothing, also where its log-probability is -inf.
             entropies[rows] = -torch.linalg.vecdot(p, log_p.nan_to_num_(neginf=0.0))
         if needs_gradient:
             ctx.save_for_backward(hidden, weight, targets, kept)
             ctx.temperature = temperature
-        ctx.mark_non_differentiable(entropies)
-        return logps, entropies
+        ctx.mark_non_differentiable(entropies, is_top)
+        return logps, entropies, is_top
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -88,7 +103,7 @@ class _Score(torch.autograd.Function):
             if ctx.needs_input_grad[1]:
                 part = (p.t() @ hidden[rows]).to(weight.dtype)
                 for_weight = part if for_weight is None else for_weight.add_(part)
-        return for_hidden, for_weight, None, None, None
+        return for_hidden, for_weight, None, None, None, None
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
