@@ -1,4 +1,4 @@
-"""`/v1/fine_tuning/jobs`: GRPO and MLM jobs by OpenAI's API."""
+"""`/v1/fine_tuning/jobs`: SFT, GRPO and MLM jobs by OpenAI's API."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ _Limit = Annotated[int, Query(ge=1, le=100)]
 
 
 class CreateJob(BaseModel):
-    """What to train. `method` is {"type": "reinforcement" | "mlm", TYPE: {"hyperparameters": …}}.
+    """What to train. `method` is {"type": TYPE, TYPE: {"hyperparameters": …}}.
 
-    Hyperparameters are the options that `warmd submit grpo` and `warmd submit mlm` list.
+    TYPE is supervised, reinforcement or mlm; hyperparameters are the options that `warmd submit
+    sft`, `warmd submit grpo` and `warmd submit mlm` list.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -48,7 +49,7 @@ class CreateJob(BaseModel):
         ]
         | None
     ) = None
-    validation_file: Unserved = None
+    validation_file: Annotated[str, Field(min_length=1, max_length=500)] | None = None
     integrations: Unserved = None
     hyperparameters: Unserved = None
 
@@ -73,7 +74,7 @@ class Job(BaseModel):
     model: str
     fine_tuned_model: str | None
     training_file: str
-    validation_file: None
+    validation_file: str | None
     method: dict[str, Any]
     hyperparameters: dict[str, Any]
     seed: int
@@ -140,13 +141,20 @@ async def create_job(body: CreateJob, gate: GateDep, caller: CallerDep) -> Any:
     """Queue a training job."""
     await gate.waiting("train")
     kind, options = await gate.blocking(
-        methods.options, body.method, body.model, body.training_file, body.seed, gate.files
+        methods.options,
+        body.method,
+        body.model,
+        body.training_file,
+        body.validation_file,
+        body.seed,
+        gate.files,
     )
     if options["model"] is not None:
         await gate.blocking(gate.catalogue.check, body.model)
     about = {
         ABOUT: {
             "training_file": body.training_file,
+            "validation_file": body.validation_file,
             "method": body.method,
             "suffix": body.suffix,
             "metadata": body.metadata,
@@ -169,6 +177,8 @@ def _by_request(error: SpecError, kind: str) -> SpecError:
         return error
     if error.field == methods.DATA[kind][0]:
         return SpecError("training_file", problem)
+    if error.field == methods.VALIDATION.get(kind):
+        return SpecError("validation_file", problem)
     method = methods.METHODS[kind]
     return SpecError(f"method.{method}.hyperparameters.{error.field}", problem)
 

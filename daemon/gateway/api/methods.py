@@ -15,12 +15,17 @@ from ....jobs.grpo import problems, rewards
 from ....jobs.mlm.options import CODE_GRAPH, STDLIB
 from ..core.file_store import FileStore
 
-# What a method trains with. OpenAI's own is `reinforcement`; `mlm` is warmd's.
-KINDS = {"reinforcement": "grpo", "mlm": "mlm"}
+# What a method trains with. `supervised` and `reinforcement` are OpenAI's; `mlm` is warmd's.
+KINDS = {"supervised": "sft", "reinforcement": "grpo", "mlm": "mlm"}
 METHODS = {kind: method for method, kind in KINDS.items()}
 
 # The option that holds the data, and the word for data that is built in.
-DATA = {"grpo": ("dataset", problems.ARITHMETIC), "mlm": ("data", STDLIB)}
+DATA: dict[str, tuple[str, str | None]] = {
+    "sft": ("dataset", None),
+    "grpo": ("dataset", problems.ARITHMETIC),
+    "mlm": ("data", STDLIB),
+}
+VALIDATION = {"sft": "eval_dataset"}  # the option that holds the data held out
 
 _HARMLESS_TEXT = {
     "template",
@@ -36,6 +41,7 @@ _NOT_OVER_HTTP = {"report_to"}  # would send to a third party
 _RENAMED: dict[
     str, dict[str, str]
 ] = {  # what OpenAI calls by another name, or means something else by
+    "sft": {"n_epochs": "epochs"},
     "grpo": {"n_epochs": "epochs", "batch_size": "prompts_per_step"},
     "mlm": {},
 }
@@ -45,11 +51,17 @@ def options(
     method: Mapping[str, Any] | None,
     model: str,
     training_file: str,
+    validation_file: str | None,
     seed: int | None,
     files: FileStore,
 ) -> tuple[str, dict[str, Any]]:
-    """Return the kind and its options. Raises SpecError, by the request's names."""
-    type = "reinforcement" if method is None else method.get("type")
+    """Return the kind and its options. Raises SpecError, by the request's names.
+
+    Without a method it is `supervised`, as with OpenAI; for arithmetic, which only GRPO has,
+    `reinforcement`.
+    """
+    usual = "reinforcement" if training_file == problems.ARITHMETIC else "supervised"
+    type = usual if method is None else method.get("type")
     if not isinstance(type, str) or type not in KINDS:
         raise SpecError("method.type", f"must be one of {', '.join(KINDS)}, got {type!r}")
     kind, inside = KINDS[type], (method or {}).get(type) or {}
@@ -76,6 +88,10 @@ def options(
         given[option] = str(path)
         if kind == "grpo" and "samples" not in given:
             given["samples"] = len(problems.load(str(path)))
+    if validation_file is not None:
+        if kind not in VALIDATION:
+            raise SpecError("validation_file", f"must be left out for {type}, got a file")
+        given[VALIDATION[kind]] = str(files.locate(validation_file, "validation_file"))
     return kind, given
 
 
@@ -88,6 +104,11 @@ def _hyperparameters(kind: str, where: str, inside: Mapping[str, Any]) -> dict[s
     for name, value in values.items():
         if value == "auto" or value is None:
             continue
+        if name == "learning_rate_multiplier":
+            raise SpecError(
+                f"{where}.hyperparameters.{name}",
+                f"must be 'auto', got {value!r}; set learning_rate, which is absolute",
+            )
         option = known.get(_RENAMED[kind].get(str(name), str(name)))
         is_text = option is not None and option.type is str and option.choices is None
         if (
