@@ -37,8 +37,8 @@ class SftSpec(TrainingSpec):
     lower_is_better: ClassVar[tuple[str, ...]] = ("loss", "eval_loss")
 
     model: str = option("demo", "name of the warm model to train")
-    dataset: str = option(
-        "", "JSONL file of prompt/completion, messages, question/answer or text rows"
+    dataset: str | None = option(
+        None, "JSONL file of prompt/completion, messages, question/answer or text rows"
     )
     eval_dataset: str | None = option(
         None, "JSONL file of held-out rows (default: rows of dataset after those trained on)"
@@ -134,7 +134,7 @@ class SftSpec(TrainingSpec):
         """Where the rows come from."""
         is_apart = self.eval_dataset is not None
         return Source(
-            dataset=self.dataset,
+            dataset=self.dataset or "",
             eval_dataset=self.eval_dataset,
             samples=self.samples,
             eval_samples=self.eval_samples if is_apart else self.eval_samples or 0,
@@ -152,7 +152,7 @@ class SftSpec(TrainingSpec):
     def check(self) -> None:
         super().check()
         if not self.dataset:
-            raise SpecError("dataset", "must be a JSONL file, got nothing")
+            raise SpecError("dataset", "must be given: a JSONL file")
         if "{question}" not in self.template:
             raise SpecError("template", f"must contain {{question}}, got {self.template[:60]!r}")
         for name in ("template", "system"):

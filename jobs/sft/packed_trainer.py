@@ -101,7 +101,6 @@ class PackedSftTrainer(SFTTrainer):
 
     model: Any
     args: Any
-    _metrics: dict[str, dict[str, list[float]]]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

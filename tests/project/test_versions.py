@@ -50,8 +50,10 @@ OVERRIDDEN = {
     "GRPOTrainer._get_train_sampler": "self dataset",
     "GRPOTrainer._tokenize_prompts": "self prompts",
     "GRPOTrainer.compute_loss": "self model inputs return_outputs num_items_in_batch",
+    "SFTTrainer.compute_loss": "self model inputs return_outputs num_items_in_batch",
     "Trainer._evaluate": "self trial ignore_keys_for_eval skip_scheduler",
     "Trainer._get_grad_norm": "self model grad_norm",
+    "Trainer._get_train_sampler": "self train_dataset",
     "Trainer._load_from_checkpoint": "self resume_from_checkpoint model",
     "Trainer._load_optimizer_and_scheduler": "self checkpoint",
     "Trainer._maybe_log_save_evaluate": (
