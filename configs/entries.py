@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .queues import QUEUES, TRAIN
 from .values import (
     ConfigError,
     choice,
@@ -29,7 +30,6 @@ from .values import (
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 TASKS = ("auto", "causal-lm", "masked-lm", "image-text-to-text", "embedding")
 PRECISIONS = ("own", "bf16", "int8")
-QUEUES = ("train", "infer")
 ISOLATIONS = ("fork", "resident")
 BUILTIN_MODELS = ("builtin:demo",)
 
@@ -47,7 +47,7 @@ class ModelConfig:
     path: str  # an absolute folder, a hub id (`org/name`, `name`) or one of BUILTIN_MODELS
     dtype: str = "float32"
     task: str = "auto"
-    precision: str = "own"  # that answers are computed in, unless a job says otherwise
+    precision: str = "own"  # of the computation, unless a job sets another
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +63,10 @@ class WorkerConfig:
 
     @property
     def niceness(self) -> int:
-        """Training yields the processor to inference, unless told otherwise."""
+        """The nice value; by default training yields the processor to inference."""
         if self.nice is not None:
             return self.nice
-        return TRAINING_NICE if self.queue == "train" else 0
+        return TRAINING_NICE if self.queue == TRAIN else 0
 
 
 def parse_model(text: str, base: Path) -> ModelConfig:
@@ -152,7 +152,7 @@ def _read_worker(field: str, value: object, base: Path) -> WorkerConfig:
     if worker.slots > 1 and worker.isolation != "resident":
         problem = f"must be 1 with isolation {worker.isolation}, got {worker.slots}"
         raise ConfigError(f"{field}.slots", problem)
-    if worker.slots > 1 and worker.queue == "train":
+    if worker.slots > 1 and worker.queue == TRAIN:
         # torch has one source of random numbers for a process.
         problem = f"must be 1 with queue train, got {worker.slots}: none could resume exactly"
         raise ConfigError(f"{field}.slots", problem)

@@ -1,6 +1,6 @@
-"""The table of settings: each with its key, its variable, its default, its help and its reader.
+"""The table of settings: key, environment variable, default, help and reader of each.
 
-The config file, the environment, the command line and the documentation are all served from it.
+The config file, the environment, the command line and the documentation use it.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ SETTINGS = (
         "http_token",
         "WARMD_HTTP_TOKEN",
         "none",
-        "The bearer token that HTTP requests must carry; none: anybody on this machine may ask.",
+        "The bearer token that HTTP requests must carry; none: open to this machine.",
         "http_token",
         _or_none("none", _token),
     ),

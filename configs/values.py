@@ -1,4 +1,4 @@
-"""Checked values: what a person wrote for a setting (text, YAML, an option) becomes one type.
+"""Readers of setting values: from text, YAML or an option to one checked type.
 
 Every reader takes the field's name, for the message, and raises ConfigError.
 """

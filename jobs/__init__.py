@@ -1,4 +1,4 @@
-"""The job kinds. Adding one adds its line here."""
+"""Registry of the job kinds: a new kind adds its line to KINDS."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .spec import Spec
 
 
 class Kind(NamedTuple):
-    """Where a kind's parts are: modules, and the name of its Spec."""
+    """The modules of a kind, and the name of its Spec class."""
 
     options: str  # has the Spec
     spec: str
     module: str  # has `run`
-    heavy: str  # imports what is slow
+    heavy: str  # imports torch and other slow libraries
 
 
 KINDS = {
@@ -32,10 +32,10 @@ class Run(Protocol):
     """The work of a kind."""
 
     def __call__(self, spec: Any, ctx: Context, /) -> dict[str, Any]:
-        """Do the job; go on from `ctx.checkpoints.latest()` when there is one.
+        """Run the job; resume from `ctx.checkpoints.latest()` when there is one.
 
         Returns the result as plain JSON values. Raises Stopped after saving when `ctx.stop` is
-        set, JobFailed when it cannot go on.
+        set, JobFailed when the job cannot continue.
         """
 
 
@@ -51,9 +51,9 @@ def run_function(kind: str) -> Run:
 
 
 def import_all(kind: str) -> None:
-    """Import everything that a kind needs to run, for the zygote to do once."""
+    """Import everything that a kind needs to run; the zygote calls this once."""
     _module(_kind(kind).heavy)
-    spec_class(kind).options()  # kept: to read them from the annotations takes a horse 4 ms
+    spec_class(kind).options()  # cached: reading the annotations takes 4 ms
 
 
 def _kind(kind: str) -> Kind:

@@ -1,18 +1,31 @@
-"""What a job is handed: the only door between a job kind and the daemon.
+"""The context of a running job: the only interface between a job kind and the daemon.
 
-Tests build one from a folder, a list and a threading.Event; the horse builds one from the
-warm models and the run directory.
+The horse builds a Context from the warm models and the run directory; tests build one from a
+folder, a list and a threading.Event.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-MANIFEST = "manifest.json"  # of a checkpoint: the one file in it that is not its job's
+MANIFEST = "manifest.json"  # in a checkpoint: the one file that the job did not write
+_CHECKPOINT_NAME = re.compile(r"checkpoint-(\d{1,15})")
+
+
+def checkpoint_name(step: int) -> str:
+    """Return the name of the folder that holds the checkpoint of a step."""
+    return f"checkpoint-{step}"
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step in the name of a checkpoint's folder; -1 when it is no checkpoint's name."""
+    match = _CHECKPOINT_NAME.fullmatch(checkpoint.name)
+    return int(match[1]) if match else -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,11 +33,11 @@ class WarmModel:
     """A model with its tokenizer, ready to compute in this process."""
 
     name: str
-    path: Path  # the local folder it was read from
+    path: Path  # the local folder that it was loaded from
     model: Any  # transformers.PreTrainedModel, in eval mode, no gradients
     tokenizer: Any  # transformers.PreTrainedTokenizerBase
-    precision: str = "own"  # that answers are computed in, unless a job says otherwise
-    may_pack: bool = True  # whether the memory budget has room for a packed copy of the weights
+    precision: str = "own"  # of the computation, unless a job sets another
+    may_pack: bool = True  # whether a packed copy of the weights fits the memory budget
 
 
 class Models(Protocol):
@@ -33,12 +46,12 @@ class Models(Protocol):
     def take(self, name: str) -> WarmModel:
         """Return the warm model of that name, on the job's device. Raises NotFound.
 
-        A training's own to change; one that other jobs have, too, for the kinds that only read.
+        A training job may change it; for other kinds it is shared with other jobs.
         """
 
 
 class Saved(Protocol):
-    """How a save ended."""
+    """The outcome of a save."""
 
     @property
     def path(self) -> Path:
@@ -46,36 +59,36 @@ class Saved(Protocol):
 
     @property
     def seconds(self) -> float:
-        """How long it took, most of it beside the training."""
+        """Its duration, most of it concurrent with training."""
 
     @property
     def size_bytes(self) -> int:
-        """What the checkpoint takes on disk."""
+        """The size of the checkpoint on disk."""
 
     @property
     def error(self) -> str | None:
-        """Why there is no new checkpoint; None when there is one."""
+        """Why the save failed; None when it succeeded."""
 
 
 class Save(Protocol):
-    """A save in flight."""
+    """A save in progress."""
 
     @property
     def step(self) -> int:
-        """The step whose checkpoint it is."""
+        """The step of the checkpoint."""
 
     def outcome(self, *, patience_s: float | None = 0) -> Saved | None:
-        """Return how the save ended, or None when it has not so soon; with None, wait for it."""
+        """Return the outcome, or None when the save takes longer than `patience_s` (None: wait)."""
 
 
 class Sink(Protocol):
-    """A file that is written from its beginning to its end; leaving its block closes it."""
+    """A file opened for sequential writing; a context manager that closes it."""
 
     def write(self, data: Any, /) -> int:
         """Append the bytes of a buffer; they are copied before this returns."""
 
     def flush(self) -> None:
-        """For libraries that take a file."""
+        """Do nothing: libraries that write to a file call it."""
 
     def __enter__(self) -> Self: ...
 
@@ -88,21 +101,21 @@ class Sink(Protocol):
 
 
 class Staging(Protocol):
-    """The folder of a checkpoint that is being filled."""
+    """The folder of a checkpoint that is being written."""
 
     @property
     def path(self) -> Path:
-        """The folder, for small files to be written into."""
+        """The folder, for small files."""
 
     def open(self, name: str) -> Sink:
-        """Open a new file for much data."""
+        """Open a new file for large data."""
 
 
 class Checkpoints(Protocol):
-    """The checkpoints of one job: committed whole or not at all."""
+    """The checkpoints of one job, committed atomically."""
 
     def latest(self) -> Path | None:
-        """Return the newest whole checkpoint (a folder `checkpoint-N`), or None."""
+        """Return the folder of the newest undamaged checkpoint, or None."""
 
     def save(
         self,
@@ -111,34 +124,33 @@ class Checkpoints(Protocol):
         *,
         about: Mapping[str, Any],
     ) -> Save:
-        """Commit a checkpoint beside what the caller goes on to do.
+        """Commit a checkpoint concurrently with what the caller does next.
 
-        `prepare` is called at once with the Staging, for what must be written now; what it returns
-        is called in a thread of its own, for what takes time. `about` is kept with the checkpoint:
-        plain JSON values, among them `metrics`. An error in the thread leaves no trace but the
-        outcome's.
+        `prepare` is called at once with the Staging and writes what must be written now; the
+        function that it returns writes the rest in a thread. `about` is stored in the manifest:
+        plain JSON values, among them `metrics`. An error in the thread is in the outcome.
         """
 
     def about(self, checkpoint: Path) -> dict[str, Any]:
-        """Return what was given with a checkpoint when it was committed."""
+        """Return the `about` that a checkpoint was committed with."""
 
 
 class Emit(Protocol):
-    """Record an event of this job."""
+    """Emit an event of this job."""
 
     def __call__(self, type: str, /, *, step: int | None = None, **fields: Any) -> None:
         """`type` is one word; `fields` are plain JSON values (NaN becomes null)."""
 
 
 class Request(Protocol):
-    """What flows towards a running job (a threading.Event will do)."""
+    """A request to a running job (a threading.Event is one)."""
 
     def is_set(self) -> bool:
-        """Whether it is asked for now."""
+        """Whether the request is pending."""
 
 
 class Never:
-    """A request that nobody makes."""
+    """A request that is never made."""
 
     def is_set(self) -> bool:
         return False
@@ -146,22 +158,22 @@ class Never:
 
 @dataclass(frozen=True, kw_only=True)
 class Activity:
-    """What a job does now, and how long it may do so before it counts as stalled."""
+    """What a job is doing, and after how long it counts as stalled."""
 
     name: str  # a noun: step, evaluation
-    began: float  # by the monotonic clock; later by what was timed apart since
+    began: float  # monotonic clock, plus the time of nested activities
     limit_s: float
-    median_s: float | None  # of the latest ones of its kind; None: of too few to judge by
-    ends_job: bool = False  # whether a stall is to end the job
+    median_s: float | None  # of the latest activities of this name; None: too few
+    ends_job: bool = False  # whether a stall ends the job
 
 
 def _ignore(activity: Activity | None) -> None:
-    """Nobody watches over this job."""
+    """Default of `Context.working`: no watchdog."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The surroundings of one execution of a job."""
+    """The environment of one execution of a job."""
 
     job_id: str
     run_dir: Path
@@ -169,15 +181,15 @@ class Context:
     models: Models
     checkpoints: Checkpoints
     emit: Emit
-    stop: Request  # to save the state and raise Stopped at the next step's end
+    stop: Request  # save and raise Stopped at the end of the current step
     pause: Request = field(
         default_factory=Never
-    )  # to wait at the next step's end, keeping everything in memory
-    working: Callable[[Activity | None], None] = _ignore  # None: nothing is expected to happen
-    stop_at: int | None = None  # the step to stop at unasked
-    queued_s: float | None = None  # how long the job has waited for this execution
+    )  # wait at the end of the current step, keeping everything in memory
+    working: Callable[[Activity | None], None] = _ignore  # None: no activity is expected
+    stop_at: int | None = None  # the step to stop at without a request
+    queued_s: float | None = None  # how long the job waited in the queue
 
     @property
     def cache_dir(self) -> Path:
-        """What jobs make once for all, such as tokenised data: HOME/cache. May not exist."""
+        """HOME/cache, for data that jobs share, such as tokenized corpora. May not exist."""
         return self.run_dir.parent.parent / "cache"

@@ -1,13 +1,13 @@
-"""Everything warmd raises on purpose.
+"""The exceptions of warmd.
 
-WarmdError                 one line for a person; `exit_code` is what the CLI ends with
- ├─ SpecError              a job or a setting is wrong: names the field, what it takes, what it got
+WarmdError                 one-line message; `exit_code` is the exit code of the CLI
+ ├─ SpecError              a wrong option or setting: `field: must be X, got Y`
  ├─ NotFound               no such job, model or checkpoint
- ├─ Conflict               it exists but its state does not allow this (a second daemon)
- ├─ Unavailable            no daemon or no server answers
- ├─ JobFailed              a job cannot go on, for a reason that needs no traceback (NaN, no memory)
+ ├─ Conflict               the state does not allow the operation (a second daemon)
+ ├─ Unavailable            no daemon or no Redis answers
+ ├─ JobFailed              a job failed for a reason that needs no traceback (NaN, no memory)
  └─ CheckpointDamaged      a checkpoint is incomplete or altered
-Stopped                    not an error: `run` saved its state and ended early, as it was asked to
+Stopped                    not an error: `run` saved its state and ended early, as requested
 """
 
 
@@ -18,7 +18,7 @@ class WarmdError(Exception):
 
 
 class SpecError(WarmdError):
-    """A value is wrong. `field` names it, the message says what it takes and what it got."""
+    """A wrong value: `field` names it; the message says what is accepted and what was given."""
 
     exit_code = 2
 
@@ -28,25 +28,25 @@ class SpecError(WarmdError):
 
 
 class NotFound(WarmdError):
-    """Nothing goes by that name."""
+    """No job, model or checkpoint has that name."""
 
     exit_code = 2
 
 
 class Conflict(WarmdError):
-    """It exists, but its state does not allow this."""
+    """The state of the object does not allow the operation."""
 
     exit_code = 2
 
 
 class Unavailable(WarmdError):
-    """No daemon or no server answers; the message says how to start one."""
+    """No daemon or no Redis answers; the message says how to start one."""
 
     exit_code = 3
 
 
 class JobFailed(WarmdError):
-    """The job cannot go on; the message is the whole reason."""
+    """The job failed; the message is the full reason."""
 
 
 class CheckpointDamaged(WarmdError):
@@ -56,7 +56,7 @@ class CheckpointDamaged(WarmdError):
 class Stopped(BaseException):
     """Raised by `run` after it saved its state on request.
 
-    Not an Exception, so that a job's own `except Exception` cannot eat it.
+    Not an Exception, so that a job's own `except Exception` cannot catch it.
     """
 
     def __init__(self, step: int) -> None:

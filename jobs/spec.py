@@ -1,8 +1,8 @@
-"""A spec: every option of a job kind, with its bounds and its help, checked in the shell.
+"""Specs: the options of a job kind with their types, bounds and help, checked before submission.
 
-A kind declares a frozen dataclass with `option(...)` fields. `Spec.parse` turns what came from
-the command line, a YAML file or JSON into one, or raises a SpecError that names the field; the
-Click options and the documentation are made from the same fields.
+A kind declares a frozen dataclass with `option(...)` fields. `Spec.parse` builds one from values of
+the command line, a YAML file or JSON, and raises SpecError naming the first wrong field. The Click
+options and the documentation are generated from the same fields.
 """
 
 from __future__ import annotations
@@ -16,29 +16,60 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
+from ..configs.queues import TRAIN
 from .errors import SpecError
+
+# The groups of options in `warmd submit KIND --help` and in the documentation, in this order: what
+# is given for most jobs first.
+GROUPS = {
+    "data": "Data",
+    "model": "Model",
+    "sampling": "Sampling",
+    "reward": "Reward",
+    "optimization": "Optimization",
+    "evaluation": "Evaluation and logging",
+    "checkpoints": "Checkpoints",
+    "stopping": "Stopping",
+}
 
 
 def option(
     default: Any,
     help: str,
     *,
+    group: str,
+    default_text: str | None = None,
     minimum: float | None = None,
     above: float | None = None,
     maximum: float | None = None,
     choices: tuple[str, ...] | None = None,
 ) -> Any:
-    """Declare a field of a spec. `minimum` and `maximum` are inclusive, `above` is not."""
+    """Declare a field of a spec. `minimum` and `maximum` are inclusive, `above` is not.
+
+    `default_text` says what the default None stands for. `group` is one of GROUPS; within a group, the options most used are declared first.
+    """
     return field(
         default=default,
         metadata={
             "help": help,
+            "group": group,
+            "default_text": default_text,
             "minimum": minimum,
             "above": above,
             "maximum": maximum,
             "choices": choices,
         },
     )
+
+
+def override(base: type[Spec], name: str, **changes: Any) -> Any:
+    """Declare an inherited option again with another `default`, `help` or bound.
+
+    What is not named stays as `base` declares it.
+    """
+    (inherited,) = (f for f in fields(base) if f.name == name)
+    default = changes.pop("default", inherited.default)
+    return field(default=default, metadata={**inherited.metadata, **changes})
 
 
 @dataclass(frozen=True)
@@ -51,6 +82,8 @@ class OptionInfo:
     optional: bool  # whether None is a value
     default: Any
     help: str
+    group: str  # one of GROUPS
+    default_text: str | None  # what the default stands for, where it is None
     minimum: float | None
     above: float | None
     maximum: float | None
@@ -58,7 +91,7 @@ class OptionInfo:
 
     @property
     def takes(self) -> str:
-        """What the option takes, in words: 'an integer of at least 2'."""
+        """The accepted values in words: 'an integer of at least 2'."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         words = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
@@ -102,9 +135,9 @@ class OptionInfo:
 
 
 def path_of(name: str, text: str, folder: Path) -> Path:
-    """Return the path that option `name` gives, seen from `folder`; it may begin with ~.
+    """Return the path of option `name`, relative to `folder`; a leading ~ is expanded.
 
-    Raises SpecError when nobody has the name after the ~.
+    Raises SpecError when the user after the ~ does not exist.
     """
     try:
         return folder / Path(text).expanduser()
@@ -113,7 +146,7 @@ def path_of(name: str, text: str, folder: Path) -> Path:
 
 
 def shown(value: Any) -> str:
-    """The value of an option in a few words; None stands for a default that is not a number."""
+    """Return the value of an option for a message, at most 80 characters long."""
     return "its default" if value is None else _shown(value)
 
 
@@ -131,12 +164,12 @@ def _to_int(value: Any) -> int | None:
         number = int(value) if isinstance(value, int | str) else None
     except ValueError:
         return None
-    # Beyond 64 bits it is no number that JSON would bring back.
+    # JSON and Redis hold 64-bit integers.
     return number if number is not None and -(2**63) <= number < 2**63 else None
 
 
 def _to_float(value: Any) -> float | None:
-    # YAML 1.1 reads 1e-5 (no dot) as text: it is a number here.
+    # YAML 1.1 reads 1e-5 (no dot) as text; here it is a number.
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -173,18 +206,21 @@ class Spec:
     """Base of every kind's spec. Fields are int, float, bool, str, `X | None`, `tuple[X, ...]`."""
 
     kind: ClassVar[str]
-    queue: ClassVar[str] = "train"
-    argument: ClassVar[str | None] = None  # the option whose name may be left out in a shell
+    queue: ClassVar[str] = TRAIN
+    argument: ClassVar[str | None] = None  # the option that may be a positional argument
 
-    # What may be given another value when a job is resumed; all else decides what it has done
-    # already. And what to do for those.
+    # The options that may change when a job is resumed; the others determine what the job has
+    # computed so far. `otherwise` is the advice for those.
     changeable: ClassVar[tuple[str, ...]] = ()
     otherwise: ClassVar[str] = "submit a new job"
 
     @classmethod
     def options(cls) -> dict[str, OptionInfo]:
-        """Return every option by name: the kind's own first, as declared, then the inherited."""
-        kind: Any = cls  # mypy holds a frozen dataclass's class for unhashable
+        """Return every option by name, ordered by group, then as declared.
+
+        Within a group, options that the kind declares come before inherited ones.
+        """
+        kind: Any = cls  # mypy considers the class of a frozen dataclass unhashable
         return dict(_options(kind))
 
     @classmethod
@@ -199,31 +235,33 @@ class Spec:
         return spec
 
     def check(self) -> None:
-        """Check what concerns several fields together. Raises SpecError. Touches no file."""
+        """Check constraints between fields, without reading files. Raises SpecError."""
 
     def check_inputs(self, model_settings: Mapping[str, Any] | None) -> None:
-        """Check the files that the spec names, in the shell; `model_settings` is the model's
-        config.json with `has_chat_template` of its tokenizer, None when it is not on this machine
-        yet. Raises SpecError."""
+        """Check the files that the spec names, before submission. Raises SpecError.
+
+        `model_settings` is the content of the model's config.json with `has_chat_template` of its
+        tokenizer, or None when the model is not on this machine yet.
+        """
 
     def check_model_files(self, folder: Path) -> None:
-        """Check what needs more of a model's folder than its config.json. Raises SpecError."""
+        """Check what needs other files of the model folder than config.json. Raises SpecError."""
 
     def located(self, folder: Path) -> Self:
-        """Return the spec with relative paths made absolute: the daemon lives elsewhere.
+        """Return the spec with paths made absolute: the daemon has another working directory.
 
-        Raises SpecError for what can be no path.
+        Raises SpecError for an invalid path.
         """
         return self
 
     def extended(self, steps: int) -> Self:
-        """Return the spec that trains to `steps` in all. Raises SpecError when it has no steps."""
+        """Return the spec with `steps` in total. Raises SpecError for a kind without steps."""
         raise SpecError("steps", f"a {self.kind} job has none")
 
     def revised(self, values: Mapping[str, Any]) -> Self:
-        """Return the spec with other (raw) values, for the resume of its job.
+        """Return the spec with changed (raw) values, to resume its job with.
 
-        Raises SpecError for a value that is wrong, and for an option that may not change.
+        Raises SpecError for a wrong value and for an option that may not change.
         """
         known, values = self.options(), dict(values)
         spec = self.extended(values.pop("steps")) if "steps" in values else self
@@ -236,10 +274,10 @@ class Spec:
         return spec
 
     def changes(self, options: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """Return what is not as in `options` (`to_json` of the job's spec once): [then, now].
+        """Return the options that differ from `options` (an earlier `to_json`): [then, now].
 
-        Raises SpecError for what may not change. Options that another version of warmd knew, or
-        did not know yet, say nothing.
+        Raises SpecError for an option that may not change. Options that only one of the two
+        versions of warmd knows are ignored.
         """
         now = self.to_json()
         found = {n: [options[n], now[n]] for n in now if n in options and options[n] != now[n]}
@@ -258,11 +296,16 @@ class Spec:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
 
-@cache  # to read the annotations takes a millisecond, and a list of jobs parses many specs
+@cache  # reading the annotations takes 1 ms, and a list of jobs parses many specs
 def _options(spec: Any) -> dict[str, OptionInfo]:
     hints = get_type_hints(spec)
-    own = inspect.get_annotations(spec)
-    declared = sorted(fields(spec), key=lambda f: f.name not in own)
+    own = list(inspect.get_annotations(spec))
+    groups = list(GROUPS)
+
+    def position(f: Any) -> tuple[int, int]:
+        return groups.index(f.metadata["group"]), own.index(f.name) if f.name in own else len(own)
+
+    declared = sorted(fields(spec), key=position)
     return {f.name: _option_info(f, hints[f.name]) for f in declared}
 
 

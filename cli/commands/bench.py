@@ -19,6 +19,7 @@ import click
 
 from ...jobs import spec_class
 from ...jobs.bench import works
+from ...jobs.context import step_of
 from ...jobs.errors import Conflict, JobFailed, SpecError
 from ...jobs.mlm.options import MlmSpec
 from ..shared.app import App, common_options, note
@@ -186,7 +187,7 @@ def _checkpoint(client: Client, job_id: str) -> int:
     from ...daemon.runs.checkpoints import Checkpoints
 
     found = Checkpoints(client.rundir(job_id).checkpoints).list()
-    return int(found[-1].name.removeprefix("checkpoint-")) if found else 0
+    return step_of(found[-1]) if found else 0
 
 
 @contextmanager

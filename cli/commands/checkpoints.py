@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...jobs import spec_class
+from ...jobs.context import step_of
 from ...jobs.errors import CheckpointDamaged, NotFound
 from ...jobs.spec import path_of
 from ..shared.app import App, common_options, note
@@ -61,7 +62,6 @@ def list_(app: App, job: str | None) -> None:
 
 def _row(found: Checkpoints, path: Path, *, is_best: bool) -> dict[str, Any]:
     from ...daemon.runs.checkpoints import size_bytes
-    from ...daemon.runs.weights import step_of
 
     try:
         about, error = found.about(path), None
@@ -107,7 +107,6 @@ def verify(app: App, job: str | None, step: int | None) -> int:
     Exits with 1 when one is damaged.
     """
     from ...daemon.runs.checkpoints import size_bytes, verify as verify_one
-    from ...daemon.runs.weights import step_of
 
     rundir = _rundir(app, job)
     every = {step_of(path): path for path in _checkpoints(rundir).list()}
@@ -161,7 +160,7 @@ def prune(app: App, job: str | None, keep: int | None, yes: bool) -> None:
     if paths := found.list():
         with _progress(size_bytes(paths[-1])) as on_bytes:
             latest = weights.checkpoint(rundir, on_bytes=on_bytes).folder
-        surplus = found.surplus(newest=weights.step_of(latest))
+        surplus = found.surplus(newest=step_of(latest))
     sizes = {path: _freed_bytes(path) for path in surplus}
     with rundir.unused():
         pass  # refused for a job that runs, also when nothing would be removed
@@ -170,7 +169,7 @@ def prune(app: App, job: str | None, keep: int | None, yes: bool) -> None:
             remove(path)
     for path, size in sizes.items():
         if app.as_json:
-            render.json_line({"step": weights.step_of(path), "bytes": size, "removed": yes})
+            render.json_line({"step": step_of(path), "bytes": size, "removed": yes})
         else:
             click.echo(f"{path.name}  {render.size(size)}")
     if not surplus:

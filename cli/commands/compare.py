@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...configs.queues import TRAIN
 from ...jobs import spec_class
 from ...jobs.errors import Conflict, SpecError, WarmdError
 from ...jobs.models.adapters import base_of, is_adapter
@@ -110,7 +111,7 @@ def _base(client: Client, text: str) -> ModelConfig:
 
     job_id = client.find(text.partition("@")[0])
     document = client.rundir(job_id).read_spec()
-    if "model" not in document or spec_class(document["kind"]).queue != "train":
+    if "model" not in document or spec_class(document["kind"]).queue != TRAIN:
         raise Conflict(f"job: {job_id} started from no model: there is nothing to compare with")
     return ModelConfig(**document["model"])
 

@@ -11,20 +11,41 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import SpecError
+from ...jobs.spec import GROUPS, OptionInfo
 from ...jobs.training.options import TrainingSpec
 from ..shared.app import App, common_options, note
 from ..shared.job_argument import complete_job
 from ..view import render
 from ..view.times import parse_duration, parse_time
 
-if TYPE_CHECKING:
-    from ...jobs.spec import OptionInfo
+
+class GroupedOption(click.Option):
+    """An option that `--help` lists under the heading of its group."""
+
+    def __init__(self, *args: Any, heading: str = "Queueing", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.heading = heading
+
+
+class GroupedCommand(click.Command):
+    """A command whose `--help` lists its options by group, in the order of its parameters."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                heading = getattr(parameter, "heading", "Other options")
+                sections.setdefault(heading, []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
 
 
 class KindGroup(click.Group):
@@ -70,17 +91,17 @@ class _Request:
 def file_options() -> list[click.Option]:
     """The options that name options."""
     return [
-        click.Option(
+        GroupedOption(
             ["--config", "config_file"],
             type=click.Path(dir_okay=False, path_type=Path),
             metavar="FILE",
-            help="Read options from a YAML file; options on the command line win.",
+            help="YAML file with options; options on the command line take precedence.",
         ),
-        click.Option(
+        GroupedOption(
             ["--set", "settings"],
             multiple=True,
             metavar="KEY=VALUE",
-            help="Set one option; wins over --config. May be repeated.",
+            help="One option; takes precedence over --config. May be repeated.",
         ),
     ]
 
@@ -88,48 +109,53 @@ def file_options() -> list[click.Option]:
 def _request_options() -> list[click.Option]:
     return [
         *file_options(),
-        click.Option(["--front"], is_flag=True, help="Put the job before all waiting ones."),
-        click.Option(
+        GroupedOption(["--front"], is_flag=True, help="Queue the job before all waiting jobs."),
+        GroupedOption(
             ["--after"],
             metavar="JOB",
             shell_complete=complete_job,
-            help="Wait until that job has finished.",
+            help="Start only after that job has finished.",
         ),
-        click.Option(
-            ["--at"], metavar="TIME", help="Queue the job at 18:30 or 2026-11-21 18:30, local time."
+        GroupedOption(
+            ["--at"],
+            metavar="TIME",
+            help="Local time to queue the job at: 18:30 or 2026-11-21 18:30.",
         ),
-        click.Option(
-            ["--in", "in_"], metavar="DURATION", help="Queue the job in 90s, 15m, 1h30m or 2d."
+        GroupedOption(
+            ["--in", "in_"],
+            metavar="DURATION",
+            help="Delay before the job is queued: 90s, 15m, 1h30m or 2d.",
         ),
-        click.Option(
+        GroupedOption(
             ["--retries"],
             metavar="N",
             type=click.IntRange(min=0, max=1000),
             default=0,
             show_default=True,
-            help="Try again that many times when the job fails.",
+            help="Number of retries when the job fails.",
         ),
-        click.Option(
+        GroupedOption(
             ["--timeout"],
             metavar="DURATION",
-            help="Fail the job when it runs longer.  [default: none]",
+            help="Maximum running time; a job that takes longer fails.  [default: none]",
         ),
-        click.Option(
+        GroupedOption(
             ["--wait"],
             is_flag=True,
-            help="Follow the job to its end and exit by it: 0 finished, 1 failed, 4 stopped.",
+            help="Follow the job to its end; exit code 0: finished, 1: failed, 4: stopped.",
         ),
-        click.Option(
-            ["--dry-run"], is_flag=True, help="Check everything, print the spec and queue nothing."
+        GroupedOption(
+            ["--dry-run"], is_flag=True, help="Check the options, print the spec and queue nothing."
         ),
     ]
 
 
-_INIT_FROM = click.Option(
+_INIT_FROM = GroupedOption(
     ["--init-from"],
+    heading=GROUPS["model"],
     metavar="JOB[@STEP]",
     shell_complete=complete_job,
-    help="Start from the final weights of that job, or from those of its checkpoint.",
+    help="Initial weights: the final model of a job, or its checkpoint at STEP.",
 )
 
 
@@ -149,11 +175,11 @@ def _kind_command(kind: str) -> click.Command:
         app = click.get_current_context().ensure_object(App)
         return _submit(app, kind, given, _Request(**parameters))
 
-    about = sys.modules[spec_class(kind).__module__].__doc__ or ""
     return click.command(
         kind,
+        cls=GroupedCommand,
         params=[*arguments, *map(spec_option, options.values()), *requests],
-        help=about.split("\n\n", 1)[0],
+        help=spec_class(kind).__doc__,
     )(common_options(callback))
 
 
@@ -178,16 +204,18 @@ def spec_option(info: OptionInfo) -> click.Option:
         return [choice for choice in info.choices or () if choice.startswith(incomplete)]
 
     flag = "--" + info.name.replace("_", "-")
+    heading = GROUPS[info.group]
     if info.type is bool:
         flag += "/--no-" + info.name.replace("_", "-")
-        return click.Option([flag, info.name], default=None, help=_help(info))
-    return click.Option(
+        return GroupedOption([flag, info.name], heading=heading, default=None, help=_help(info))
+    return GroupedOption(
         [flag, info.name],
         type=str,  # whatever it is: `Spec.parse` knows best
         multiple=info.many,
         shell_complete=complete,
         metavar={int: "N", float: "X", str: "TEXT"}[info.type],
         help=_help(info),
+        heading=heading,
     )
 
 
@@ -198,7 +226,7 @@ def _help(info: OptionInfo) -> str:
         notes.append(info.takes)
     if info.many:
         notes.append("may be repeated")
-    notes.append(f"default: {_shown(info.default)}")
+    notes.append(f"default: {info.default_text or _shown(info.default)}")
     return f"{info.help}  [{'; '.join(notes)}]"
 
 

@@ -14,11 +14,11 @@ from ..view import render
 from ..view.live import LiveLine, has_live_lines
 
 if TYPE_CHECKING:
-    from ...jobs.bench.rows import Effort, Row, Told
+    from ...jobs.bench.rows import Effort, OnProgress, Row
 
 HEADERS = ("WORK", ">STOCK", ">WARMD", ">FASTER", ">FLOOR", ">SHARE", ">STOCK MEM", ">WARMD MEM")
 
-Measure = Callable[[list[str], "Effort", "Told"], "Iterator[Row]"]
+Measure = Callable[[list[str], "Effort", "OnProgress"], "Iterator[Row]"]
 
 
 def work_options(works: Mapping[str, object], *, pairs: int) -> list[click.Parameter]:

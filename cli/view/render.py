@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from ...configs.units import format_duration, format_size
+
 STATUS_COLOURS = {
     "started": "green",
     "finished": "green",
@@ -31,30 +33,12 @@ def json_line(value: Mapping[str, Any]) -> None:
 
 def duration(seconds: float | None) -> str:
     """0.42 s, 3.2 s, 42 s, 3m 20s, 2h 05m, 3d 4h."""
-    if seconds is None:
-        return NOTHING
-    if seconds < 1:
-        return f"{seconds:.2f} s"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02}s"
-    if whole < 86400:
-        return f"{whole // 3600}h {whole % 3600 // 60:02}m"
-    return f"{whole // 86400}d {whole % 86400 // 3600}h"
+    return NOTHING if seconds is None else format_duration(seconds)
 
 
 def size(num_bytes: float | None) -> str:
     """Bytes in powers of ten: 812 MB, 1.98 GB."""
-    if num_bytes is None:
-        return NOTHING
-    for unit, power in (("TB", 12), ("GB", 9), ("MB", 6), ("kB", 3)):
-        if num_bytes >= 10**power:
-            return f"{num_bytes / 10**power:.3g} {unit}"
-    return f"{num_bytes:.0f} B"
+    return NOTHING if num_bytes is None else format_size(num_bytes)
 
 
 def clock(at: float | None, *, now: float | None = None) -> str:

@@ -12,7 +12,9 @@ from typing import Any, TypeVar, cast
 import redis
 
 from ...configs.config import DaemonConfig, ModelConfig, redacted_url
+from ...configs.queues import INFER, QUEUES, TRAIN
 from ...jobs import KINDS, spec_class
+from ...jobs.context import step_of
 from ...jobs.errors import CheckpointDamaged, Conflict, NotFound, SpecError, Unavailable
 from ...jobs.spec import Spec
 from ...jobs.user_code.modules import SOURCES, changed
@@ -23,7 +25,7 @@ from ..queue.jobs import ENDED, Job, JobStatus, JobStore
 from ..runs import weights
 from ..runs.checkpoints import Checkpoints
 from ..runs.rundir import RunDir, job_ids
-from ..runs.weights import Weights, step_of
+from ..runs.weights import Weights
 from . import checking
 from .lookup import PENDING, Lookup, Pending
 from .views import spec_of
@@ -228,12 +230,12 @@ class Client:
     @_needs_server
     def perhaps_with_model(self) -> list[str]:
         """Return the ids of training jobs that may have made a model, newest first."""
-        return listing.not_given_up(self.lookup.indexed, "train")
+        return listing.not_given_up(self.lookup.indexed, TRAIN)
 
     @_needs_server
     def queues(self) -> list[dict[str, Any]]:
         """Return how many jobs of each status every queue has."""
-        return [{"name": name, **listing.counts(self.connection, name)} for name in keys.QUEUES]
+        return [{"name": name, **listing.counts(self.connection, name)} for name in QUEUES]
 
     @_needs_server
     def result(self, job_id: str) -> dict[str, Any] | None:
@@ -322,7 +324,7 @@ class Client:
                 raise Conflict(f"job: {job_id} is paused already: `warmd unpause` lets it go on")
             if self.store.pause_waiting(job):
                 return "paused"
-            if job.origin == "infer" and not release:
+            if job.origin == INFER and not release:
                 raise Conflict(f"job: {job_id} answers now, and cannot wait: cancel it instead")
             if self.store.request_pause(job, how):
                 return "pausing"
@@ -467,7 +469,7 @@ class Client:
         trainings = [
             job_id
             for job_id in job_ids(self.home.runs)
-            if (kind := job_id.split("-")[0]) in KINDS and spec_class(kind).queue == "train"
+            if (kind := job_id.split("-")[0]) in KINDS and spec_class(kind).queue == TRAIN
         ]
         pending = listing.with_status(self.connection, PENDING)
         readers = list(dict.fromkeys([*trainings, *(job.id for job in pending)]))

@@ -12,8 +12,9 @@ from typing import Any
 
 import redis
 
+from ...configs.queues import QUEUES
 from ...jobs.errors import Conflict, NotFound, SpecError
-from ..queue import index_builder, job_index, keys, listing
+from ..queue import index_builder, job_index, listing
 from ..queue.jobs import JobStore
 from ..runs.rundir import RunDir, by_time, is_id_prefix, is_job_id, job_ids
 from .views import UNREGISTERED, view_of_folder, views_of
@@ -85,7 +86,7 @@ class Lookup:
     def _known(self) -> list[str]:
         """The jobs that Redis knows, where there is one: those whose files are gone, too."""
         with suppress(redis.RedisError):
-            return [j for j in job_index.newest(self.indexed, keys.QUEUES, None) if is_job_id(j)]
+            return [j for j in job_index.newest(self.indexed, QUEUES, None) if is_job_id(j)]
         return []
 
     def jobs(self, statuses: Collection[str] | None, limit: int | None) -> list[dict[str, Any]]:
@@ -101,7 +102,7 @@ class Lookup:
     def _newest(self, limit: int | None) -> list[dict[str, Any]]:
         """The latest jobs, with and without a record in Redis."""
         while True:
-            indexed = job_index.newest(self.indexed, keys.QUEUES, limit)
+            indexed = job_index.newest(self.indexed, QUEUES, limit)
             has_more = len(indexed) == limit
             names = job_ids(self._runs, since=by_time(indexed[-1]) if has_more else "")
             latest = names if limit is None else nlargest(limit, names, key=by_time)

@@ -21,6 +21,7 @@ from typing import Any
 
 import orjson
 
+from ...jobs.context import checkpoint_name
 from ...jobs.errors import Conflict, JobFailed, SpecError
 from ...jobs.training.compare import compare_events
 from ..runs import events
@@ -157,7 +158,7 @@ class _Scratch:
 
 
 def _verdict(straight: RunDir, broken: RunDir, steps: int) -> Verdict:
-    folders = [run.checkpoints / f"checkpoint-{steps}" for run in (straight, broken)]
+    folders = [run.checkpoints / checkpoint_name(steps) for run in (straight, broken)]
     differences = _compare(*folders)
     findings = []
     for what, endings in _KINDS:

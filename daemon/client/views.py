@@ -10,6 +10,7 @@ from typing import Any
 
 import redis
 
+from ...configs.queues import TRAIN
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, WarmdError
 from ...jobs.spec import Spec
@@ -114,7 +115,7 @@ def _view(
 
 
 def _num_recent(job: Job) -> int:
-    is_running = job._status == "started" and job.origin == "train"
+    is_running = job._status == "started" and job.origin == TRAIN
     return _RECENT_RUNNING if is_running else _RECENT
 
 

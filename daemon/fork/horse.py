@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ...configs.queues import TRAIN
 from ...configs.values import num_cores
 from ...jobs import run_function, spec_class
 from ...jobs.compute.allocator import keep_freed_memory
@@ -278,10 +279,10 @@ def _execute(
         names = {}
         if request["model"] is not None:
             names[document["spec"]["model"]] = request["model"]["config"]["name"]
-        copies = is_resident and kind.queue == "train"
+        copies = is_resident and kind.queue == TRAIN
         models = HorseModels(warm, names, copies=copies, placement=placement)
         # Those of queue infer run no code of the user's, and several at a time.
-        folders = document.get("python_path", ()) if kind.queue == "train" else None
+        folders = document.get("python_path", ()) if kind.queue == TRAIN else None
         with own_modules(folders) if folders is not None else nullcontext():
             result = _run(document, request, orders, rundir, events, pulse, models)
         check_size(result)

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ...configs.config import ModelConfig
+from ...configs.units import format_size
 from ...jobs.context import WarmModel
 from ...jobs.errors import Conflict, JobFailed, NotFound
 from ...jobs.models.adapters import merge, model_folder
 from ..host import model_files
-from ..host.memory import shown
 from .headers import check_sizes, tensors
 from .held_files import HeldFiles
 from .placement import Placement
@@ -180,8 +180,9 @@ class WarmModels:
         freeable = sum(model.size_bytes for model in idle)
         if held - freeable + needed > self.budget_bytes:
             raise JobFailed(
-                f"model: {config.name} needs {shown(needed)}, but of the memory budget of "
-                f"{shown(self.budget_bytes)} only {shown(self.budget_bytes - held + freeable)} can "
+                f"model: {config.name} needs {format_size(needed)}, but of the memory budget of "
+                f"{format_size(self.budget_bytes)} only "
+                f"{format_size(self.budget_bytes - held + freeable)} can "
                 "be freed: raise memory_budget, unload a model, or choose a smaller dtype"
             )
         for model in idle:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from rq.job import Job
 from rq.registry import DeferredJobRegistry, ScheduledJobRegistry
 
+from ...configs.queues import QUEUES
 from . import keys
 from .jobs import JobStore
 
@@ -39,8 +40,8 @@ class Due:
     def _look(self) -> tuple[list[_Member], list[_Member]]:
         """Those scheduled jobs whose time has come, and the next ones among the deferred."""
         now = self._store.clock()
-        scheduled = [ScheduledJobRegistry.key_template.format(name) for name in keys.QUEUES]
-        deferred = [DeferredJobRegistry.key_template.format(name) for name in keys.QUEUES]
+        scheduled = [ScheduledJobRegistry.key_template.format(name) for name in QUEUES]
+        deferred = [DeferredJobRegistry.key_template.format(name) for name in QUEUES]
         with self._store.connection.pipeline(transaction=False) as pipeline:
             for key in scheduled:
                 pipeline.zrangebyscore(key, 0, now, start=0, num=_AT_ONCE)

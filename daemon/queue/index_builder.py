@@ -15,6 +15,7 @@ import redis
 from redis.client import Pipeline
 from rq.job import Job
 
+from ...configs.queues import INFER, QUEUES
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import WarmdError
 from ..runs.rundir import RunDir, is_job_id, job_ids
@@ -33,7 +34,7 @@ def ensure(connection: redis.Redis, runs: Path) -> None:
 
 def build(connection: redis.Redis, runs: Path) -> None:
     """Add every job and every run directory that an index lacks."""
-    indexed = set(job_index.newest(connection, keys.QUEUES, None))
+    indexed = set(job_index.newest(connection, QUEUES, None))
     recorded = listing.every_id(connection)
     new = [job_id for job_id in job_ids(runs) if job_id not in indexed]
     folders = {job_id: _is_from_cli(runs, job_id) for job_id in new}
@@ -74,13 +75,13 @@ def _add(pipeline: Pipeline, job_id: str, fields: Any, *, from_cli: bool) -> Non
     if isinstance(fields, redis.ResponseError) or fields[0] is None:
         return  # no job, or something else in its place
     queue, status, created_at, ended_at = fields
-    if not is_job_id(job_id) or keys.text(queue) not in keys.QUEUES:
+    if not is_job_id(job_id) or keys.text(queue) not in QUEUES:
         return  # somebody else's
     at = {job_id: _seconds(created_at)}
     pipeline.zadd(keys.jobs(keys.text(queue)), at, nx=True)
     if from_cli:
         pipeline.zadd(keys.FROM_CLI, at, nx=True)
-    if status in _ENDED and queue == b"infer":
+    if status in _ENDED and keys.text(queue) == INFER:
         pipeline.zadd(keys.ANSWERS, {job_id: _seconds(ended_at)}, nx=True)
     if status == b"stopped":
         pipeline.sadd(keys.stopped(keys.text(queue)), job_id)

@@ -19,6 +19,7 @@ import redis
 from redis.client import Pipeline
 from rq.job import Job, JobStatus
 
+from ...configs.queues import INFER, QUEUES, TRAIN
 from . import keys
 
 
@@ -32,7 +33,7 @@ def created(pipeline: Pipeline, job: Job, *, from_cli: bool) -> None:
 
 def ended(pipeline: Pipeline, job: Job, status: JobStatus, at: datetime) -> None:
     """Note the end of a job."""
-    if job.origin == "infer":
+    if job.origin == INFER:
         pipeline.zadd(keys.ANSWERS, {job.id: at.timestamp()})
     if status == JobStatus.STOPPED:
         pipeline.sadd(keys.stopped(job.origin), job.id)
@@ -48,7 +49,7 @@ def removed(pipeline: Pipeline, job_id: str) -> None:
     """Forget a job, also one that has no record."""
     pipeline.zrem(keys.FROM_CLI, job_id)
     pipeline.zrem(keys.ANSWERS, job_id)
-    for queue in keys.QUEUES:
+    for queue in QUEUES:
         pipeline.zrem(keys.jobs(queue), job_id)
         pipeline.srem(keys.stopped(queue), job_id)
 
@@ -66,7 +67,7 @@ def newest(connection: redis.Redis, queues: Iterable[str], limit: int | None) ->
 
 def trainings(connection: redis.Redis, limit: int, *, after: str | None) -> list[str]:
     """The ids of training jobs, newest first, from the one that follows `after` on."""
-    key, start = keys.jobs("train"), 0
+    key, start = keys.jobs(TRAIN), 0
     if after is not None:
         place: Any = connection.zrevrank(key, after)
         if place is None:

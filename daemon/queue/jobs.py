@@ -38,6 +38,7 @@ from rq.registry import (
 from rq.results import Result
 from rq.utils import now
 
+from ...configs.queues import QUEUES
 from ...jobs.user_code import tracebacks
 from . import job_index, keys
 from .transactions import add, change, end
@@ -111,7 +112,7 @@ class JobStore:
                 raise ValueError(str(fields))
             job = Job(job_id, connection=self.connection, serializer=keys.Serializer)
             job.restore(fields)
-            if job.origin not in keys.QUEUES or not isinstance(job._dependency_ids, list):
+            if job.origin not in QUEUES or not isinstance(job._dependency_ids, list):
                 raise ValueError(f"queue {job.origin!r}, behind {job._dependency_ids!r}")
         except Exception as error:  # RQ's parser meets garbage with whatever comes
             log.warning("%r: not a job of RQ's: %s", job_id[:80], str(error)[:200])

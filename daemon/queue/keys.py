@@ -12,8 +12,6 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-QUEUES = ("train", "infer")
-
 # What RQ takes for the function of warmd's jobs; a job that names another one is refused. Workers
 # import nothing by it: the name is what homes of every version have in Redis.
 JOB_FUNCTION = "warmd.daemon.horse.run_job"

@@ -21,6 +21,7 @@ from rq.registry import (
     StartedJobRegistry,
 )
 
+from ...configs.queues import QUEUES
 from ..runs.rundir import by_time
 from . import keys
 from .jobs import NEVER, JobStore
@@ -40,7 +41,7 @@ STATUSES = ("queued", *_REGISTRIES, "stopped")
 
 def every_id(connection: redis.Redis) -> list[str]:
     """The id of every job that Redis has."""
-    return _members(connection, keys.QUEUES, STATUSES)
+    return _members(connection, QUEUES, STATUSES)
 
 
 def with_status(
@@ -48,7 +49,7 @@ def with_status(
 ) -> list[Job]:
     """The jobs of some statuses, or the latest of them, newest first."""
     asked = set(statuses)
-    ids = sorted(_members(connection, keys.QUEUES, asked), key=by_time, reverse=True)
+    ids = sorted(_members(connection, QUEUES, asked), key=by_time, reverse=True)
     store, found = JobStore(connection), list[Job]()
     for start in range(0, len(ids), _AT_ONCE):
         jobs = store.fetch_many(ids[start : start + _AT_ONCE])

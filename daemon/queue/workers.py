@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from rq.executions import Execution
 from rq.registry import StartedJobRegistry
 
+from ...configs.queues import QUEUES
 from . import keys
 from .jobs import JobStore
 
@@ -35,7 +36,7 @@ class Roster:
         """The queue of every worker that may hold a job, by the worker's name."""
         found = self._connection.hgetall(keys.WORKERS)
         named = {keys.text(name): keys.text(queue) for name, queue in found.items()}
-        return {name: q for name, q in named.items() if q in keys.QUEUES and name.count(":") == 2}
+        return {name: q for name, q in named.items() if q in QUEUES and name.count(":") == 2}
 
     def has_lease(self, worker: str) -> bool:
         return bool(self._connection.exists(keys.lease(worker)))
@@ -93,7 +94,7 @@ class Roster:
         A slow worker may have taken a job after `bury` removed it. Scans all keys.
         """
         held = self._hand_offs()
-        for queue in keys.QUEUES:
+        for queue in QUEUES:
             for claim in self._claims(queue):
                 if claim.holder is not None:
                     held[claim.holder] = queue

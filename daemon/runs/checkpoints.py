@@ -7,7 +7,6 @@ one before.
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 import orjson
 import xxhash
 
-from ...jobs.context import MANIFEST
+from ...jobs.context import MANIFEST, checkpoint_name, step_of
 from ...jobs.errors import CheckpointDamaged
 from ...jobs.files.atomic import recover, whole_folder
 from .directio import DirectFile
@@ -63,12 +62,12 @@ class Checkpoints:
 
     @contextmanager
     def commit(self, step: int, about: Mapping[str, Any] | None = None) -> Iterator[Staging]:
-        """Give an empty folder to fill; leaving the block makes it `checkpoint-{step}`.
+        """Give an empty folder to fill; leaving the block makes it the checkpoint of `step`.
 
         `about` goes into the manifest. An exception inside the block leaves no trace. Those that
         need not be kept go after the commit.
         """
-        with whole_folder(self.folder / f"checkpoint-{step}") as folder:
+        with whole_folder(self.folder / checkpoint_name(step)) as folder:
             staging = Staging(folder)
             yield staging
             _write_manifest(staging, step, about or {})
@@ -86,7 +85,7 @@ class Checkpoints:
         about: Mapping[str, Any],
     ) -> Save:
         """Commit a checkpoint beside what the caller goes on to do (jobs.context.Checkpoints)."""
-        path = self.folder / f"checkpoint-{step}"
+        path = self.folder / checkpoint_name(step)
         rest = ExitStack()
         try:
             with ExitStack() as stack:
@@ -118,7 +117,7 @@ class Checkpoints:
 
     def list(self) -> Sequence[Path]:
         """Return the folders of all checkpoints, oldest first, without looking into them."""
-        found = {_step(path): path for path in self.folder.glob("checkpoint-*")}
+        found = {step_of(path): path for path in self.folder.glob("checkpoint-*") if path.is_dir()}
         return [found[step] for step in sorted(found) if step >= 0]
 
     def best_one(self) -> Path | None:
@@ -134,7 +133,7 @@ class Checkpoints:
                 continue
             if isinstance(value, int | float):
                 scores[path] = -value if lower_is_better else value
-        return max(scores, key=lambda path: (scores[path], _step(path))) if scores else None
+        return max(scores, key=lambda path: (scores[path], step_of(path))) if scores else None
 
     def surplus(self, *, newest: int | None = None) -> Sequence[Path]:
         """Return the checkpoints that need not be kept.
@@ -143,7 +142,7 @@ class Checkpoints:
         passed over as damaged when this execution began, and would push whole ones out.
         """
         every = self.list()
-        counting = [path for path in every if newest is None or _step(path) <= newest]
+        counting = [path for path in every if newest is None or step_of(path) <= newest]
         kept = {*counting[-self.keep :], self.best_one()}
         return [path for path in every if path not in kept]
 
@@ -216,7 +215,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             _plain(manifest)
         ):
             raise CheckpointDamaged(f"{path.name}: {MANIFEST} does not match its checksum")
-        if manifest["schema"] != SCHEMA or manifest["step"] != _step(path):
+        if manifest["schema"] != SCHEMA or manifest["step"] != step_of(path):
             raise CheckpointDamaged(f"{path.name}: {MANIFEST} is not of this checkpoint")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointDamaged(f"{path.name}: {MANIFEST}: {error}") from None
@@ -243,9 +242,3 @@ def _checksum(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
             if on_bytes is not None:
                 on_bytes(len(block))
     return checksum.hexdigest()
-
-
-def _step(path: Path) -> int:
-    """Return the step in a folder's name, or -1 when it is not a checkpoint's."""
-    match = re.fullmatch(r"checkpoint-(\d{1,15})", path.name)
-    return int(match[1]) if match and path.is_dir() else -1

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...jobs.context import MANIFEST
+from ...jobs.context import MANIFEST, step_of
 from ...jobs.errors import CheckpointDamaged, Conflict, NotFound, SpecError
 from ...jobs.files.atomic import fsync
 from .checkpoints import Checkpoints, verify
@@ -26,11 +26,6 @@ STATE_FILES = (
     "job_state.pt",
     "trainer_state.json",
 )
-
-
-def step_of(checkpoint: Path) -> int:
-    """Return the step in the name of a checkpoint's folder."""
-    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 @dataclass(frozen=True)

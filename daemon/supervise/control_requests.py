@@ -12,10 +12,11 @@ import redis
 
 from ... import __version__
 from ...configs.config import ModelConfig, redacted_url
+from ...configs.queues import QUEUES
 from ...jobs.errors import Unavailable, WarmdError
 from ..host import downloads, memory
 from ..host.channel import Channel
-from ..queue import keys, listing
+from ..queue import listing
 from .supervisor import Supervisor
 
 _PATIENCE_S = 1.0  # with a zygote that is asked for no more than how it is
@@ -130,7 +131,7 @@ def _running(supervisor: Supervisor) -> list[dict[str, str]]:
     ours = {worker.redis_name: worker.name for worker in supervisor.workers}
     return [
         {"worker": ours[name], "job": job_id}
-        for queue in keys.QUEUES
+        for queue in QUEUES
         for job_id, name in listing.started(supervisor.connection, queue)
         if name in ours
     ]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ...configs.queues import TRAIN
 from ...jobs.user_code import tracebacks
 from ..queue.jobs import Begun, Job, JobStore, Orders
 from ..queue.stream import Outbox, Publisher
@@ -322,7 +323,7 @@ class Attempt:
                 change(self.job, self.begun.claim, *args, **kwargs)
             self.catch_up()
             has_ended = change not in (None, self._store.requeue)
-            if has_ended and self.job.origin == "train" and self._publisher is not None:
+            if has_ended and self.job.origin == TRAIN and self._publisher is not None:
                 self._publisher.trim()  # answers are removed as a whole, see retention
 
         self.settle = settle

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...configs.config import WorkerConfig
 from ...configs.memory import memory_bytes
-from ..host import memory
+from ...configs.units import format_size
 from ..host.channel import Channel
 from ..host.model_files import fingerprint
 
@@ -101,7 +101,7 @@ class Horse:
         peak = ""
         if code is not None:
             peak_bytes = self._exit["peak_bytes"]
-            peak = f": peak {memory.shown(peak_bytes)} of {memory.shown(memory_bytes())}"
+            peak = f": peak {format_size(peak_bytes)} of {format_size(memory_bytes())}"
         if code is None:
             return "lost: its process disappeared"
         if code >= 0:

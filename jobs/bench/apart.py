@@ -1,4 +1,4 @@
-"""A measurement that leaves nothing behind that slows the next one. Imports torch."""
+"""Runs a measurement without side effects on the next one. Imports torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Result = TypeVar("Result")
 
 
 def apart(work: Callable[[], Result]) -> Result:
-    """Do `work` in a thread of its own, with as many threads as here, and return what it returns.
+    """Run `work` in a new thread with the same number of torch threads; return its result.
 
-    The helpers that OpenMP gives that thread end with it; see jobs/engine/compute_thread.py.
+    The OpenMP workers of that thread end with it; see jobs/engine/compute_thread.py.
     """
     with ThreadPoolExecutor(
         1, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)

@@ -26,7 +26,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from ..compute.allocator import keep_freed_memory
 from ..compute.aten_overrides import fast_kernels
-from ..grpo.packed_trainer import PackedTrainer, twin
+from ..grpo.packed_trainer import PackedTrainer, weight_sharing_clone
 from . import machine, model
 from .clock import Clock
 from .memory import Peak
@@ -85,7 +85,7 @@ def _trainer(side: str, work: GrpoWork, folder: Path, steps: int, output: str) -
     reference = model.read(folder) if work.beta else None
     # As a job of the GRPO kind has it: the warm weights are the reference's.
     is_copy = side == "warmd" and reference is not None
-    policy: Any = twin(reference) if is_copy else model.read(folder)
+    policy: Any = weight_sharing_clone(reference) if is_copy else model.read(folder)
     kind = PackedTrainer if side == "warmd" else GRPOTrainer
     trainer: Any = kind(
         model=policy.requires_grad_(True),
@@ -100,7 +100,7 @@ def _trainer(side: str, work: GrpoWork, folder: Path, steps: int, output: str) -
     if isinstance(trainer, PackedTrainer):
         trainer.rollout_dtype = work.rollout_dtype
         if reference is not None:
-            trainer.take_reference(reference, work.beta)
+            trainer.set_reference(reference, work.beta)
     elif reference is not None:
         config.beta = trainer.beta = work.beta
         add_fused_lm_head(reference, temperature=trainer.temperature)

@@ -1,4 +1,4 @@
-"""What this machine can do: its rate of float32 products, and how fast its memory is read."""
+"""Limits of this machine: float32 GEMM throughput and memory bandwidth."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 
 from ..compute.aten_overrides import fast_kernels
 
-TRIALS = 7  # of which the best counts: others may be using the machine
+TRIALS = 7  # the best counts: other processes may be running
 
 
 @dataclass(frozen=True)
 class Machine:
     """The two ceilings, with the threads that torch has now."""
 
-    flops: float  # float32 operations a second in a large matrix product
-    bytes_s: float  # bytes a second read from memory
+    flops: float  # float32 operations per second in a large GEMM
+    bytes_s: float  # memory bandwidth, bytes read per second
 
 
 def measure() -> Machine:

@@ -26,7 +26,7 @@ from ..compute.allocator import keep_freed_memory
 from ..compute.aten_overrides import fast_kernels
 from ..mlm.corpus import as_pretrained
 from ..mlm.masking import Masker
-from ..mlm.objectives import Batch, GraphObjective, Objective, Row, TextObjective, targets
+from ..mlm.objectives import Batch, GraphObjective, Objective, Sample, TextObjective, targets
 from . import machine
 from .works import MLM, MlmWork
 
@@ -64,7 +64,7 @@ class Bench:
         masked = [self.objective.mask(row, 0, first + i) for i, row in enumerate(rows)]
         return self.objective.collate(masked)
 
-    def _example(self, number: int) -> Row:
+    def _example(self, number: int) -> Sample:
         if self.work.is_graph:
             return _graph_example(self._config, self.work.length, number)
         return {"ids": _ids(self._vocab_size, self.work.length, number)}
@@ -162,7 +162,7 @@ def _ids(vocab_size: int, length: int, number: int) -> Any:
     return np.random.default_rng(number).integers(FIRST_ORDINARY, vocab_size, length)
 
 
-def _graph_example(config: CodeGraphConfig, length: int, number: int) -> Row:
+def _graph_example(config: CodeGraphConfig, length: int, number: int) -> Sample:
     """Make up an example of the form that `chains` describes."""
     columns = {name: np.zeros(length, np.int64) for name in ("rel_ids", "chain_ids", "depth_ids")}
     role = np.full(length, Role.SPECIAL, np.int64)

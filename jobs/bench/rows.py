@@ -19,7 +19,7 @@ import orjson
 from ..errors import JobFailed
 from .works import GRPO, MLM, SFT, WEIGHT_BYTES
 
-Told = Callable[[str], None]  # is called with what is being done
+OnProgress = Callable[[str], None]  # is called with what is being done
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Effort:
     threads: int | None = None  # None: as many as torch takes
 
 
-def grpo(works: list[str], effort: Effort, told: Told) -> Iterator[Row]:
+def grpo(works: list[str], effort: Effort, told: OnProgress) -> Iterator[Row]:
     """Yield a row for each work: TRL's and warmd's steps, each side in processes of its own."""
     for work in works:
         made = GRPO[work]
@@ -62,7 +62,7 @@ def grpo(works: list[str], effort: Effort, told: Told) -> Iterator[Row]:
         yield _steps_row(text, *_steps("grpo", work, effort, told))
 
 
-def sft(works: list[str], effort: Effort, told: Told) -> Iterator[Row]:
+def sft(works: list[str], effort: Effort, told: OnProgress) -> Iterator[Row]:
     """Yield a row for each work: TRL's and warmd's steps, each side in processes of its own."""
     for work in works:
         made = SFT[work]
@@ -72,7 +72,7 @@ def sft(works: list[str], effort: Effort, told: Told) -> Iterator[Row]:
 
 
 def _steps(
-    kind: str, work: str, effort: Effort, told: Told
+    kind: str, work: str, effort: Effort, told: OnProgress
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Run both sides of a trainer in turn; return what TRL's and warmd's processes measured."""
     found: dict[str, list[dict[str, Any]]] = {"trl": [], "warmd": []}
@@ -107,7 +107,7 @@ def _steps_row(text: str, stock: list[dict[str, Any]], ours: list[dict[str, Any]
     )
 
 
-def mlm(works: list[str], effort: Effort, told: Told) -> Iterator[Row]:
+def mlm(works: list[str], effort: Effort, told: OnProgress) -> Iterator[Row]:
     """Yield a row for each work's micro-step, and one for many updates where it projects them."""
     for name in works:
         work = MLM[name]
@@ -145,7 +145,7 @@ def _mlm_row(
     )
 
 
-def infer(works: list[str], effort: Effort, told: Told) -> Iterator[Row]:
+def infer(works: list[str], effort: Effort, told: OnProgress) -> Iterator[Row]:
     """Yield a row for each work and precision: one request at a time, after its prompt."""
     for work in works:
         with tempfile.TemporaryDirectory(prefix="warmd-bench-") as folder:

@@ -10,7 +10,7 @@ scores of tokens i and j:
 
 `sequences.py` says what the tokens and their relations, chains, depths and roles are. The two
 vocabulary heads, for masked code (MLM) and for masked nodes of the graph (MNM), are not tied to
-the embedding and are computed at labelled positions only.
+the embedding and are computed at labeled positions only.
 
     loss = w_mlm · CE(mlm) + w_mnm · CE(mnm) + w_constraint · constraint
 
@@ -114,7 +114,7 @@ class RelationBias(nn.Module):
     def forward(self, related: Tensor, is_code: Tensor) -> Tensor:
         """Return (B, T, T) from one-hot relations (B, T, R), all zero where r = 0, and
         is_code (B, T, 1) of ones and zeros."""
-        # A product of two thin matrices: its gradient is one too, and not a scatter of T x T.
+        # A GEMM of two thin matrices, whose gradient is a GEMM too, not a scatter into T x T.
         cross = (related @ self.cross).unsqueeze(-1)
         left = torch.cat([related * self.leaf, cross, is_code], dim=-1)
         right = torch.cat([related, is_code, cross], dim=-1)
@@ -122,7 +122,7 @@ class RelationBias(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Attention and a feed-forward network, each added to its input and then normalised."""
+    """Attention and a feed-forward network, each added to its input and then normalized."""
 
     def __init__(self, config: CodeGraphConfig) -> None:
         super().__init__()
@@ -229,7 +229,9 @@ class CodeGraphEncoder(PreTrainedModel):
             parts.append(mnm_weight * output.mnm_loss)
         has_graph = rel_ids is not None and depth_ids is not None and role_ids is not None
         if parts and has_graph and constraint_weight:
-            with torch.autocast(hidden.device.type, enabled=False):  # of bfloat16: by far too rough
+            with torch.autocast(
+                hidden.device.type, enabled=False
+            ):  # bfloat16 is too imprecise here
                 sums = constraint(
                     hidden.float(),
                     cast(Tensor, rel_ids),
@@ -275,7 +277,7 @@ class CodeGraphEncoder(PreTrainedModel):
 
 def new_encoder(config: CodeGraphConfig) -> CodeGraphEncoder:
     """Make an encoder with new weights, from torch's generator."""
-    # Built plainly, its matrices would be filled twice: by torch, and then as `config` says.
+    # Without this, weights would be initialized twice.
     with init.no_init_weights():
         model = CodeGraphEncoder(config)
     cast(Any, model).init_weights()

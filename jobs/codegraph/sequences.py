@@ -1,4 +1,4 @@
-"""From code and its knowledge graph to the token sequences that the code-graph encoder reads.
+"""From code and its knowledge graph to the token sequences of the code-graph encoder.
 
     [CLS] code [SEP] [ENT] root [REL] relation [ENT] tail … [SEP] [REL] relation tail [SEP]
 
@@ -41,7 +41,7 @@ from .python_graph import RELATIONS, Block, Triple
 
 SPECIAL_TOKENS = ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[ENT]", "[REL]")
 PAD_ID, CLS_ID, SEP_ID, MASK_ID, ENT_ID, REL_ID = range(len(SPECIAL_TOKENS))
-IGNORED = -100  # label of a token that has no loss, as in torch's cross-entropy
+IGNORED = -100  # label of tokens without loss, as in torch.nn.functional.cross_entropy
 NUM_RELATION_IDS = 12
 MIN_SEQ_LEN, MAX_SEQ_LEN = 32, 4096
 MAX_CHAIN = 999  # its number; the encoder has no position for more

@@ -1,4 +1,4 @@
-"""From passages to vectors: tokens, batches, the model's forward pass and pooling.
+"""From passages to embeddings: tokenization, batching, forward pass and pooling.
 
 Imports torch: only `run` of the encode kind imports it.
 """
@@ -36,8 +36,8 @@ SAMPLE = 8  # rows that int8 is compared with float32 on
 Ints = NDArray[np.int32]
 
 
-class Row(NamedTuple):
-    """A passage as the model takes it."""
+class TokenizedPassage(NamedTuple):
+    """A tokenized passage."""
 
     ids: Ints  # (T,)
     is_cut: bool
@@ -46,9 +46,9 @@ class Row(NamedTuple):
 
 @dataclass
 class _Shared:
-    """What all jobs of a process keep of one model."""
+    """State per model, shared by all jobs of a process."""
 
-    lock: threading.Lock  # a tokenizer is not for two threads at once
+    lock: threading.Lock  # tokenizers are not thread-safe
     int8: SwappedLinears | None = None
 
 
@@ -56,7 +56,7 @@ _shared: WeakKeyDictionary[Any, _Shared] = WeakKeyDictionary()
 
 
 class Embedder:
-    """Encodes with one model in one way. Raises JobFailed for what it cannot do."""
+    """Encodes passages with one model. Raises JobFailed for unsupported options."""
 
     def __init__(
         self,
@@ -92,8 +92,8 @@ class Embedder:
         """The tokenizer and the length that walks through the graph are made for."""
         return self._tokenizer.backend_tokenizer, self.max_length
 
-    def rows(self, passages: Sequence[Passage]) -> list[Row]:
-        """Tokenise passages, each cut to `max_length`. Raises JobFailed naming an empty one."""
+    def rows(self, passages: Sequence[Passage]) -> list[TokenizedPassage]:
+        """Tokenize passages, each cut to `max_length`. Raises JobFailed naming an empty one."""
         with self._shared.lock:
             rows = self._code_rows(passages) if self._is_code else self._text_rows(passages)
         for passage, row in zip(passages, rows, strict=True):
@@ -101,12 +101,12 @@ class Embedder:
                 raise JobFailed(f"input: {passage.id} has no tokens")
         return rows
 
-    def encode(self, rows: Sequence[Row]) -> Floats:
-        """Return the vectors (n, width) of rows, which are computed together."""
+    def encode(self, rows: Sequence[TokenizedPassage]) -> Floats:
+        """Return the embeddings (n, width) float32 of one batch."""
         return self._encode(rows, self._products())
 
-    def prepare(self, sample: Sequence[Row]) -> None:
-        """Make the 8-bit weights, and compare them on `sample`, where they are asked for."""
+    def prepare(self, sample: Sequence[TokenizedPassage]) -> None:
+        """Quantize the weights if int8 is requested, and compare with float32 on `sample`."""
         if not self._is_int8:
             return
         self._shared.int8 = self._shared.int8 or SwappedLinears(self._model, int8_linear)
@@ -123,7 +123,7 @@ class Embedder:
         )
 
     def quality(self) -> dict[str, Any] | None:
-        """Return how close int8 comes to float32, as `prepare` has found; None without int8."""
+        """Return the cosine similarity of int8 and float32 embeddings; None without int8."""
         cosines = self._cosines
         if cosines is None:
             return None
@@ -149,7 +149,7 @@ class Embedder:
 
     # Tokens.
 
-    def _text_rows(self, passages: Sequence[Passage]) -> list[Row]:
+    def _text_rows(self, passages: Sequence[Passage]) -> list[TokenizedPassage]:
         found = self._tokenizer(
             [passage.text for passage in passages],
             truncation=True,
@@ -159,11 +159,11 @@ class Embedder:
         )
         return [
             # The tokenizer has put aside what it has cut off.
-            Row(np.array(ids, np.int32), bool(encoding.overflowing))
+            TokenizedPassage(np.array(ids, np.int32), bool(encoding.overflowing))
             for ids, encoding in zip(found["input_ids"], found.encodings, strict=True)
         ]
 
-    def _code_rows(self, passages: Sequence[Passage]) -> list[Row]:
+    def _code_rows(self, passages: Sequence[Passage]) -> list[TokenizedPassage]:
         core = self._tokenizer.backend_tokenizer
         core.no_truncation()
         core.encode_special_tokens = True  # text that reads like a special token is text
@@ -171,7 +171,7 @@ class Embedder:
         rows = []
         for passage in passages:
             if passage.example is not None:
-                rows.append(Row(passage.example.ids, False, passage.example))
+                rows.append(TokenizedPassage(passage.example.ids, False, passage.example))
                 continue
             text = passage.text[: (room + 1) * CHARACTERS_PER_TOKEN]
             code = core.encode(text, add_special_tokens=False).ids
@@ -179,12 +179,16 @@ class Embedder:
             roles = np.full_like(ids, Role.CODE)
             roles[[0, -1]] = Role.SPECIAL
             zeros = np.zeros_like(ids)
-            rows.append(Row(ids, len(code) > room, Example(ids, zeros, zeros, zeros, roles)))
+            rows.append(
+                TokenizedPassage(ids, len(code) > room, Example(ids, zeros, zeros, zeros, roles))
+            )
         return rows
 
     # The model.
 
-    def _encode(self, rows: Sequence[Row], products: AbstractContextManager[Any]) -> Floats:
+    def _encode(
+        self, rows: Sequence[TokenizedPassage], products: AbstractContextManager[Any]
+    ) -> Floats:
         lengths = [len(row.ids) for row in rows]
         mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
         mask = mask.to(self._device)
@@ -195,17 +199,17 @@ class Embedder:
         found: Floats = vectors.cpu().numpy()
         return found
 
-    def _hidden(self, rows: Sequence[Row], mask: Tensor | None) -> Tensor:
+    def _hidden(self, rows: Sequence[TokenizedPassage], mask: Tensor | None) -> Tensor:
         """Return the last hidden states (B, T, width); `mask` None: nothing is padded."""
         hidden: Tensor
         if not self._is_code:
             pad = self._tokenizer.pad_token_id or 0
-            ids = self._padded([row.ids for row in rows], pad)
+            ids = self._pad([row.ids for row in rows], pad)
             hidden = self._model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
             return hidden
         examples = [row.example for row in rows if row.example is not None]
         columns = [
-            self._padded(list(column), 0)  # which is PAD_ID, too
+            self._pad(list(column), 0)  # which is PAD_ID, too
             for column in zip(*examples, strict=True)
         ]
         ids, rel_ids, chain_ids, depth_ids, role_ids = columns
@@ -215,7 +219,7 @@ class Embedder:
         hidden = self._model.encode(ids, mask, rel_ids, chain_ids, depth_ids, role_ids)
         return hidden
 
-    def _padded(self, columns: Sequence[Ints], value: int) -> Tensor:
+    def _pad(self, columns: Sequence[Ints], value: int) -> Tensor:
         padded = np.full((len(columns), max(map(len, columns))), value, np.int64)
         for row, column in zip(padded, columns, strict=True):
             row[: len(column)] = column

@@ -1,7 +1,7 @@
-"""The vectors of an encode job: a journal of those that are done, and the file that holds all.
+"""The embeddings of an encode job: an append-only journal, and the output file.
 
-Rows are encoded in the order of their lengths, so the journal has them in any order; it is what a
-job that was killed goes on from. Imports no torch.
+Passages are encoded in order of length, so the journal is unordered.
+A killed job resumes from it. Imports no torch.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Floats = NDArray[np.float32]
 
 
 class Journal:
-    """Appends done rows to a file; holds back none of them from a process that follows.
+    """Append-only file of embeddings.
 
-    A file that is not of this `identity` (of what is encoded, by what, and how) is begun afresh.
+    A file with another `identity` (a hash of passages, model and options) is discarded.
     """
 
     def __init__(self, path: Path, identity: bytes, width: int) -> None:
-        self.was_of_another = False
+        self.is_stale = False
         self.dtype = np.dtype(
             [("row", "<i8"), ("tokens", "<i4"), ("cut", "?"), ("vector", "<f4", (width,))]
         )
@@ -40,13 +40,13 @@ class Journal:
         if self._path.exists():
             file = self._path.open("r+b")
             if file.read(len(self._header)) == self._header:
-                # A record that a dying process has left half-written goes.
+                # Drop a torn last record.
                 whole = (self._path.stat().st_size - len(self._header)) // self.dtype.itemsize
                 file.truncate(len(self._header) + whole * self.dtype.itemsize)
                 file.seek(0, os.SEEK_END)
                 return file
             file.close()
-            self.was_of_another = True
+            self.is_stale = True
         file = self._path.open("w+b")
         file.write(self._header)
         return file
@@ -62,7 +62,7 @@ class Journal:
         self._file.flush()
 
     def sync(self) -> None:
-        """Make all that was added survive a power cut."""
+        """Flush to disk (fsync)."""
         self._file.flush()
         os.fsync(self._file.fileno())
 

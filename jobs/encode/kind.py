@@ -1,8 +1,8 @@
-"""The encode kind: vectors of texts, or of the modules, classes and functions of Python code.
+"""The encode kind: embeddings of texts, or of modules, classes and functions of Python code.
 
 `options.py` has its options, `passages.py` reads what is encoded, `embedder.py` holds the
-part that needs torch, and `journal.py` what is written. A job that is killed goes on behind the
-last row that is done.
+part that needs torch, and `journal.py` what is written. A killed job resumes after the last
+passage in the journal.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ..errors import Stopped
 from .options import CODE_GRAPH, EncodeSpec
 
 if TYPE_CHECKING:
-    from .embedder import Embedder, Row
+    from .embedder import Embedder, TokenizedPassage
     from .journal import Journal
     from .passages import Passage
 
 MOST_NUMBERS = 32_768  # of the vectors in a result: 42 of 768
 EVENT_S = 1.0  # between two events of progress
-AT_ONCE = 256  # passages to tokenise before the job looks whether it is to stop
+AT_ONCE = 256  # passages tokenized between two checks for a stop request
 
 
 def run(spec: EncodeSpec, ctx: Context) -> dict[str, Any]:
-    """Encode every passage, those that an execution before has done excepted.
+    """Encode every passage that is not in the journal of an earlier execution.
 
-    Returns counts, timings and either the vectors or the file that has them. Raises Stopped and
+    Returns counts, timings, and the embeddings or the file that holds them. Raises Stopped and
     JobFailed.
     """
     from .embedder import Embedder
@@ -57,7 +57,7 @@ def run(spec: EncodeSpec, ctx: Context) -> dict[str, Any]:
         work.encode()
         result = work.result()
         written = time.perf_counter()
-        result |= _delivered(spec, ctx, passages, journal)
+        result |= _deliver(spec, ctx, passages, journal)
         journal.remove()
     result["timings"]["read_s"] = read_done - begun
     result["timings"]["write_s"] = time.perf_counter() - written
@@ -75,7 +75,7 @@ def _passages(
     if not (is_code and passages.is_sources(path)):
         return passages.from_files(path)
 
-    def heed() -> None:
+    def check_stop() -> None:
         if ctx.stop.is_set():
             raise Stopped(0)
 
@@ -83,12 +83,12 @@ def _passages(
         path,
         chains=embedder.chains if spec.chains else None,
         on_skip=lambda file, reason: ctx.emit("warning", message=f"{file}: {reason}"),
-        heed=heed,
+        check_stop=check_stop,
     )
 
 
 def _is_int8(spec: EncodeSpec, ctx: Context) -> bool:
-    """Whether to encode in int8: where it is asked for and the processor serves it."""
+    """Whether to encode in int8: if requested and the processor has int8 kernels."""
     from ..compute.levels import levels, why_not
 
     if spec.dtype == "int8" and ctx.device == "cpu" and levels().int8 is None:
@@ -98,7 +98,7 @@ def _is_int8(spec: EncodeSpec, ctx: Context) -> bool:
 
 
 def _identity(spec: EncodeSpec, warm: WarmModel) -> bytes:
-    """Return what the vectors depend on, beside the passages."""
+    """Return the inputs of the embeddings other than the passages."""
     files = sorted(warm.path.glob("*.safetensors")) if warm.path.is_dir() else []
     weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     options = [spec.pooling, spec.normalize, spec.chains, spec.max_length, spec.dtype]
@@ -106,7 +106,7 @@ def _identity(spec: EncodeSpec, warm: WarmModel) -> bytes:
 
 
 class _Work:
-    """The encoding of one job, and what is to be said of it."""
+    """The encoding of one job, with its events and its result."""
 
     def __init__(
         self,
@@ -127,38 +127,38 @@ class _Work:
         self._event_at = time.monotonic()
 
     def encode(self) -> None:
-        """Encode what the journal does not have."""
+        """Encode the passages that are not in the journal."""
         from .embedder import batches
 
-        if self.journal.was_of_another:
+        if self.journal.is_stale:
             self.ctx.emit("warning", message="the input or the model has changed: begun again")
         done = set(self.journal.read()["row"].tolist())
         waiting = [number for number in range(len(self.passages)) if number not in done]
         self.done = len(done)
         self._begin()
-        rows = self._tokenised(waiting)
+        rows = self._tokenize(waiting)
         if not rows:
             return
         begun = time.perf_counter()
         self.embedder.prepare(rows)
         self.prepare_s = time.perf_counter() - begun
         for batch in batches([len(row.ids) for row in rows], self.spec.batch_size):
-            self._heed()
+            self._check_stop()
             self._encode([waiting[i] for i in batch], [rows[i] for i in batch])
         if self.spec.output is not None:
             self.journal.sync()
 
-    def _tokenised(self, waiting: Sequence[int]) -> list[Row]:
+    def _tokenize(self, waiting: Sequence[int]) -> list[TokenizedPassage]:
         begun = time.perf_counter()
-        rows: list[Row] = []
+        rows: list[TokenizedPassage] = []
         for first in range(0, len(waiting), AT_ONCE):
-            self._heed()
+            self._check_stop()
             part = waiting[first : first + AT_ONCE]
             rows += self.embedder.rows([self.passages[number] for number in part])
         self.tokenise_s = time.perf_counter() - begun
         return rows
 
-    def _encode(self, numbers: Sequence[int], rows: Sequence[Row]) -> None:
+    def _encode(self, numbers: Sequence[int], rows: Sequence[TokenizedPassage]) -> None:
         begun = time.perf_counter()
         vectors = self.embedder.encode(rows)
         self.encode_s += time.perf_counter() - begun
@@ -176,7 +176,7 @@ class _Work:
                 tokens_per_s=self.tokens / self.encode_s,
             )
 
-    def _heed(self) -> None:
+    def _check_stop(self) -> None:
         if self.ctx.stop.is_set():
             self.journal.sync()
             raise Stopped(self.done)
@@ -199,7 +199,7 @@ class _Work:
         )
 
     def result(self) -> dict[str, Any]:
-        """Return what there is to say, but for the vectors."""
+        """Return the result without the embeddings."""
         records = self.journal.read()
         result = {
             "rows": len(records),
@@ -219,10 +219,10 @@ class _Work:
         return result if quality is None else result | {"int8": quality}
 
 
-def _delivered(
+def _deliver(
     spec: EncodeSpec, ctx: Context, passages: Sequence[Passage], journal: Journal
 ) -> dict[str, Any]:
-    """Return the vectors, or write them and return the file."""
+    """Return the embeddings, or write them and return the file."""
     from .journal import plain, write
 
     records = journal.read()

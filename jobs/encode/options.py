@@ -1,4 +1,4 @@
-"""The options of the encode kind, and what is checked of them at submit. Imports no torch."""
+"""The options of the encode kind and their checks at submission. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from ...configs.queues import INFER
 from ..errors import SpecError
 from ..spec import Spec, option, path_of
 
@@ -17,41 +18,56 @@ FORMATS = (".jsonl", ".npz", ".safetensors")
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeSpec(Spec):
-    """Every option of an encode job."""
+    """Compute embeddings of text or Python code with an encoder model."""
 
     kind: ClassVar[str] = "encode"
-    queue: ClassVar[str] = "infer"
+    queue: ClassVar[str] = INFER
 
-    model: str = option("demo", "name of the warm model to encode with, an encoder")
-    text: tuple[str, ...] = option((), "what to encode")
+    text: tuple[str, ...] = option((), "text to encode; or give input instead", group="data")
     input: str | None = option(
         None,
-        "what to encode instead: JSONL file of text rows, text file (paragraphs), Python file or "
-        "folder; the code-graph encoder takes each module, class and function of Python code",
+        "JSONL file of text records, text file (one passage per paragraph), Python file or folder; "
+        "the code-graph encoder splits Python into modules, classes and functions",
+        group="data",
     )
     output: str | None = option(
         None,
-        f"file for the vectors ({', '.join(FORMATS)}), replaced as a whole; by default few are in "
-        "the result and many in embeddings.npz of the run directory",
+        f"file for the embeddings ({', '.join(FORMATS)}), replaced atomically",
+        group="data",
+        default_text="few are in the result, many in embeddings.npz of the run directory",
     )
-    pooling: str = option(
-        "mean", "mean of all tokens, or the first one (cls)", choices=("mean", "cls")
-    )
-    normalize: bool = option(False, "make every vector as long as 1")
     chains: bool = option(
-        False, "code-graph: let code be followed by its walk through the graph, as in training"
+        False,
+        "graph context: code is followed by its chains of the knowledge graph, as in training "
+        "(code-graph encoder only)",
+        group="data",
     )
-    batch_size: int = option(16, "most passages to compute together", minimum=1, maximum=4096)
     max_length: int | None = option(
         None,
-        "tokens after which a passage is cut; by default those that a code-graph encoder was "
-        "trained with, else 512 or what the model takes",
+        "maximum tokens per passage; longer passages are cut",
+        group="data",
+        default_text="the training length of a code-graph encoder, else 512 or what the model "
+        "accepts",
         minimum=3,
     )
+
+    model: str = option("demo", "warm encoder model", group="model")
+    pooling: str = option(
+        "mean",
+        "pooling; mean: over all tokens; cls: the first token",
+        group="model",
+        choices=("mean", "cls"),
+    )
+    normalize: bool = option(False, "L2 normalization: every embedding has length 1", group="model")
     dtype: str = option(
         "model",
-        "the model's own, or int8: faster, and how close it comes is in the result",
+        "precision of the computation; model: the dtype of the model; int8: faster, with its "
+        "accuracy in the result",
+        group="model",
         choices=("model", "int8"),
+    )
+    batch_size: int = option(
+        16, "maximum passages per batch", group="model", minimum=1, maximum=4096
     )
 
     def check(self) -> None:
@@ -65,7 +81,7 @@ class EncodeSpec(Spec):
             raise SpecError("chains", "must go with an input of Python code, got text")
 
     def located(self, folder: Path) -> Self:
-        """Return the same spec with its paths seen from `folder` made absolute.
+        """Return the spec with paths, relative to `folder`, made absolute.
 
         Raises SpecError.
         """

@@ -1,7 +1,7 @@
 """What an encode job encodes: texts, or the code blocks of Python sources. Imports no torch.
 
-A passage is one row of the output. A text model takes every file of a folder whole; the code-graph
-encoder takes Python apart into its modules, classes and functions, a passage each.
+A passage is one record of the output. For a text model every file of a folder is a passage; for the
+code-graph encoder every module, class and function.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ def from_sources(
     *,
     chains: tuple[Any, int] | None,
     on_skip: Callable[[Path, str], None],
-    heed: Callable[[], None],
+    check_stop: Callable[[], None],
 ) -> list[Passage]:
     """Read the modules, classes and functions of a Python file or of a folder of them.
 
     `chains`: a tokenizer of `train_tokenizer` and a length, to walk the graph of all files from
-    every block that has one; None: code alone. `heed` is called now and then.
+    every block that has one; None: code alone. `check_stop` is called periodically.
     """
     root = path if path.is_dir() else path.parent
     files = find_sources(path) if path.is_dir() else [path]
     modules = []
     for module in read_modules(files, root, on_skip=on_skip):
-        heed()
+        check_stop()
         modules.append(module)
-    return list(_blocks(modules, chains, heed))
+    return list(_blocks(modules, chains, check_stop))
 
 
 def is_sources(path: Path) -> bool:
@@ -78,7 +78,7 @@ def is_sources(path: Path) -> bool:
 
 
 def check(path: Path, *, of_code: bool) -> None:
-    """Look whether there is something to encode. Reads all of it but Python. Raises SpecError."""
+    """Check that there is something to encode; Python files are not read. Raises SpecError."""
     if not path.exists():
         raise SpecError("input", f"must be a file or a folder, got {str(path)!r}")
     if of_code and is_sources(path):
@@ -103,7 +103,7 @@ def identity(passages: Iterable[Passage]) -> bytes:
 
 
 def _blocks(
-    modules: list[Module], chains: tuple[Any, int] | None, heed: Callable[[], None]
+    modules: list[Module], chains: tuple[Any, int] | None, check_stop: Callable[[], None]
 ) -> Iterator[Passage]:
     blocks = [block for module in modules for block in module.blocks]
     made: Iterator[tuple[Block, Example]] = iter(())
@@ -114,7 +114,7 @@ def _blocks(
     # Those that head no triple are left out of `made`, which keeps the order.
     ahead = next(made, None)
     for block in blocks:
-        heed()
+        check_stop()
         example = None
         if ahead is not None and ahead[0] is block:
             example = ahead[1]

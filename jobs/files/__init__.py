@@ -1,1 +1,1 @@
-"""Files and folders: written whole or not at all, and text read from them document by document."""
+"""Atomic writes of files and folders, and readers of text documents."""

@@ -1,9 +1,9 @@
-"""Files and folders that appear on disk whole or not at all, whatever dies while they are written.
+"""Atomic writes: files and folders appear on disk complete or not at all, also after a crash.
 
-A folder is filled under a hidden name next to its place, flushed, and renamed. The writer holds a
-lock on what it fills, which the kernel takes from a dead process: that tells leftovers from work in
-progress. Writers of different folders wait for each other only while names change, by a lock on the
-parent folder.
+A folder is written under a hidden name next to its target, flushed, and renamed. The writer holds a
+lock (flock) on it, which the kernel releases when the process dies: this distinguishes leftovers
+from work in progress. Writers of different folders exclude each other only during the renames, by a
+lock on the parent folder.
 
 A lock is released explicitly. Closing its descriptor is not enough: it releases the lock only when
 the last copy is closed, and a process that user code forked meanwhile has a copy.
@@ -28,7 +28,7 @@ _REPLACED = ".replaced-"  # the former folder, put aside while the new one takes
 
 
 def write_atomic(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Replace the file `path`, whole or not at all."""
+    """Replace the file `path` atomically."""
     with whole_file(path, mode=mode) as file:
         file.write(content)
 
@@ -37,11 +37,11 @@ def write_atomic(path: Path, content: bytes, *, mode: int = 0o600) -> None:
 def whole_file(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Give an empty file to write; leaving the block makes it `path`, replacing what was there.
 
-    An exception in the block, or while flushing (a full disk), leaves `path` as it was. Two that
-    write beside each other take turns, and write over what a dead one has left.
+    An exception in the block, or while flushing (a full disk), leaves `path` as it was. Concurrent
+    writers wait for each other; leftovers of a dead writer are overwritten.
     """
     temporary = path.with_name(f".{path.name}.tmp")
-    descriptor = _locked_alone(lambda: _create(temporary, mode), temporary)
+    descriptor = _open_locked(lambda: _create(temporary, mode), temporary)
     with _closed(descriptor), _released(descriptor), open(descriptor, "wb", closefd=False) as file:
         try:
             file.truncate()
@@ -59,12 +59,12 @@ def _create(path: Path, mode: int) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
 
 
-def _locked_alone(
+def _open_locked(
     open_it: Callable[[], int], path: Path, *, while_waiting: Callable[[], None] | None = None
 ) -> int:
-    """Return the locked descriptor of what is at `path`, which nobody else has from here.
+    """Return a descriptor of `path` with an exclusive lock.
 
-    `while_waiting` is called now and then; what it raises ends the waiting.
+    `while_waiting` is called periodically; an exception of it ends the wait.
     """
     while True:
         descriptor = open_it()
@@ -131,21 +131,21 @@ def whole_folder(
 ) -> Iterator[Path]:
     """Give an empty folder to fill; leaving the block makes it `target`, replacing what was there.
 
-    An exception in the block, or while flushing (a full disk), leaves `target` as it was. Two
-    processes that write the same folder take turns; `while_waiting` is called now and then by the
-    one that waits, and may raise to end that.
+    An exception in the block, or while flushing (a full disk), leaves `target` as it was.
+    Concurrent writers of the same folder wait for each other; `while_waiting` is called
+    periodically by the waiting one and may raise to end the wait.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     recover(target.parent)
     staging = target.with_name(_STAGING + target.name)
-    descriptor = _locked_alone(lambda: _make(staging), staging, while_waiting=while_waiting)
+    descriptor = _open_locked(lambda: _make(staging), staging, while_waiting=while_waiting)
     with _closed(descriptor), _released(descriptor):
         try:
             _empty(staging)
             yield staging
-            _flush(staging)
+            _fsync_tree(staging)
             with locked(target.parent):
-                _put(staging, target)
+                _replace(staging, target)
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
             raise
@@ -163,10 +163,10 @@ def _open_folder(folder: Path) -> int:
 
 
 def recover(parent: Path) -> None:
-    """Undo what dead processes left half-done in `parent`; what is being written is left alone."""
+    """Undo incomplete writes of dead processes in `parent`; live writers are not affected."""
     with contextlib.suppress(BlockingIOError, FileNotFoundError), locked(parent, _NOW):
         for aside in parent.glob(f"{_REPLACED}*"):
-            _settle(aside)
+            _finish_replacement(aside)
         for staging in parent.glob(f"{_STAGING}*"):
             with contextlib.suppress(BlockingIOError, FileNotFoundError), locked(staging, _NOW):
                 shutil.rmtree(staging)
@@ -174,7 +174,7 @@ def recover(parent: Path) -> None:
 
 @contextmanager
 def locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Keep out all others who lock a folder. Raises BlockingIOError with LOCK_NB when one is in."""
+    """Hold the lock of a folder. Raises BlockingIOError with LOCK_NB when it is taken."""
     descriptor = _open_folder(folder)
     with _closed(descriptor):
         fcntl.flock(descriptor, how)
@@ -182,13 +182,13 @@ def locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
             yield
 
 
-def _settle(aside: Path) -> None:
+def _finish_replacement(aside: Path) -> None:
     """Undo, or complete, a replacement whose writer died before its end."""
     target = aside.with_name(aside.name.removeprefix(_REPLACED))
     if target.exists():
         shutil.rmtree(aside)
     else:
-        # The writer died between the two renames of _put: the former folder is still whole.
+        # The writer died between the two renames of _replace: the former folder is still whole.
         aside.rename(target)
 
 
@@ -198,10 +198,10 @@ def _empty(folder: Path) -> None:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def _put(staging: Path, target: Path) -> None:
+def _replace(staging: Path, target: Path) -> None:
     aside = target.with_name(_REPLACED + target.name)
     if aside.exists():
-        _settle(aside)
+        _finish_replacement(aside)
     if target.exists():
         target.rename(aside)
     staging.rename(target)
@@ -210,7 +210,7 @@ def _put(staging: Path, target: Path) -> None:
         shutil.rmtree(aside)
 
 
-def _flush(folder: Path) -> None:
+def _fsync_tree(folder: Path) -> None:
     for root, _, names in os.walk(folder):
         for name in names:
             fsync(Path(root, name))

@@ -1,4 +1,4 @@
-"""The GRPO kind: a model writes a group of completions per prompt and learns from their rewards.
+"""The GRPO kind: train on groups of sampled completions and their rewards (arXiv:2402.03300).
 
 `options.py` has its options; `trainer.py` holds the trainer, which needs torch.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..context import Context, WarmModel
+from ..context import Context, WarmModel, step_of
 from ..errors import JobFailed
 from ..models.architectures import check_can_generate
 from . import problems, rewards
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
-    """Train until done or `ctx.stop`; go on from the latest checkpoint when there is one.
+    """Train until done or `ctx.stop`; resume from the latest checkpoint when there is one.
 
-    Returns steps, the rewards before and after on held-out problems (None without any), the
-    folder of the model and the last step's metrics. Raises Stopped and JobFailed.
+    Returns steps, the mean reward on held-out problems before and after (None without any), the
+    folder of the model and the metrics of the last step. Raises Stopped and JobFailed.
     """
     from ..compute.aten_overrides import ONEDNN, fast_kernels, recorded_choice
 
@@ -95,7 +95,7 @@ def _config(spec: GrpoSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Pro
         prompts,
         limit=getattr(warm.model.config.get_text_config(), "max_position_embeddings", None),
         asked=spec.max_completion_length,
-        usual=warm.model.generation_config.max_new_tokens or COMPLETION_LENGTH,
+        default=warm.model.generation_config.max_new_tokens or COMPLETION_LENGTH,
     )
     return GRPOConfig(
         output_dir=str(ctx.run_dir),
@@ -112,7 +112,7 @@ def _config(spec: GrpoSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Pro
         top_k=spec.top_k,
         reward_weights=[reward.weight for reward in spec.reward_specs],
         scale_rewards=spec.scale_rewards,
-        learning_rate=spec.learning_rate or _usual_learning_rate(warm.model.num_parameters()),
+        learning_rate=spec.learning_rate or _default_learning_rate(warm.model.num_parameters()),
         lr_scheduler_type=spec.lr_scheduler,
         warmup_steps=spec.warmup_steps,
         weight_decay=spec.weight_decay,
@@ -125,7 +125,7 @@ def _config(spec: GrpoSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Pro
         save_strategy="no",  # JobTrainer saves, by spec.save_every
         report_to=[tracker for tracker in spec.report_to if tracker != "none"],
         use_cpu=ctx.device == "cpu",
-        # TRL's defaults, bf16 and recomputed activations, are three times slower on a CPU.
+        # TRL's defaults (bf16, activation checkpointing) are three times slower on a CPU.
         bf16=has_bfloat16(torch.device(ctx.device)),
         activation_checkpointing=False,
         logging_steps=1,
@@ -134,8 +134,8 @@ def _config(spec: GrpoSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Pro
     )
 
 
-def _usual_learning_rate(num_parameters: int) -> float:
-    # Small models bear, and need, far larger steps; 1e-3 undid even the smallest.
+def _default_learning_rate(num_parameters: int) -> float:
+    # Small models need larger rates; 1e-3 diverged even for the smallest.
     if num_parameters < 1e6:
         return 3e-4
     return 1e-4 if num_parameters < 1e8 else 1e-6
@@ -152,16 +152,16 @@ def _trainer(
 ) -> GroupTrainer:
     import torch
 
-    from .packed_trainer import twin
+    from .packed_trainer import weight_sharing_clone
     from .trainer import GroupTrainer
 
     model, reference = warm.model, None
     weights = (*model.parameters(), *model.buffers())
     if any(weight.is_floating_point() and weight.dtype != torch.float32 for weight in weights):
-        model = model.float()  # goes over every module, also where there is nothing to do
+        model = model.float()  # visits every module, also when nothing changes
     if spec.beta > 0:
-        # The warm weights stay as they are; what is trained is copied from them when it changes.
-        reference, model = model.requires_grad_(False).eval(), twin(model)
+        # The warm model is the reference; the policy shares its weights until the first update.
+        reference, model = model.requires_grad_(False).eval(), weight_sharing_clone(model)
     return GroupTrainer(
         job=ctx,
         spec=spec,
@@ -178,7 +178,7 @@ def _trainer(
 
 
 def _rollout_dtype(spec: GrpoSpec, ctx: Context) -> str:
-    """The precision of completions: float32 where the processor does not serve int8."""
+    """Return the precision of generation: float32 where the processor has no int8 kernels."""
     from ..compute.levels import levels, why_not
 
     if spec.rollout_dtype == "int8" and levels().int8 is None:
@@ -198,7 +198,6 @@ def _announce(
     import torch
 
     from ..compute.levels import compute_summary
-    from ..training.checkpointing import step_of
 
     batch_size, accumulation = spec.geometry
     ctx.emit(
@@ -214,7 +213,7 @@ def _announce(
         batch_size=batch_size,
         gradient_accumulation=accumulation,
         max_completion_length=trainer.config.max_completion_length,
-        pack_tokens=trainer.most_tokens,  # in one pass of the model; None: by padded batches
+        pack_tokens=trainer.most_tokens,  # per forward pass; None: padded batches
         learning_rate=trainer.config.learning_rate,
         rollout_dtype=trainer.rollout_dtype,
         **compute_summary(ctx.device),

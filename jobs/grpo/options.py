@@ -1,4 +1,4 @@
-"""The options of the GRPO kind, and what is checked of them at submit. Imports no torch."""
+"""The options of the GRPO kind and their checks at submission. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from ..engine.options import SamplingSpec
 from ..errors import SpecError
 from ..models.architectures import check_generates
 from ..models.tokenizer_folder import TokenizerFolder
-from ..spec import option, path_of
+from ..spec import option, override, path_of
 from ..training.options import (
     MOST_AT_ONCE,
     MOST_ROWS,
-    MOST_STEPS,
     MOST_TOKENS,
     TrainingSpec,
 )
@@ -25,152 +25,206 @@ from .prompts import NO_TEMPLATE, too_long
 from .user_rewards import KeywordReward
 
 LOSSES = ("dapo", "bnpo", "grpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
-MOST_CHARACTERS = 100_000  # of template and system message
-MOST_QUESTIONS = 16  # places for it in the template
-MICRO_BATCH = 8  # completions, unless the options say otherwise
-COMPLETION_LENGTH = 64  # tokens, unless the options or the model's generation config say otherwise
+MOST_CHARACTERS = 100_000  # in template and system message
+MOST_QUESTIONS = 16  # occurrences of {question} in the template
+MICRO_BATCH = 8  # default maximum, in completions
+COMPLETION_LENGTH = 64  # default, in tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrpoSpec(TrainingSpec):
-    """Every option of a GRPO job."""
+class GrpoSpec(TrainingSpec, SamplingSpec):
+    """Train a causal language model by GRPO: groups of completions, scored by reward functions."""
 
     kind: ClassVar[str] = "grpo"
     changeable: ClassVar[tuple[str, ...]] = (*TrainingSpec.changeable, "log_completions")
     judged_by: ClassVar[tuple[str, ...]] = ("loss", "reward", "kl")
-    # Advantages are of about 1 and so, around 0, is the loss. A policy that falls apart shows in a
-    # penalty or a ratio above that, in nats from the reference, or in tokens picked at random.
+    # Advantages have a magnitude of about 1, so the loss varies around 0. A diverging policy has a
+    # larger loss, a large KL from the reference (nats), or a high entropy.
     watched: ClassVar[Mapping[str, float]] = {"loss": 1.0, "kl": 1.0, "entropy": 1.0}
 
-    model: str = option("demo", "name of the warm model to train")
     dataset: str = option(
         problems.ARITHMETIC,
-        "JSONL file of question/answer or prompt rows, or arithmetic, which is built in",
+        "JSONL file of question/answer or prompt records, or arithmetic (built-in problems)",
+        group="data",
     )
     samples: int = option(
-        80, "distinct prompts to train on, from the top", minimum=1, maximum=MOST_ROWS
-    )
-    eval_samples: int = option(
-        0,
-        "held-out prompts whose reward is measured before and after; 0: none",
-        minimum=0,
+        80,
+        "number of training prompts, from the top of the dataset",
+        group="data",
+        minimum=1,
         maximum=MOST_ROWS,
     )
+    chat_template: bool = option(
+        False, "chat template of the tokenizer, applied to plain prompts", group="data"
+    )
+    system: str | None = option(None, "system message at the start of a chat", group="data")
     template: str = option(
-        problems.DEFAULT_TEMPLATE, "text that {question} is put into; prompt rows are left alone"
+        problems.DEFAULT_TEMPLATE,
+        "prompt template with {question}; prompt records are used unchanged",
+        group="data",
     )
-    chat_template: bool = option(False, "give plain prompts to the tokenizer's chat template")
-    system: str | None = option(None, "system message that opens a chat")
-
-    epochs: int = option(1, "passes over the prompts", minimum=1, maximum=10**6)
-    steps: int | None = option(
-        None, "optimizer steps in all, instead of epochs", minimum=1, maximum=MOST_STEPS
-    )
-    prompts_per_step: int = option(
-        1, "prompts whose groups make one optimizer step", minimum=1, maximum=MOST_AT_ONCE
-    )
-    num_generations: int = option(8, "completions per prompt: the group", minimum=2, maximum=4096)
-    num_iterations: int = option(
-        1, "optimizer steps on the same completions", minimum=1, maximum=1000
-    )
-    batch_size: int | None = option(
-        None,
-        f"completions per micro-step; by default as many as fit, up to {MICRO_BATCH}",
-        minimum=1,
-        maximum=MOST_AT_ONCE,
-    )
-    gradient_accumulation: int | None = option(
-        None,
-        "micro-steps per step; by default what batch_size leaves",
-        minimum=1,
-        maximum=MOST_AT_ONCE,
-    )
-
     max_prompt_length: int | None = option(
         None,
-        "tokens of a prompt, cut from the left; by default a prompt is never cut",
+        "maximum prompt length in tokens; longer prompts are cut on the left",
+        group="data",
+        default_text="unlimited",
         minimum=1,
         maximum=MOST_TOKENS,
+    )
+
+    model: str = option("demo", "warm model to train", group="model")
+
+    num_generations: int = option(
+        8, "completions per prompt (group size)", group="sampling", minimum=2, maximum=4096
     )
     max_completion_length: int | None = option(
         None,
-        "tokens of a completion; by default the model's own max_new_tokens, or "
-        f"{COMPLETION_LENGTH}, or what the longest prompt leaves",
+        "maximum completion length in tokens",
+        group="sampling",
+        default_text=f"max_new_tokens of the model, or {COMPLETION_LENGTH}, or the positions that "
+        "the longest prompt leaves",
         minimum=1,
         maximum=MOST_TOKENS,
     )
-    temperature: float = option(1.0, "of the sampling", minimum=0.01, maximum=100)
-    top_p: float = option(1.0, "share of probability to sample from", above=0, maximum=1)
-    top_k: int = option(
-        0, "number of tokens to sample from; 0: all", minimum=0, maximum=MOST_TOKENS
+    temperature: float = override(
+        SamplingSpec, "temperature", help="sampling temperature", minimum=0.01
     )
+    top_k: int = override(SamplingSpec, "top_k", maximum=MOST_TOKENS)
     rollout_dtype: str = option(
         "float32",
-        "what completions are written by; int8: rounded weights, on a CPU, and a loss that is "
-        "corrected for what that changes",
+        "precision of generation; int8: quantized weights, on a CPU only; the loss corrects for "
+        "the difference by importance sampling",
+        group="sampling",
         choices=("float32", "int8"),
     )
 
     reward: tuple[str, ...] = option(
         ("correctness",),
-        f"{', '.join(rewards.NAMES)} or module:function; =WEIGHT may follow; several are summed",
-    )
-    custom_min_length: int | None = option(
-        None, "reward custom: fewest words", minimum=0, maximum=MOST_TOKENS
-    )
-    custom_max_length: int | None = option(
-        None, "reward custom: most words", minimum=0, maximum=MOST_TOKENS
-    )
-    custom_required_term: tuple[str, ...] = option((), "reward custom: a term to contain")
-    custom_forbidden_term: tuple[str, ...] = option((), "reward custom: a term to avoid")
-    custom_format_pattern: str | None = option(
-        None, "reward custom: regular expression that earns custom_format_bonus"
-    )
-    custom_format_bonus: float = option(
-        0.5, "reward custom: what the pattern earns", above=0, maximum=1000
+        f"reward function: {', '.join(rewards.NAMES)} or module:function, optionally =WEIGHT; "
+        "several are summed",
+        group="reward",
     )
     scale_rewards: str = option(
-        "group", "what advantages are divided by the spread of", choices=("group", "batch", "none")
+        "group",
+        "normalization of advantages: by the standard deviation of the group, of the batch, or "
+        "none",
+        group="reward",
+        choices=("group", "batch", "none"),
     )
-
-    learning_rate: float | None = option(
+    custom_min_length: int | None = option(
         None,
-        "of AdamW; by default from the model's size: 3e-4 below 1M parameters, 1e-4 below 100M, "
-        "else 1e-6",
+        "minimum number of words (reward custom)",
+        group="reward",
+        minimum=0,
+        maximum=MOST_TOKENS,
+    )
+    custom_max_length: int | None = option(
+        None,
+        "maximum number of words (reward custom)",
+        group="reward",
+        minimum=0,
+        maximum=MOST_TOKENS,
+    )
+    custom_required_term: tuple[str, ...] = option(
+        (), "term that must occur (reward custom)", group="reward"
+    )
+    custom_forbidden_term: tuple[str, ...] = option(
+        (), "term that must not occur (reward custom)", group="reward"
+    )
+    custom_format_pattern: str | None = option(
+        None, "regular expression that earns custom_format_bonus (reward custom)", group="reward"
+    )
+    custom_format_bonus: float = option(
+        0.5,
+        "reward for matching custom_format_pattern (reward custom)",
+        group="reward",
         above=0,
-        maximum=1,
+        maximum=1000,
     )
-    warmup_steps: int = option(
-        0, "steps in which the learning rate rises", minimum=0, maximum=MOST_STEPS
-    )
-    weight_decay: float = option(0.0, "of AdamW", minimum=0, maximum=10)
-    beta: float = option(
-        0.0, "weight of the KL term against the starting weights", minimum=0, maximum=1000
-    )
-    epsilon: float = option(0.2, "clipping of the probability ratio", above=0, maximum=1000)
-    epsilon_high: float | None = option(
-        None, "the same upwards; by default epsilon", above=0, maximum=1000
-    )
-    loss_type: str = option("dapo", "formula of the loss, by TRL's name", choices=LOSSES)
 
-    seed: int = option(42, "of sampling and of the prompts' order", minimum=0, maximum=2**32 - 1)
+    learning_rate: float | None = override(
+        TrainingSpec,
+        "learning_rate",
+        default_text="by model size: 3e-4 below 1M parameters, 1e-4 below 100M, else 1e-6",
+    )
+    epochs: int = option(
+        1, "passes over the training prompts", group="optimization", minimum=1, maximum=10**6
+    )
+    steps: int | None = override(TrainingSpec, "steps", default_text="by epochs")
+    prompts_per_step: int = option(
+        1,
+        "prompts per optimizer step, each with a group of completions",
+        group="optimization",
+        minimum=1,
+        maximum=MOST_AT_ONCE,
+    )
+    batch_size: int | None = override(
+        TrainingSpec,
+        "batch_size",
+        help="completions per micro-batch",
+        default_text=f"as many as fit, up to {MICRO_BATCH}",
+    )
+    gradient_accumulation: int | None = override(
+        TrainingSpec, "gradient_accumulation", default_text="by batch_size"
+    )
+    loss_type: str = option(
+        "dapo", "loss formula, by its name in TRL", group="optimization", choices=LOSSES
+    )
+    beta: float = option(
+        0.0,
+        "KL coefficient against the initial weights (0: no KL term)",
+        group="optimization",
+        minimum=0,
+        maximum=1000,
+    )
+    epsilon: float = option(
+        0.2,
+        "clip range of the probability ratio",
+        group="optimization",
+        above=0,
+        maximum=1000,
+    )
+    epsilon_high: float | None = option(
+        None,
+        "upper clip range of the probability ratio (DAPO: 0.28)",
+        group="optimization",
+        default_text="epsilon",
+        above=0,
+        maximum=1000,
+    )
+    num_iterations: int = option(
+        1,
+        "optimizer steps on the same completions (mu in the GRPO paper)",
+        group="optimization",
+        minimum=1,
+        maximum=1000,
+    )
+    warmup_steps: int = override(TrainingSpec, "warmup_steps", default=0)
+
+    eval_samples: int = option(
+        0,
+        "number of held-out prompts whose reward is measured before and after training (0: none)",
+        group="evaluation",
+        minimum=0,
+        maximum=MOST_ROWS,
+    )
     log_completions: int = option(
-        2, "completions shown in each step's event", minimum=0, maximum=1000
+        2, "completions in each step event", group="evaluation", minimum=0, maximum=1000
     )
 
     @property
     def steps_total(self) -> int:
         """The optimizer steps of the whole job.
 
-        A step takes `prompts_per_step` prompts. What is left over at the end of an epoch is
-        dropped; every epoch is shuffled anew, so that it is another prompt's turn.
+        A step takes `prompts_per_step` prompts. The remainder of an epoch is dropped; every epoch
+        is shuffled again, so that other prompts are dropped.
         """
         per_epoch = self.samples // self.prompts_per_step * self.num_iterations
         return self.epochs * per_epoch if self.steps is None else self.steps
 
     @property
     def geometry(self) -> tuple[int, int]:
-        """Completions per micro-step and micro-steps per step."""
+        """Completions per micro-batch, and micro-batches per step."""
         completions = self.prompts_per_step * self.num_generations
         batch_size = self.batch_size
         if batch_size is None and self.gradient_accumulation is not None:
@@ -199,7 +253,7 @@ class GrpoSpec(TrainingSpec):
             raise SpecError("reward", f"must be one or more, each once, got {got}")
 
     def _check_texts(self) -> None:
-        """Bound what stands in every prompt, and so once in memory for each of them."""
+        """Bound the text that is repeated in every prompt, and so in memory."""
         for name in ("template", "system"):
             length = len(getattr(self, name) or "")
             if length > MOST_CHARACTERS:
@@ -234,7 +288,7 @@ class GrpoSpec(TrainingSpec):
     def reward_functions(
         self, found: Sequence[problems.Problem]
     ) -> dict[str, rewards.Reward | KeywordReward]:
-        """The rewards by name, for such problems; imports a user's own. Raises SpecError."""
+        """The reward functions by name; imports the user's. Raises SpecError."""
         custom = rewards.CustomOptions(
             min_length=self.custom_min_length,
             max_length=self.custom_max_length,
@@ -250,7 +304,7 @@ class GrpoSpec(TrainingSpec):
 
     @property
     def has_own_rewards(self) -> bool:
-        """Whether a reward is a function of the user's."""
+        """Whether a reward is a user function."""
         return any(spec.is_own for spec in self.reward_specs)
 
     def training_problems(self) -> list[problems.Problem]:
@@ -260,7 +314,7 @@ class GrpoSpec(TrainingSpec):
         return found
 
     def held_out_problems(self) -> list[problems.Problem]:
-        """Read the problems to evaluate on: none of those trained on. Raises SpecError."""
+        """Read the held-out problems, disjoint from the training problems. Raises SpecError."""
         if self.eval_samples == 0:
             return []
         found = problems.load(
@@ -278,7 +332,7 @@ class GrpoSpec(TrainingSpec):
             rewards.check_answers(found, self.dataset)
 
     def located(self, folder: Path) -> Self:
-        """Return the same spec with the dataset's path seen from `folder` made absolute.
+        """Return the spec with the path of the dataset, relative to `folder`, made absolute.
 
         Raises SpecError.
         """
@@ -287,14 +341,14 @@ class GrpoSpec(TrainingSpec):
         return replace(self, dataset=str(path_of("dataset", self.dataset, folder)))
 
     def extended(self, steps: int) -> Self:
-        """Return the same spec with another number of steps in all. Raises SpecError."""
+        """Return the spec with another total number of steps. Raises SpecError."""
         steps = self.options()["steps"].convert(steps)
         return self if steps == self.steps_total else replace(self, steps=steps)
 
     def check_inputs(self, model_config: Mapping[str, Any] | None) -> None:
         """Check what needs files: data, rewards, trackers, lengths. Raises SpecError.
 
-        `model_config` is the content of the model's config.json, None when it is not at hand.
+        `model_config` is the content of the model's config.json, None when it is not available.
         """
         super().check_inputs(model_config)
         check_generates(model_config or {})
@@ -313,9 +367,9 @@ class GrpoSpec(TrainingSpec):
             )
 
     def check_model_files(self, folder: Path) -> None:
-        """Check the prompts with the model's tokenizer, for a second at most. Raises SpecError.
+        """Check prompt lengths with the tokenizer of the model, for at most 1 s. Raises SpecError.
 
-        What is left is checked when the job begins, and so are chats, which need the template.
+        The remaining prompts, and chats, which need the template, are checked in the job.
         """
         found = [*self.training_problems(), *self.held_out_problems()]
         is_chat = any(not isinstance(problem.prompt, str) for problem in found)

@@ -1,16 +1,16 @@
-"""TRL's GRPOTrainer with its work done once: the same losses and gradients, in a fraction of it.
+"""TRL's GRPOTrainer with sequence packing: the same losses and gradients with less computation.
 
-- Completions are written by `rollout.generate`: each prompt read once, rows leaving when they end.
-- Log-probabilities come from packs (`packing`): no padding, every prompt once for its whole group,
-  the vocabulary head at completion tokens only.
-- All micro-steps of a step run together, so that a group split between them shares its prompt, too;
-  the loss of each is still TRL's own.
-- Completions without an advantage have no gradient; without a KL term they are not computed.
-- The log-probabilities that num_iterations > 1 compares with are those of the first iteration.
-- On request, completions are written by weights of 8 bits, and the loss is corrected for it.
-- With bf16, on a GPU, products are in bfloat16; weights, and what is added up, stay in float32.
+- Generation by `rollout.generate`: one prefill per prompt; sequences leave the batch when they end.
+- Log-probabilities from packs (`packing`): no padding, every prompt once per group, the vocabulary
+  head at completion tokens only.
+- All micro-batches of a step run together, so that a group split between them shares its prompt;
+  each has its own loss, as in TRL.
+- Completions with advantage 0 have no gradient; without a KL term they are not computed.
+- With num_iterations > 1, the old log-probabilities are those of the first iteration.
+- Optional int8 generation, corrected by truncated importance sampling in the loss.
+- With bf16 on a GPU, matrix multiplications are in bfloat16; weights and sums stay in float32.
 
-What a model is not known to take in packs goes TRL's way. Imports trl.
+Models that `packing.can_pack` refuses run by TRL's own code. Imports trl.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from ..engine.decoder import Decoder
 from ..engine.token_sampling import Sampler
 from ..packing.attention import can_pack, packed_attention
 from ..packing.passes import Embedded, score_pack, tokens_that_fit
-from .packing import Pack, Row
-from .rollout import Completion, generate, ways
-from .scoring import rows_of, split
+from .packing import Pack, Sample
+from .rollout import Completion, generate, split_processors
+from .scoring import samples_of, split
 
 Batch = dict[str, Any]
 
-DRIFT = "sampling/sampling_logp_difference/mean"  # TRL's name: nats by which 8 bits are off
-PACKING_PAYS = 16  # tokens to write, from which on a copy of the weights in a better order pays
-FEW_ROWS = 4  # up to which unpacked 8-bit weights are nearly as fast as packed ones
-# Tokens to write, from which on packing them pays for few rows, too: a pass of 2 rows of a 0.5B
-# model takes 43 ms unpacked and 38 ms packed, and packing takes 1.7 s, so from about 340.
+DRIFT = "sampling/sampling_logp_difference/mean"  # TRL's name; in nats
+PACKING_PAYS = 16  # minimum tokens to generate for which packing the weights pays
+FEW_ROWS = 4  # sequences up to which unpacked int8 weights are nearly as fast as packed ones
+# Minimum tokens to generate for which packing int8 weights pays for few sequences: a decode step
+# of 2 sequences of a 0.5B model takes 43 ms unpacked and 38 ms packed; packing takes 1.7 s, which
+# is 340 steps.
 PACKING_INT8_PAYS = 320
 
 
 class PackedTrainer(GRPOTrainer):
     """A GRPOTrainer for text whose steps_per_generation is its gradient_accumulation_steps.
 
-    `most_tokens` is the size of a pack; None where packs are not used. `rollout_dtype` is what
-    weights training's completions are written by, "float32" or, on a CPU and where packs are used,
-    "int8".
+    `most_tokens` is the maximum size of a pack in tokens; None: no packing. `rollout_dtype` is the
+    precision of generation in training, "float32" or (on a CPU, with packing) "int8".
     """
 
     model: Any
@@ -64,28 +64,30 @@ class PackedTrainer(GRPOTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.generation_s = 0.0  # since somebody set it to 0
+        self.generation_s = 0.0  # since it was reset to 0
         self.rollout_dtype = "float32"
         self.most_tokens: int | None = None
         if can_pack(self.model):
             self.most_tokens = tokens_that_fit(self.model, self.accelerator.device)
-        self._entropies: list[list[float]] = []  # of the completions written last
-        self._given: tuple[Tensor, Tensor] | None = None  # scores for the loss now computed
-        self._losses: list[Tensor] = []  # of the micro-steps of the step now done
+        self._entropies: list[list[float]] = []  # of the latest completions
+        self._scores_given: tuple[Tensor, Tensor] | None = (
+            None  # (logps, entropies) for the current loss
+        )
+        self._losses: list[Tensor] = []  # of the micro-batches of the current step
 
-    def take_reference(self, model: Any, beta: float) -> None:
-        """Measure the distance to a frozen model, `beta` times which joins the loss.
+    def set_reference(self, model: Any, beta: float) -> None:
+        """Set the reference model of the KL term, which joins the loss `beta` times.
 
-        TRL would read one from disk, for each trainer. Its weights may be those of the policy's own
-        beginning, in the same memory (`twin`): `own_weights` parts the two.
+        TRL would load one from disk. It may share its weights with the policy
+        (`weight_sharing_clone`): `copy_shared_weights` separates them before the first update.
         """
         self.args.beta = self.beta = beta
         add_fused_lm_head(model, temperature=self.temperature)
         self.ref_model = self.accelerator.prepare_model(model, evaluation_mode=True)
         self.add_callback(_BeforeUpdate(self))
 
-    def own_weights(self) -> None:
-        """Give the policy memory of its own for weights that it shares with the reference."""
+    def copy_shared_weights(self) -> None:
+        """Copy the weights that the policy shares with the reference."""
         shared = {weight.data_ptr() for weight in self.ref_model.parameters()}
         for weight in self.model.parameters():
             if weight.data_ptr() in shared:
@@ -93,10 +95,10 @@ class PackedTrainer(GRPOTrainer):
 
     def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         if self.ref_model is not None:
-            self.own_weights()
+            self.copy_shared_weights()
         cast(Any, super())._load_from_checkpoint(*args, **kwargs)
 
-    # Writing completions.
+    # Generation.
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
         started = time.perf_counter()
@@ -105,21 +107,21 @@ class PackedTrainer(GRPOTrainer):
                 return cast(Any, super())._generate_single_turn(prompt_ids, *args, **kwargs)
             written = self._write(prompt_ids)
             self._entropies = [completion.entropies for completion in written]
-            logps = [completion.logps for completion in written] if self._is_rough else None
+            logps = [completion.logps for completion in written] if self._generates_int8 else None
             return [completion.ids for completion in written], logps
         finally:
             self.generation_s += time.perf_counter() - started
 
     def _write(self, prompts: Sequence[Sequence[int]]) -> list[Completion]:
-        # What the generation config of the model itself asks for is asked for here, too.
+        # Logits processors of the generation config of the model apply here as well.
         config, _ = self.model._prepare_generation_config(self.generation_config)
         listed = self.model._get_logits_processor(
             config, input_ids_seq_length=max(map(len, prompts)), device=self.model.device
         )
         sampler = Sampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
-        processors, sampler = ways(listed, sampler)
-        # Made anew: every step has other weights.
-        decoder = Decoder(self.model, make=self._form(len(prompts)), is_fixed=False)
+        processors, sampler = split_processors(listed, sampler)
+        # A new decoder, since every step has new weights.
+        decoder = Decoder(self.model, make=self._linear_factory(len(prompts)), is_fixed=False)
         return generate(
             decoder,
             prompts,
@@ -129,12 +131,12 @@ class PackedTrainer(GRPOTrainer):
             end_ids=self.eos_token_ids,
             processors=processors,
             pad_id=self._tokenizer.pad_token_id,
-            wants_logps=self._is_rough,
+            wants_logps=self._generates_int8,
         )
 
-    def _form(self, rows: int) -> LinearFactory:
-        """Return the form of the linear layers in which so many completions are written."""
-        if self._is_rough:
+    def _linear_factory(self, rows: int) -> LinearFactory:
+        """Return the linear-layer implementation for generation of `rows` sequences."""
+        if self._generates_int8:
             pays = rows > FEW_ROWS or self.max_completion_length >= PACKING_INT8_PAYS
             return int8_linear if pays or levels().int8 == "warmd" else WeightOnlyInt8Linear
         if self.args.bf16:
@@ -145,18 +147,18 @@ class PackedTrainer(GRPOTrainer):
         return packed_float32 if is_packable and pays else InPlaceLinear
 
     @property
-    def _is_rough(self) -> bool:
-        """Whether completions are written by other weights than the model's: not to evaluate it."""
+    def _generates_int8(self) -> bool:
+        """Whether generation uses int8 weights: in training only, not in evaluation."""
         return self.rollout_dtype == "int8" and bool(self.model.training)
 
     @property
-    def _learns_from_all(self) -> bool:
-        """Whether also a completion without an advantage has a gradient."""
+    def _needs_all_gradients(self) -> bool:
+        """Whether completions with advantage 0 have a gradient (by the KL term)."""
         return bool(self.beta != 0)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
         batch: Batch = super()._generate_and_score_completions(inputs)
-        if self.most_tokens is not None and not self._learns_from_all:
+        if self.most_tokens is not None and not self._needs_all_gradients:
             entropies = torch.zeros(batch["completion_ids"].shape)
             for row, values in enumerate(self._entropies):
                 entropies[row, : len(values)] = torch.tensor(values)
@@ -178,12 +180,11 @@ class PackedTrainer(GRPOTrainer):
             return cast(Any, super())._get_per_token_logps_and_entropies(  # type: ignore[no-any-return]
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
             )
-        if self._given is not None:
-            return (*self._given, None)
+        if self._scores_given is not None:
+            return (*self._scores_given, None)
         shape = (len(input_ids), logits_to_keep)
         if model is self.model:
-            # The old log-probabilities: they will be those of the first iteration, which computes
-            # them anyway.
+            # Old log-probabilities: the first iteration computes them (see `_learn`).
             return torch.zeros(shape, device=input_ids.device), None, None
         parts = {
             "prompt_ids": input_ids[:, :-logits_to_keep],
@@ -193,12 +194,12 @@ class PackedTrainer(GRPOTrainer):
         }
         logps = torch.zeros(shape, device=input_ids.device)
         entropies = torch.zeros_like(logps)
-        self._score_into(logps, entropies, model, rows_of(parts))
+        self._score_into(logps, entropies, model, samples_of(parts))
         return logps, entropies, None
 
     @torch.no_grad()
     def _score_into(
-        self, logps: Tensor, entropies: Tensor, model: Any, rows: Sequence[Row]
+        self, logps: Tensor, entropies: Tensor, model: Any, rows: Sequence[Sample]
     ) -> None:
         with packed_attention(model):
             for part in split(rows, cast(int, self.most_tokens)):
@@ -216,27 +217,27 @@ class PackedTrainer(GRPOTrainer):
         at = self._step % self.args.steps_per_generation
         if at == 0:
             self._losses = self._learn(self._buffered_inputs, self.most_tokens)
-        # A number that the Trainer may call backward() on: the gradients are there already.
+        # A leaf for the backward() of the Trainer: the gradients are computed already.
         return self._losses[at].requires_grad_()
 
     def _learn(self, batches: list[Batch], most_tokens: int) -> list[Tensor]:
-        """Add the gradients of a step's micro-batches to the weights' and return their losses."""
+        """Accumulate the gradients of all micro-batches of a step; return their losses."""
         is_first = self._step % (self.args.steps_per_generation * self.num_iterations) == 0
         if is_first:
-            batches = [_without_old(batch) for batch in batches]
+            batches = [_without_old_logps(batch) for batch in batches]
         joined = {
             name: torch.cat([b[name] for b in batches]) for name in _SCORED if name in batches[0]
         }
-        rows = rows_of(joined)
-        # Completions that are not in a pack stand as if nothing had changed for them.
+        rows = samples_of(joined)
+        # Completions that are in no pack keep their old log-probabilities (ratio 1).
         unknown = torch.zeros(joined["completion_ids"].shape, device=self.model.device)
         logps = joined.get("old_per_token_logps", unknown).clone()
         entropies = joined.get("entropies", unknown).clone()
-        if not self._learns_from_all:
+        if not self._needs_all_gradients:
             learns = joined["advantages"].ne(0).tolist()
-            silent = [row for row in rows if not learns[row.row]]
-            rows = [row for row in rows if learns[row.row]]
-            if self.num_iterations > 1:  # only for the metrics, which tell how far they have come
+            silent = [row for row in rows if not learns[row.index]]
+            rows = [row for row in rows if learns[row.index]]
+            if self.num_iterations > 1:  # for the metrics only
                 self._score_into(logps, entropies, self.model, silent)
         with packed_attention(self.model):
             for part in split(rows, most_tokens):
@@ -250,49 +251,49 @@ class PackedTrainer(GRPOTrainer):
                 self.accelerator.backward(torch.stack(losses).sum())
                 embedded.finish()
                 logps[at], entropies[at] = scores.detach(), nats
-        if not rows:  # for AdamW, a gradient of zero is not the same as none
+        if not rows:  # AdamW treats a zero gradient differently from None
             for weight in self.model.parameters():
                 if weight.requires_grad and weight.grad is None:
                     weight.grad = torch.zeros_like(weight)
-        with torch.no_grad():  # with the scores of all packs: what is logged, and NaN looked for in
+        with torch.no_grad():  # with the scores of all packs, for logging and the NaN check
             losses = self._losses_of(batches, logps, entropies, logged=True)
         if is_first and self.num_iterations > 1:
-            for batch, old in zip(self._buffered_inputs, _like(batches, logps), strict=True):
+            for batch, old in zip(self._buffered_inputs, _split_like(batches, logps), strict=True):
                 batch["old_per_token_logps"] = old
         return losses
 
     def _losses_of(
         self, batches: list[Batch], logps: Tensor, entropies: Tensor, *, logged: bool = False
     ) -> list[Tensor]:
-        """Return TRL's loss of each micro-batch; logps, entropies: (B, C) of all of them."""
+        """Return TRL's loss of each micro-batch; logps, entropies: (B, C) float32 of all."""
         metrics = self._metrics
         if not logged:
             self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
         try:
             losses = []
             for batch, *given in zip(
-                batches, _like(batches, logps), _like(batches, entropies), strict=True
+                batches, _split_like(batches, logps), _split_like(batches, entropies), strict=True
             ):
-                self._given = (given[0], given[1])
+                self._scores_given = (given[0], given[1])
                 if "sampling_per_token_logps" in batch:
                     batch = self._corrected(batch, given[0].detach())
                 losses.append(cast(Any, super())._compute_loss(self.model, batch))
             return losses
         finally:
-            self._given, self._metrics = None, metrics
+            self._scores_given, self._metrics = None, metrics
 
     def _corrected(self, batch: Batch, logps: Tensor) -> Batch:
-        """Weigh each token by how much likelier it was to the model than to what wrote it.
+        """Apply truncated importance sampling, as TRL does for vLLM ("token_truncate").
 
-        Truncated importance sampling, as TRL does for completions of vLLM ("token_truncate"). The
-        losses are linear in the advantages, which TRL takes for each token, too: (B, C). logps:
-        (B, C), of the model in the first iteration, which is at its own old ones.
+        Each token is weighted by p_model / p_int8, clipped. The losses are linear in the
+        advantages, so the weights are multiplied into them: (B, C). logps: (B, C) float32, of the
+        model, used as old log-probabilities in the first iteration.
         """
         old = batch.get("old_per_token_logps", logps)
         mask = batch["completion_mask"].bool()
         drift = (old - batch["sampling_per_token_logps"]).masked_fill(~mask, 0.0)
         ratio = drift.exp().clamp(max=self.args.vllm_importance_sampling_clip_max)
-        if not self._learns_from_all:  # the model's are not known for the others
+        if not self._needs_all_gradients:  # others have no log-probabilities of the model
             mask &= batch["advantages"].ne(0)[:, None]
         mean = drift[mask].abs().mean() if bool(mask.any()) else 0.0
         self._metrics["train"][DRIFT].append(float(mean))
@@ -304,13 +305,14 @@ class _BeforeUpdate(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._trainer = trainer
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self._trainer.own_weights()
+        self._trainer.copy_shared_weights()
 
 
-def twin(model: Any) -> Any:
-    """Copy a model but for the memory of its weights, which both have until `own_weights`.
+def weight_sharing_clone(model: Any) -> Any:
+    """Return a copy of a model that shares the memory of its weights.
 
-    In a 0.5B model that is 2 GB, which a first step need not wait for.
+    `copy_shared_weights` copies them before the first update: for a 0.5B model 2 GB that the first
+    step does not wait for.
     """
     weights = [*model.parameters(), *model.buffers()]
     same: dict[int, Any] = {
@@ -319,8 +321,8 @@ def twin(model: Any) -> Any:
         else weight
         for weight in weights
     }
-    # Every module has a dozen dicts and sets, most of them empty. Copied one by one, they take
-    # longer than all the rest.
+    # Every module has a dozen dicts and sets, most of them empty; deepcopy would spend most of its
+    # time on them.
     parts = [part for module in model.modules() for part in vars(module).values()]
     same |= {id(part): type(part)() for part in parts if type(part) in _EMPTY and not part}
     return copy.deepcopy(model, same)
@@ -339,10 +341,10 @@ _SCORED = (
 )
 
 
-def _without_old(batch: Batch) -> Batch:
+def _without_old_logps(batch: Batch) -> Batch:
     return {name: value for name, value in batch.items() if name != "old_per_token_logps"}
 
 
-def _like(batches: Sequence[Batch], values: Tensor) -> Sequence[Tensor]:
-    """Divide (B, C) of a whole step as its micro-batches are divided."""
+def _split_like(batches: Sequence[Batch], values: Tensor) -> Sequence[Tensor]:
+    """Split (B, C) of a whole step into its micro-batches."""
     return torch.split(values, [len(batch["completion_ids"]) for batch in batches])

@@ -1,9 +1,8 @@
-"""Prompts and their completions through a model in one row: no padding, every prompt once.
+"""Sequence packing with shared prompts: a group of completions in one sequence, without padding.
 
-The completions of a group share their prompt, and to the model it is the same in each. So a pack
-holds the prompt, then the completions one after another, each at the positions after the prompt:
-linear layers see N tokens where a padded batch has B x (P + C); attention is told who sees whom.
-Imports torch.
+A pack holds a prompt once, then its completions one after another, each with positions that follow
+the prompt. Linear layers compute N tokens where a padded batch has B x (P + C); the attention
+function restricts each completion to the prompt and itself. Imports torch.
 """
 
 from __future__ import annotations
@@ -19,28 +18,29 @@ from ..packing.attention import causal
 
 
 @dataclass(frozen=True)
-class Row:
-    """A completion after its prompt. `row` is whose it is in the batch it comes from."""
+class Sample:
+    """A prompt with one completion. `index` is its row in the batch."""
 
-    row: int
+    index: int
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
 
     @property
     def num_inputs(self) -> int:
-        """Its tokens that the model must read: what follows the last one is not asked for."""
+        """Completion tokens that are model inputs: all but the last one."""
         return max(len(self.completion) - 1, 0)
 
 
 class Pack:
-    """Rows in one sequence of N tokens, grouped by prompt, and where their predictions stand.
+    """Samples packed into one sequence of N tokens, grouped by prompt.
 
-    ids, positions: (1, N). predictors: (K,), the place in the sequence that predicts completion
-    token k; targets: (K,), that token; rows, columns: (K,), where it stands among the completions.
+    ids, positions: (1, N) int64. For the K completion tokens, (K,) int64 each: predictors, the
+    position in the pack whose logits predict the token; targets, the token; rows, columns, its
+    place in the (B, C) batch of completions.
     """
 
-    def __init__(self, rows: Sequence[Row], device: torch.device | str = "cpu") -> None:
-        groups: dict[tuple[int, ...], list[Row]] = {}
+    def __init__(self, rows: Sequence[Sample], device: torch.device | str = "cpu") -> None:
+        groups: dict[tuple[int, ...], list[Sample]] = {}
         for row in rows:
             groups.setdefault(row.prompt, []).append(row)
         ids: list[int] = []
@@ -56,7 +56,7 @@ class Pack:
                 first = len(ids)
                 for column, token in enumerate(row.completion):
                     place = first + column - 1 if column else end - 1
-                    scored.append((place, token, row.row, column))
+                    scored.append((place, token, row.index, column))
                 ids += row.completion[: row.num_inputs]
                 positions += range(len(prompt), len(prompt) + row.num_inputs)
         self.ids = torch.tensor([ids], device=device)
@@ -70,32 +70,32 @@ class Pack:
         return [group.end - 1 for group in self._groups]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Return what each token sees: its own sequence's tokens up to itself, in every group."""
+        """Return the causal attention of every token within its own sequence."""
         seen = [group.attend(query, key, value, scale) for group in self._groups]
         return torch.cat([part for parts in seen for part in parts])[None]
 
 
 class _Group:
-    """The place of a prompt, start to end, and after it its completions of `sizes` tokens."""
+    """A prompt from start to end, followed by its completions of `sizes` tokens."""
 
     def __init__(self, start: int, end: int, sizes: list[int], device: torch.device | str) -> None:
         self.start, self.end = start, end
         self.sizes = sizes
         self.total, self.longest = sum(sizes), max(sizes)
-        self._masks: dict[int, Tensor] = {}  # by the query heads that share a key head
+        self._masks: dict[int, Tensor] = {}  # by the number of query heads per key head
         self._spread: Tensor | None = None  # (G, C): where padded token c of completion g is found
         self._gather: Tensor | None = None  # (total,): where each token is among the padded
         if min(sizes) < self.longest:
             starts = torch.tensor([0, *sizes[:-1]], device=device).cumsum(0)[:, None]
             lengths = torch.tensor(sizes, device=device)[:, None]
             steps = torch.arange(self.longest, device=device)[None]
-            # Padding repeats a token that is there: it is seen by nothing but padding.
+            # Padding repeats an existing token: only padding attends to it.
             self._spread = starts + steps.clamp(max=lengths - 1).clamp_(min=0)
             self._spread.clamp_(max=self.total - 1)
             self._gather = (steps < lengths).flatten().nonzero()[:, 0]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> list[Tensor]:
-        """Return what the prompt sees, then what the completions see: (tokens, heads, D) each."""
+        """Return the attention of the prompt and of the completions: (tokens, heads, D) each."""
         parts = [causal(query, key, value, slice(self.start, self.end), scale)]
         if self.total:
             parts.append(self._completions(query, key, value, scale))
@@ -105,8 +105,8 @@ class _Group:
         group, length = len(self.sizes), self.longest
         heads, key_heads, size = query.shape[1], key.shape[1], query.shape[3]
         shared = heads // key_heads
-        # The heads that share a key head stand one after another, as more queries on it: no key
-        # or value is copied for them.
+        # Grouped-query attention without copies of keys and values: the query heads of a key head
+        # become more queries on it.
         own = self._padded(query).view(group, length, key_heads, shared, size)
         own = own.permute(0, 2, 3, 1, 4).reshape(group, key_heads, shared * length, size)
         seen = F.scaled_dot_product_attention(

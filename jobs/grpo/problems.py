@@ -1,6 +1,6 @@
-"""Problems: the prompts a job trains on, with their answers, from a JSONL file or built in.
+"""Problems: prompts with their answers, from a JSONL file or built in.
 
-Read in the shell, to check a job before it is queued, and again in the work horse.
+Read at submission, to check the job, and again when the job runs.
 """
 
 from __future__ import annotations
@@ -46,16 +46,15 @@ def load(
 ) -> list[Problem]:
     """Return the first `samples` distinct prompts of a JSONL file or of `arithmetic`; None is all.
 
-    A row of the file has a `prompt`, taken as it is, or a `question`, put into the template in
-    place of `{question}`; and an `answer` or none. Other keys are kept for rewards. The first row
-    of a prompt counts, later ones are passed over. Only what is used is read and checked: lines
-    after the last sample are not.
+    A record has a `prompt`, used unchanged, or a `question`, which replaces `{question}` in the
+    template, and optionally an `answer`. Other keys are kept for rewards. Duplicate prompts are
+    skipped. Lines after the last sample are not read.
 
-    The part "eval" of a file are the distinct prompts after its first `train_samples`; of
-    `arithmetic`, sums kept apart from all of the part "train".
+    The part "eval" of a file is the distinct prompts after the first `train_samples`; of
+    `arithmetic`, sums that are not in the part "train".
 
-    Raises SpecError, naming the line, on anything that is not such a file, and where it holds
-    fewer distinct prompts than asked for.
+    Raises SpecError naming the line of an invalid record, or when there are too few distinct
+    prompts.
     """
     if "{question}" not in template:
         raise SpecError("template", f"must contain {{question}}, got {template[:60]!r}")
@@ -102,10 +101,9 @@ def columns_fingerprint(problems: Iterable[Problem]) -> str:
 
 
 def iter_arithmetic(part: Part) -> Iterator[Problem]:
-    """Yield sums of two numbers from 0 to 99, like `17+58=` and `75`, in an order fixed for ever.
+    """Yield sums of two numbers from 0 to 99, like `17+58=` and `75`, in a fixed order.
 
-    Each pair of numbers comes once, one way round: of 5,050 sums 1,000 are for "eval", and no
-    training sum is one of them turned around.
+    Each unordered pair occurs once; 1,000 of the 5,050 sums are the part "eval".
     """
     sums = enumerate(_shuffled_pairs(), start=1)
     chosen = islice(sums, NUM_EVAL_SUMS) if part == "eval" else islice(sums, NUM_EVAL_SUMS, None)
@@ -115,8 +113,9 @@ def iter_arithmetic(part: Part) -> Iterator[Problem]:
 
 def _shuffled_pairs() -> list[tuple[int, int]]:
     pairs = [(a, b) for a in range(100) for b in range(a, 100)]
-    # Fisher-Yates by a generator of our own, since that of `random` is free to change:
-    # the linear congruential one of MMIX (Knuth, The Art of Computer Programming, vol. 2, 3.3.4).
+    # Fisher-Yates with a fixed generator, since `random` may change between versions of Python:
+    # the linear congruential generator of MMIX (Knuth, The Art of Computer Programming, vol. 2,
+    # 3.3.4).
     state = 42
     for i in range(len(pairs) - 1, -1, -1):
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
@@ -168,5 +167,5 @@ def _answer(value: Any, place: jsonl.Place) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return f"{Decimal(str(value)):f}"  # never as a power of ten
+        return f"{Decimal(str(value)):f}"  # never in scientific notation
     raise place.field("answer").fault("text or a number", jsonl.kind_of(value))

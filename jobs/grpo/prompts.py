@@ -1,4 +1,4 @@
-"""From problems to the tokens a model reads: templates, chat, lengths. Imports no torch."""
+"""From problems to prompt tokens: templates, chats, length limits. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_TEMPLATE = ("chat_template", "the tokenizer of this model has none")  # the o
 
 @dataclass(frozen=True)
 class Prompt:
-    """A problem as one model sees it."""
+    """A tokenized problem."""
 
     text: str
     ids: list[int]  # not empty
@@ -43,7 +43,7 @@ def encode(
     for problem in problems:
         messages = _messages(problem, chat_template=chat_template, system=system)
         text = _text(problem, messages, tokenizer)
-        # A chat template writes the special tokens itself.
+        # A chat template adds the special tokens itself.
         ids = tokenizer(text, add_special_tokens=messages is None)["input_ids"]
         if not ids:
             raise JobFailed(f"dataset: the prompt of row {problem.row} has no tokens")
@@ -64,25 +64,25 @@ def encode(
 
 
 def completion_room(
-    prompts: Sequence[Prompt], *, limit: int | None, asked: int | None, usual: int
+    prompts: Sequence[Prompt], *, limit: int | None, asked: int | None, default: int
 ) -> int:
-    """Return how many tokens a completion may have, after the longest of `prompts`.
+    """Return the maximum completion length in tokens, after the longest of `prompts`.
 
-    `asked` is taken as it is; without it, `usual` is lowered to what `limit`, the model's
-    positions (None: no limit), leaves. Raises JobFailed naming the row that leaves too few.
+    `asked` is used unchanged; without it, `default` is reduced to the positions that remain of
+    `limit` (None: no limit). Raises JobFailed naming the record that leaves too few.
     """
-    wanted = usual if asked is None else asked
+    requested = default if asked is None else asked
     if limit is None:
-        return wanted
+        return requested
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
     room = limit - len(longest.ids)
     if room < (1 if asked is None else asked):
         raise JobFailed(": ".join(too_long(longest.row, len(longest.ids), limit)))
-    return min(wanted, room)
+    return min(requested, room)
 
 
 def too_long(row: int, num_tokens: int | str, limit: int) -> tuple[str, str]:
-    """Say that a prompt leaves no room for its completion: the option, and the problem."""
+    """Return (option, problem) for a prompt that leaves no room for its completion."""
     return (
         "max_prompt_length",
         f"the prompt of row {row} has {num_tokens} tokens and the model takes {limit} together "

@@ -1,11 +1,10 @@
-"""Rewards: plain functions from texts to numbers, which GRPO raises.
+"""Reward functions: from texts to the numbers that GRPO maximizes.
 
 A reward scores a whole batch: `f(prompts, completions, answers) -> list[float]`, one number per
-completion. Built in are `correctness` (is it the right number?) and four that look at the style
-alone; a user's own function goes by `module:function`, and may also take what TRL passes
-(user_rewards.py). Words are what whitespace separates; terms are found anywhere in the text, inside
-longer words too, in upper or lower case. Every rule counts a term once, so that repeating it earns
-nothing.
+completion. Built in are `correctness` (the right number) and four that score style; a user function
+is named as `module:function` and may have TRL's signature (user_rewards.py). Words are separated by
+whitespace; terms match case-insensitively, also inside words. Every rule counts a term once, so
+repetition earns nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class RewardSpec:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is a function of the user's."""
+        """Whether it is a user function."""
         return self.name not in NAMES
 
 
@@ -82,11 +81,10 @@ def resolve(
     *,
     columns: Collection[str] = ("answer",),
 ) -> Reward | KeywordReward:
-    """Return the function behind a spec; its weight is left to the caller.
+    """Return the function of a spec, without its weight.
 
-    `module:function` is imported here; `columns` of the data are what it may ask for. Raises
-    SpecError when that fails, when it is not callable or takes something else, and when `custom`
-    has no or wrong options.
+    Imports `module:function`; it may take `columns` of the data as keywords. Raises SpecError when
+    the import fails, when the signature is unsupported, and for wrong options of `custom`.
     """
     if spec.name == "custom":
         return custom(**(custom_options or CustomOptions()))

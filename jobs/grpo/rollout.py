@@ -1,8 +1,8 @@
-"""Write a group of completions per prompt: every prompt is read once, and rows leave when done.
+"""Generation of the completions of a GRPO step: one prefill per prompt, early exit per sequence.
 
-The loop of `transformers.generate`, by the engine's decoder: the prompts are read in one pass
-without padding, the keys and values of a prompt are copied to the rows of its group, and a row that
-has ended is computed no further. Imports torch and transformers.
+The loop of `transformers.generate` on the engine's decoder: one packed prefill without padding, the
+keys and values of a prompt are copied to the sequences of its group, and a sequence leaves the
+batch at its end token. Imports torch and transformers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers.generation import logits_process
 
 from ..engine.decoder import Decoder
 from ..engine.token_sampling import Sampler, entropy, logp
-from .packing import Pack, Row
+from .packing import Pack, Sample
 
 # (ids (B, T) padded on the left, logits (B, V)) to logits, as those of transformers.
 Processor = Callable[[Tensor, Tensor], Tensor]
@@ -26,11 +26,13 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass
 class Completion:
-    """What was written after one prompt."""
+    """A generated completion."""
 
-    ids: list[int] = field(default_factory=list)  # to the first end token, that one included
-    entropies: list[float] = field(default_factory=list)  # in nats, of all tokens at each place
-    logps: list[float] = field(default_factory=list)  # of its tokens, where they are asked for
+    ids: list[int] = field(default_factory=list)  # up to and including the first end token
+    entropies: list[float] = field(
+        default_factory=list
+    )  # in nats, of the distribution at each token
+    logps: list[float] = field(default_factory=list)  # of its tokens, if requested
 
 
 @torch.no_grad()
@@ -46,17 +48,16 @@ def generate(
     pad_id: int = 0,
     wants_logps: bool = False,
 ) -> list[Completion]:
-    """Return one completion for each prompt; those of equal prompts share the reading of it.
+    """Return one completion per prompt; equal prompts share one prefill.
 
-    For each token it takes one number for every prompt from the global generator of the model's
-    device, also for rows that have ended: what a row becomes does not depend on the others.
-    `temperature` is that of the entropies and the log-probabilities, also where a processor does
-    what the sampler would; both are of all tokens, before top-k and top-p.
+    Each decode step draws one random number per prompt from the global generator of the device,
+    also for ended sequences, so that a completion does not depend on the others. Entropies and
+    log-probabilities are at `temperature`, over the whole vocabulary, before top-k and top-p.
     Raises NotFiniteError.
     """
     device = decoder.embedding.device
     completions = [Completion() for _ in prompts]
-    rows = torch.arange(len(prompts), device=device)  # which completions are still being written
+    rows = torch.arange(len(prompts), device=device)  # indices of the unfinished completions
     ends = torch.tensor(list(end_ids), device=device)
     history = _padded(prompts, pad_id, device) if processors else None
     states, cache = _read(decoder, prompts, room=max_new_tokens)
@@ -87,17 +88,17 @@ def generate(
             cache.keep(going)
         if history is not None:
             history = torch.cat([history, tokens[:, None]], dim=1)
-        turns = decoder.rope.at(positions)
-        states = decoder.hidden(decoder.embedding[tokens], *turns, cache.attend)
+        angles = decoder.rope.at(positions)
+        states = decoder.hidden(decoder.embedding[tokens], *angles, cache.attend)
         cache.used += 1
         positions = positions + 1
     return completions
 
 
-def ways(processors: Sequence[Any], sampler: Sampler) -> tuple[list[Any], Sampler]:
-    """Split transformers' list: what must be asked each time, and what the sampler does faster.
+def split_processors(processors: Sequence[Any], sampler: Sampler) -> tuple[list[Any], Sampler]:
+    """Split the logits processors of transformers from temperature, top-k and top-p.
 
-    When something comes after temperature, top-k or top-p, all of it is left to the list.
+    The sampler applies those three faster, unless another processor follows one of them.
     """
     known = (
         logits_process.TemperatureLogitsWarper,
@@ -111,7 +112,7 @@ def ways(processors: Sequence[Any], sampler: Sampler) -> tuple[list[Any], Sample
 
 
 class _Cache:
-    """The keys and values of every row, right-aligned at the ends of the prompts."""
+    """The KV cache of all sequences, right-aligned at the ends of the prompts."""
 
     def __init__(self, decoder: Decoder, lengths: Sequence[int], room: int) -> None:
         device = decoder.embedding.device
@@ -171,7 +172,7 @@ def _read(
         start = sum(map(len, places))
         places.setdefault(prompt, slice(start, start + len(prompt)))
     of_rows = [places[tuple(prompt)] for prompt in prompts]
-    pack = Pack([Row(0, prompt, ()) for prompt in places], decoder.embedding.device)
+    pack = Pack([Sample(0, prompt, ()) for prompt in places], decoder.embedding.device)
     cache = _Cache(decoder, [len(prompt) for prompt in prompts], room)
 
     shape = decoder.shape

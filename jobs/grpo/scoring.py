@@ -1,7 +1,7 @@
-"""The log-probabilities of completions, as GRPO asks for them, by way of packs.
+"""Log-probabilities of completions, computed on packs.
 
-TRL keeps a batch as padded tensors, (B, P) prompts on the left and (B, C) completions on the right;
-its loss wants (B, C) log-probabilities. Between the two stand packs of rows. Imports torch.
+TRL has padded tensors, (B, P) prompts and (B, C) completions, and its loss takes (B, C)
+log-probabilities. This module converts between them and packs. Imports torch.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from .packing import Row
+from .packing import Sample
 
 
-def rows_of(batch: Mapping[str, Tensor]) -> list[Row]:
+def samples_of(batch: Mapping[str, Tensor]) -> list[Sample]:
     """Read the rows of a padded batch: prompt_ids, prompt_mask, completion_ids, completion_mask."""
 
     def unpadded(name: str) -> Iterator[tuple[int, ...]]:
@@ -22,16 +22,16 @@ def rows_of(batch: Mapping[str, Tensor]) -> list[Row]:
             yield tuple(token for token, is_kept in zip(row, kept, strict=True) if is_kept)
 
     pairs = zip(unpadded("prompt"), unpadded("completion"), strict=True)
-    return [Row(row, prompt, completion) for row, (prompt, completion) in enumerate(pairs)]
+    return [Sample(row, prompt, completion) for row, (prompt, completion) in enumerate(pairs)]
 
 
-def split(rows: Sequence[Row], most_tokens: int) -> list[list[Row]]:
-    """Divide rows into packs of at most `most_tokens`, or of one row.
+def split(rows: Sequence[Sample], most_tokens: int) -> list[list[Sample]]:
+    """Divide samples into packs of at most `most_tokens`, or of one sample.
 
-    The same rows give the same packs in whatever order they come: where policy and reference are
-    still one model, their difference is to be 0, and not how one sum was rounded in two places.
+    The packs do not depend on the order of the samples, so that equal policy and reference weights
+    give a KL of exactly 0.
     """
-    packs: list[list[Row]] = []
+    packs: list[list[Sample]] = []
     tokens = 0  # of the last pack
     last: tuple[int, ...] | None = None
     for row in sorted(rows, key=lambda row: (row.prompt, row.completion)):

@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer on warm parts: resumes exactly, reads no model, says what it wrote.
+"""TRL's GRPOTrainer on a warm model: resumes exactly, loads no model, emits sampled completions.
 
 GRPO: Shao et al. 2024, arXiv:2402.03300. Imports trl: only `run` of the GRPO kind imports it.
 """
@@ -21,7 +21,7 @@ from trl.trainer.utils import RepeatSampler
 from ..context import Context
 from ..engine.token_sampling import NotFiniteError
 from ..errors import JobFailed, Stopped
-from ..packing.passes import first_chosen
+from ..packing.passes import stored_number
 from ..training.options import TrainingSpec
 from ..training.trainer import JobTrainer
 from ..user_code.modules import SOURCES, changed, digests
@@ -36,14 +36,14 @@ EVAL_BATCH = 16
 
 
 class EpochSampler(RepeatSampler):
-    """TRL's sampler, with an order that follows from (seed, epoch) alone.
+    """TRL's RepeatSampler, with an order that depends on (seed, epoch) only.
 
-    The original draws one permutation after another from a generator that no checkpoint holds,
-    so a resumed run would begin with the first epoch's order.
+    The original draws permutations from a generator that is not in the checkpoint, so a resumed
+    run would start with the order of the first epoch.
     """
 
     def set_epoch(self, epoch: int) -> None:
-        """Put the generator where an uninterrupted run has it at the start of `epoch`."""
+        """Set the generator to its state at the start of `epoch` in an uninterrupted run."""
         self.generator.manual_seed(self.seed or 0)
         for _ in range(epoch):
             torch.randperm(self.num_samples, generator=self.generator)
@@ -52,10 +52,10 @@ class EpochSampler(RepeatSampler):
 class GroupTrainer(JobTrainer, PackedTrainer):
     """A GRPOTrainer inside a job.
 
-    `reference` is the frozen model that beta > 0 measures the distance to. `rewards` are by
-    name; their weights are the config's `reward_weights`, in the same order. `data` identifies
-    the problems by their prompts ("data") and what else rewards see ("columns"), so that a resume
-    on others is refused.
+    `reference` is the frozen model of the KL term (beta > 0). `rewards` are by name; their
+    weights are the config's `reward_weights`, in the same order. `data` has fingerprints of the
+    prompts ("data") and of the other columns that rewards see ("columns"): a resume on other
+    data is refused.
     """
 
     model: Any
@@ -91,8 +91,8 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         self.samples_shown = samples_shown
         self.reward_before: float | None = None
         self._prompt_ids = {prompt.text: prompt.ids for prompt in prompts}
-        self._rollout: dict[str, Any] = {}  # event fields of the completions now trained on
-        # With beta > 0, GRPOTrainer would read the reference model from disk for every job.
+        self._rollout: dict[str, Any] = {}  # event fields of the current completions
+        # With beta > 0, GRPOTrainer would load the reference model from disk.
         beta, config.beta = config.beta, 0.0
         super().__init__(
             job=job,
@@ -110,13 +110,13 @@ class GroupTrainer(JobTrainer, PackedTrainer):
             )
         self.rollout_dtype = rollout_dtype
         if self.most_tokens is not None:
-            self.most_tokens = first_chosen(job.run_dir / "pack_tokens", self.most_tokens)
+            self.most_tokens = stored_number(job.run_dir / "pack_tokens", self.most_tokens)
         config.beta = beta
         if reference is not None:
-            self.take_reference(reference, beta)
+            self.set_reference(reference, beta)
 
     def _send_telemetry(self) -> None:
-        """Send nothing to anybody."""
+        """Send no telemetry."""
 
     # Exact resume.
 
@@ -130,7 +130,7 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         )
 
     def job_state(self) -> dict[str, Any]:
-        # With num_iterations > 1, the next step may train on completions that exist already.
+        # With num_iterations > 1, the next step may reuse the current completions.
         cycle = self.config.steps_per_generation * self.config.num_iterations
         is_reused = self._step % cycle != 0
         return {
@@ -144,7 +144,7 @@ class GroupTrainer(JobTrainer, PackedTrainer):
 
     def load_job_state(self, state: dict[str, Any]) -> None:
         super().load_job_state(state)
-        # "columns" is not in the checkpoints of earlier versions: no reward saw more of a row.
+        # Checkpoints of earlier versions have no "columns": rewards had no access to them.
         if any(state.get(name, digest) != digest for name, digest in self.data.items()):
             raise JobFailed("dataset: its rows are not those that the checkpoint was trained on")
         self.reward_before = state["reward_before"]
@@ -158,8 +158,8 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         self._sources = digests(self._sources)
         return {**super().about(), SOURCES: self._sources}
 
-    def _say_what_differs(self, checkpoint: Path) -> None:
-        super()._say_what_differs(checkpoint)
+    def _warn_of_differences(self, checkpoint: Path) -> None:
+        super()._warn_of_differences(checkpoint)
         files = changed(self.job.checkpoints.about(checkpoint).get(SOURCES, {}))
         if files:
             self.job.emit(
@@ -179,7 +179,7 @@ class GroupTrainer(JobTrainer, PackedTrainer):
             return cast(Any, super())._generate_single_turn(*args, **kwargs)
         except (NotFiniteError, RuntimeError) as error:
             if isinstance(error, NotFiniteError) or "probability tensor" in str(error):
-                self.check_weights()  # to say so when it is they that are not finite
+                self.check_weights()  # names the weights when they are the cause
                 step = self.state.global_step + 1
                 raise JobFailed(
                     f"step {step}: the model's probabilities are nan or infinite"
@@ -205,8 +205,8 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         shown = range(min(self.samples_shown, len(self._logs["prompt"])))
         return [
             {
-                "prompt": _shortened(self._logs["prompt"][i]),
-                "completion": _shortened(self._logs["completion"][i]),
+                "prompt": _truncated(self._logs["prompt"][i]),
+                "completion": _truncated(self._logs["completion"][i]),
                 "rewards": {name: self._logs["rewards"][name][i] for name in self.rewards},
             }
             for i in shown
@@ -232,11 +232,11 @@ class GroupTrainer(JobTrainer, PackedTrainer):
     # Evaluation.
 
     def mean_reward(self, prompts: Sequence[Prompt]) -> float:
-        """Return the mean reward of one completion for each prompt, sampled as in training.
+        """Return the mean reward of one sampled completion per prompt.
 
-        Completions that no reward judges do not count; NaN when none is judged. The same seed
-        every time, and none of training's randomness is used up. Raises Stopped between two batches
-        when asked to.
+        Completions for which every reward returns None do not count; NaN when none counts. The
+        seed is fixed, and the random state of training is left unchanged. Raises Stopped between
+        two batches on a stop request.
         """
         self.model.eval()
         found: list[float] = []
@@ -251,12 +251,12 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         return math.fsum(found) / len(found) if found else math.nan
 
     def _rewards_of(self, prompts: Sequence[Prompt]) -> list[float]:
-        """Return the reward of a completion for each prompt, where a reward judges it at all."""
+        """Return the rewards of one completion per prompt, without those that have none."""
         with _no_deprecations():
             ids, _ = self._generate_single_turn([prompt.ids for prompt in prompts], None, {}, 1)
         completions = self.processing_class.batch_decode(ids, skip_special_tokens=True)
         scores = self._scores(prompts, completions, ids)
-        # What the rewards have logged is about no step.
+        # Discard what the rewards logged: it belongs to no step.
         self._pending_extra_logs.clear()
         self._pending_metrics.clear()
         found = []
@@ -281,7 +281,7 @@ class GroupTrainer(JobTrainer, PackedTrainer):
     def _scores(
         self, rows: Sequence[Prompt], completions: list[str], completion_ids: Sequence[list[int]]
     ) -> torch.Tensor:
-        """Return what each reward gives each completion: (B, R) float32, NaN where it gives None.
+        """Return the score of each completion by each reward: (B, R) float32, NaN for None.
 
         `rows`: the prompt of each completion.
         """
@@ -293,15 +293,15 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         return scores
 
     def _reward_funcs(self) -> list[Any]:
-        """Return the rewards as TRL calls them; a column `row` holds the prompt as warmd has it."""
+        """Return the rewards with TRL's signature; the column `row` has the Prompt."""
         columns = columns_of(prompt.columns for prompt in self._prompts)
         return [_as_trl_reward(name, reward, columns) for name, reward in self.rewards.items()]
 
 
 def _dataset(prompts: Sequence[Prompt], data: str) -> Dataset:
-    """Return the rows that TRL draws from, but for what only rewards see.
+    """Return the dataset of prompts for TRL's sampler.
 
-    Without a fingerprint it would be pickled for one.
+    Without a given fingerprint it would be pickled to compute one.
     """
     rows = [{"prompt": prompt.text, "row": index} for index, prompt in enumerate(prompts)]
     return Dataset(InMemoryTable.from_pylist(rows), fingerprint=data)
@@ -309,7 +309,7 @@ def _dataset(prompts: Sequence[Prompt], data: str) -> Dataset:
 
 @contextmanager
 def _no_deprecations() -> Iterator[None]:
-    # TRL 1.16 asks the model by a name that transformers 5.23 warns about, at every generation.
+    # TRL 1.16 uses an attribute that transformers 5.23 deprecates, at every generation.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".is_gradient_checkpointing", FutureWarning)
         yield
@@ -340,9 +340,9 @@ def _as_trl_reward(name: str, reward: Reward | KeywordReward, columns: Sequence[
 def _as_trl_passes(
     rows: Sequence[Prompt], columns: Sequence[str], keywords: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the keywords that TRL would pass, had it the rows themselves for its dataset.
+    """Return the keywords that TRL would pass for a dataset with all columns.
 
-    Chats are lists of messages there, and so are their completions.
+    Chats are lists of messages in TRL, and so are their completions.
     """
     texts = keywords["completions"]
     chats = [row.messages is not None for row in rows]
@@ -363,5 +363,5 @@ def _as_trl_passes(
     }
 
 
-def _shortened(text: str) -> str:
+def _truncated(text: str) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"

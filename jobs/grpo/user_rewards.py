@@ -1,9 +1,9 @@
-"""Rewards of the user's own: which way a function is called, and what its faults look like.
+"""User reward functions: calling conventions and error messages.
 
-A function is called in one of two ways, by its signature:
+The signature of a function decides how it is called:
 
 - `f(prompts, completions, answers)`: three lists of text, by position.
-- as TRL calls it, where it takes `**kwargs` and knows its other parameters from TRL: by keywords
+- as TRL does, if it takes `**kwargs` and TRL passes its other parameters: by keywords
   `prompts`, `completions`, `completion_ids`, `trainer_state`, `log_extra`, `log_metric`, and every
   column of the data, each a list with an item for every completion. It may be async.
 """
@@ -43,14 +43,14 @@ class PositionalReward:
     def __call__(
         self, prompts: list[str], completions: list[str], answers: list[str | None]
     ) -> list[float]:
-        with _blamed(self._name, self._owner):
+        with _errors_named(self._name, self._owner):
             scores = self._function(prompts, completions, answers)
         found = _checked(self._name, scores, len(completions), or_none=False)
         return [number for number in found if number is not None]
 
 
 class KeywordReward:
-    """A function that is called as TRL calls it. None is the score of what it cannot judge."""
+    """A function with TRL's signature. None is the score of a completion that it does not judge."""
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self.is_async = _is_async(function)
@@ -59,13 +59,13 @@ class KeywordReward:
         self._owner = os.getpid()
 
     def __call__(self, **keywords: Any) -> list[float | None]:
-        with _blamed(self._name, self._owner):
+        with _errors_named(self._name, self._owner):
             scores = self._function(**keywords)
         return _checked(self._name, scores, len(keywords["completions"]), or_none=True)
 
     async def asynchronously(self, **keywords: Any) -> list[float | None]:
         """The same for a function that is async."""
-        with _blamed(self._name, self._owner):
+        with _errors_named(self._name, self._owner):
             scores = await self._function(**keywords)
         return _checked(self._name, scores, len(keywords["completions"]), or_none=True)
 
@@ -75,7 +75,7 @@ def imported(name: str, columns: Collection[str]) -> PositionalReward | KeywordR
     module_name, _, function_name = name.partition(":")
     try:
         module = load(module_name)
-    # Whatever a user's module does at import ends here in one line, sys.exit() included.
+    # Any error of the user's module, sys.exit() included, becomes one line.
     except (Exception, SystemExit) as error:
         got = tracebacks.reason(error)
         raise SpecError("reward", f"{name} must import, got {got}") from error
@@ -83,10 +83,10 @@ def imported(name: str, columns: Collection[str]) -> PositionalReward | KeywordR
     if not callable(function):
         got = "no such name" if function is None else f"a {type(function).__name__}"
         raise SpecError("reward", f"{name} must be a function of {module_name}, got {got}")
-    return _called_as_it_takes(name, function, columns)
+    return _wrap(name, function, columns)
 
 
-def _called_as_it_takes(
+def _wrap(
     name: str, function: Callable[..., Any], columns: Collection[str]
 ) -> PositionalReward | KeywordReward:
     try:
@@ -135,7 +135,7 @@ def _takes_three(signature: inspect.Signature) -> bool:
 
 
 def _is_async(function: Any) -> bool:
-    # As TRL tells it: a partial by what it wraps, an object by its __call__.
+    # As in TRL: a partial by its function, an object by its __call__.
     while isinstance(function, functools.partial):
         function = function.func
     is_async = inspect.iscoroutinefunction
@@ -143,10 +143,10 @@ def _is_async(function: Any) -> bool:
 
 
 @contextmanager
-def _blamed(name: str, owner: int) -> Iterator[None]:
-    """Turn whatever a user's function raises into one line that names it and its place.
+def _errors_named(name: str, owner: int) -> Iterator[None]:
+    """Turn an exception of a user function into one line with its file and line.
 
-    A child that the function has forked ends here: `owner` runs the job.
+    A child process that the function forked ends here: `owner` runs the job.
     """
     try:
         yield
@@ -164,7 +164,7 @@ def _checked(name: str, result: Any, num_completions: int, *, or_none: bool) -> 
     """Return what a user's function gave as plain numbers. Raises JobFailed when it is not that."""
     kind = "finite numbers or None" if or_none else "finite numbers"
     takes = f"reward {name} must return a list of {num_completions} {kind}"
-    scores = _listed(result)
+    scores = _as_sequence(result)
     if scores is None:
         raise JobFailed(f"{takes}, got a {type(result).__name__}")
     if len(scores) != num_completions:
@@ -176,7 +176,7 @@ def _checked(name: str, result: Any, num_completions: int, *, or_none: bool) -> 
     return numbers
 
 
-def _listed(result: Any) -> Sequence[Any] | None:
+def _as_sequence(result: Any) -> Sequence[Any] | None:
     """Return a list, a tuple, or an array of a library as a sequence; None for anything else."""
     if isinstance(result, list | tuple):
         return result

@@ -1,4 +1,4 @@
-"""What an infer job does: tokenize, hand over to the model's engine, report its progress."""
+"""The work of an infer job: tokenize, submit to the engine of the model, emit text and progress."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Answer:
         ]
 
     def _read(self, text: str) -> dict[str, Any]:
-        """What the text says, where it was asked for."""
+        """Return the actions in the text, if requested."""
         if self.spec.actions == "none":
             return {}
         seen = self.generation.pictures
@@ -78,7 +78,7 @@ class Answer:
     @property
     def timings(self) -> dict[str, float]:
         measures = self.generation.measures
-        # The first token of each choice came with the prompt.
+        # The first token of each choice is part of the prefill.
         written = sum(self.tokens) - self.generation.num_choices
         speed = written / measures.decode_s if measures.decode_s else 0.0
         return {
@@ -92,18 +92,18 @@ class Answer:
 
 
 def answer_one(spec: InferSpec, ctx: Context, warm: WarmModel, prompt: Prompt) -> dict[str, Any]:
-    """Answer one prompt, telling its text as it comes. Raises Stopped and JobFailed."""
+    """Answer one prompt and stream its text as events. Raises Stopped and JobFailed."""
     seed = _seed(spec)
     engine = _engine(spec, warm)
-    with _asking(ctx) as is_cancelled:
+    with _cancel_on_exit(ctx) as is_cancelled:
         answer = _prepare(spec, warm, prompt, seed, _grammar(spec, engine), is_cancelled)
         images = [picture.num_tokens for picture in answer.generation.pictures]
         about: dict[str, Any] = {"image_tokens": images} if images else {}
         about |= compute_summary(ctx.device)
         ctx.emit("begin", prompt_tokens=len(answer.generation.ids), **about)
         engine.submit(answer.generation)
-        _tell(ctx, answer)
-        _check_whole(answer)
+        _emit_text(ctx, answer)
+        _check_complete(answer)
     return {
         "choices": answer.choices,
         "usage": answer.usage,
@@ -115,16 +115,16 @@ def answer_one(spec: InferSpec, ctx: Context, warm: WarmModel, prompt: Prompt) -
 
 
 @contextmanager
-def _asking(ctx: Context) -> Iterator[Callable[[], bool]]:
+def _cancel_on_exit(ctx: Context) -> Iterator[Callable[[], bool]]:
     """Yield whether generations are canceled: by `ctx.stop`, and with the end of this block.
 
-    However it ends, nothing is computed on for nobody.
+    So an error in the block also frees the slots of the engine.
     """
-    is_left = threading.Event()
+    has_ended = threading.Event()
     try:
-        yield lambda: is_left.is_set() or ctx.stop.is_set()
+        yield lambda: has_ended.is_set() or ctx.stop.is_set()
     finally:
-        is_left.set()
+        has_ended.set()
 
 
 def _engine(spec: InferSpec, warm: WarmModel) -> Engine:
@@ -170,27 +170,27 @@ def _prepare(
     return Answer(generation, time.perf_counter() - begun, spec)
 
 
-def _tell(ctx: Context, answer: Answer) -> None:
-    """Emit the text as it comes, in at most 20 events a second. Raises what ended the engine."""
-    unsaid: dict[int, tuple[str, int]] = {}
+def _emit_text(ctx: Context, answer: Answer) -> None:
+    """Stream the text, in at most 20 events per second. Raises the error of the engine."""
+    pending: dict[int, tuple[str, int]] = {}
     due = time.perf_counter()
     pieces = answer.generation.pieces
     while True:
-        wait_s = None if not unsaid else max(0.0, due - time.perf_counter())
+        wait_s = None if not pending else max(0.0, due - time.perf_counter())
         try:
             piece = pieces.get(timeout=wait_s)
         except queue.Empty:
             piece = None
         if isinstance(piece, Piece):
             answer.add(piece)
-            text, tokens = unsaid.get(piece.index, ("", 0))
-            unsaid[piece.index] = (text + piece.text, tokens + piece.tokens)
+            text, tokens = pending.get(piece.index, ("", 0))
+            pending[piece.index] = (text + piece.text, tokens + piece.tokens)
         is_end = isinstance(piece, End)
-        if unsaid and (is_end or time.perf_counter() >= due):
-            for index, (text, tokens) in sorted(unsaid.items()):
+        if pending and (is_end or time.perf_counter() >= due):
+            for index, (text, tokens) in sorted(pending.items()):
                 if text or tokens:
                     ctx.emit("text", index=index, text=text, tokens=tokens)
-            unsaid.clear()
+            pending.clear()
             due = time.perf_counter() + _EVENT_S
         if isinstance(piece, End):
             if piece.error is not None:
@@ -202,20 +202,23 @@ def _tell(ctx: Context, answer: Answer) -> None:
 
 
 def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any]:
-    """Answer every row of the input that has no answer yet. Raises Stopped and JobFailed.
+    """Answer every record of the input that has no answer yet. Raises Stopped and JobFailed.
 
-    A row that cannot be answered has an error in its line, and the others are answered.
+    A record that cannot be answered gets an error object in its line.
     """
-    seed = spec.seed if spec.seed is not None else _kept_seed(ctx)
+    seed = spec.seed if spec.seed is not None else _stored_seed(ctx)
     source = Path(spec.input)
     total = sum(1 for _ in batch_file.read(source))
     engine = _engine(spec, warm)
     usage: dict[str, int] = {}
     begun = time.perf_counter()
-    with batch_file.Answers(Path(spec.output), ctx.job_id) as answers, _asking(ctx) as is_cancelled:
+    with (
+        batch_file.Answers(Path(spec.output), ctx.job_id) as answers,
+        _cancel_on_exit(ctx) as is_cancelled,
+    ):
         ctx.emit("begin", rows=total, done=answers.done, **compute_summary(ctx.device))
         ctx.emit("progress", done=answers.done, total=total)
-        told = time.perf_counter()
+        emitted_at = time.perf_counter()
         found = _in_order(spec, warm, engine, source, answers.done, seed, is_cancelled)
         for answer in found:
             if isinstance(answer, JobFailed):
@@ -224,24 +227,24 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
                 answers.append({"choices": answer.choices, "usage": answer.usage})
                 for name, value in answer.usage.items():
                     usage[name] = usage.get(name, 0) + value
-            if answers.done == total or time.perf_counter() - told >= 1:
-                told = time.perf_counter()
+            if answers.done == total or time.perf_counter() - emitted_at >= 1:
+                emitted_at = time.perf_counter()
                 ctx.emit("progress", done=answers.done, total=total)
     seconds = time.perf_counter() - begun
     tokens = usage.get("completion_tokens", 0)
     return {
         "rows": total,
-        "failed": answers.failed,  # of all rows, those that have an error in the place of an answer
+        "failed": answers.failed,  # records with an error instead of an answer
         "output": spec.output,
-        "usage": usage,  # of the rows that this execution answered
+        "usage": usage,  # of the records answered by this execution
         "timings": {"total_s": round(seconds, 6), "tokens_per_s": round(tokens / seconds, 3)},
         "seed": seed,
         "model": spec.model,
     }
 
 
-def _kept_seed(ctx: Context) -> int:
-    """A random seed, the same for every execution of the job."""
+def _stored_seed(ctx: Context) -> int:
+    """Return a random seed, stored for later executions of the job."""
     path = ctx.run_dir / "seed"
     if not path.exists():
         path.write_text(str(secrets.randbits(63)))
@@ -257,11 +260,11 @@ def _in_order(
     seed: int,
     is_cancelled: Callable[[], bool],
 ) -> Iterator[Answer | JobFailed]:
-    """Yield the answers to the rows after the first `done`, many on their way at once.
+    """Yield the answers to the records after the first `done`, with many in flight.
 
-    In the place of an answer stands what is wrong with the row.
+    A record that cannot be answered gives a JobFailed instead.
     """
-    on_their_way: deque[Answer | JobFailed] = deque()
+    in_flight: deque[Answer | JobFailed] = deque()
     grammar = _grammar(spec, engine)
     for number, prompt in enumerate(batch_file.read(source)):
         if number < done:
@@ -270,17 +273,17 @@ def _in_order(
         try:
             answer = _prepare(spec, warm, prompt, row_seed, grammar, is_cancelled)
             engine.submit(answer.generation)
-            on_their_way.append(answer)
+            in_flight.append(answer)
         except JobFailed as error:
-            on_their_way.append(error)
-        if len(on_their_way) >= _ROWS_AT_ONCE:
-            yield _complete(on_their_way.popleft())
-    while on_their_way:
-        yield _complete(on_their_way.popleft())
+            in_flight.append(error)
+        if len(in_flight) >= _ROWS_AT_ONCE:
+            yield _wait_for(in_flight.popleft())
+    while in_flight:
+        yield _wait_for(in_flight.popleft())
 
 
-def _complete(answer: Answer | JobFailed) -> Answer | JobFailed:
-    """Wait for an answer. Raises Stopped, and what went wrong in the engine for all."""
+def _wait_for(answer: Answer | JobFailed) -> Answer | JobFailed:
+    """Wait for an answer. Raises Stopped, and errors of the engine."""
     if isinstance(answer, JobFailed):
         return answer
     while not isinstance(piece := answer.generation.pieces.get(), End):
@@ -289,11 +292,11 @@ def _complete(answer: Answer | JobFailed) -> Answer | JobFailed:
         return piece.error
     if piece.error is not None:
         raise piece.error
-    _check_whole(answer)
+    _check_complete(answer)
     return answer
 
 
-def _check_whole(answer: Answer) -> None:
-    """Raise Stopped where a choice was ended before its time: `ctx.stop` was set."""
+def _check_complete(answer: Answer) -> None:
+    """Raise Stopped when a choice was canceled by `ctx.stop`."""
     if any(reason in (None, "cancelled") for reason in answer.reasons):
         raise Stopped(0)

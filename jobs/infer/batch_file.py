@@ -1,7 +1,7 @@
-"""A file of prompts and the file of their answers, which a killed job goes on with.
+"""The input file of prompts and the output file of answers, from which a killed job resumes.
 
-Answers are appended in the order of the rows and flushed to the disk; a line that a crash tore is
-taken off before the next one is written, so that the file always holds the first rows, whole.
+Answers are appended in the order of the input and flushed to disk. A line torn by a crash is
+removed before the next write, so that the file always holds complete answers to the first records.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_LINE_BYTES = 64 * 2**20
 
 
 def read(path: Path) -> Iterator[str | list[dict[str, Any]]]:
-    """Yield the prompt of every row: text, or the messages of a chat. Raises SpecError."""
+    """Yield the prompt of every record: text, or chat messages. Raises SpecError."""
     try:
         with open(path, "rb") as file:
             for number, line in enumerate(_lines(file), start=1):
@@ -30,7 +30,7 @@ def read(path: Path) -> Iterator[str | list[dict[str, Any]]]:
 
 
 def check(source: Path, target: Path) -> None:
-    """Check that every row can be read and the answers have a place. Raises SpecError."""
+    """Check that all records are valid and the output can be created. Raises SpecError."""
     if sum(1 for _ in read(source)) == 0:
         raise SpecError("input", f"must have rows, got {source} without any")
     if not target.parent.is_dir():
@@ -73,10 +73,10 @@ class Answers:
         self._path = path
         self._file = open(path, "ab")  # noqa: SIM115
         self.failed = 0
-        self.done = self._mend()
+        self.done = self._drop_torn_line()
 
-    def _mend(self) -> int:
-        """Take off a torn last line; return the number of whole ones."""
+    def _drop_torn_line(self) -> int:
+        """Remove a torn last line; return the number of complete lines."""
         whole = done = 0
         with open(self._path, "rb") as written:
             for line in written:
@@ -99,7 +99,7 @@ class Answers:
         return done
 
     def append(self, answer: dict[str, Any]) -> None:
-        """Write the answer to the next row; on return it is on the disk."""
+        """Append the answer to the next record; durable on return."""
         line = orjson.dumps({"row": self.done + 1, "job": self._job_id, **answer}) + b"\n"
         self._file.write(line)
         self._file.flush()
@@ -107,7 +107,7 @@ class Answers:
         self.done += 1
 
     def append_error(self, message: str) -> None:
-        """Write that the next row cannot be answered, and why."""
+        """Append an error object for the next record."""
         self.append({"error": {"message": message}})
         self.failed += 1
 

@@ -1,4 +1,4 @@
-"""The infer kind: a model answers a prompt, a chat, or a file of thousands of them.
+"""The infer kind: generate completions for a prompt, a chat, or a file of them.
 
 `options.py` has its options; `engine/` holds the batching engine, which needs torch.
 """
@@ -15,10 +15,10 @@ from .options import InferSpec
 
 
 def run(spec: InferSpec, ctx: Context) -> dict[str, Any]:
-    """Answer; leave the running batch at the next token when `ctx.stop` is set.
+    """Generate; leave the running batch at the next token when `ctx.stop` is set.
 
-    Returns choices, usage, timings, seed, model and the precision that it was served in; for a file
-    of rows their number, usage, timings, seed and model. Raises Stopped and JobFailed.
+    Returns choices, usage, timings, seed, model and precision; for a file its number of records,
+    usage, timings, seed and model. Raises Stopped and JobFailed.
     """
     from . import answering
 

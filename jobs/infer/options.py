@@ -1,4 +1,4 @@
-"""The options of the infer kind, and what is checked of them at submit. Imports no torch."""
+"""The options of the infer kind and their checks at submission. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,92 +8,125 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from ...configs.entries import PRECISIONS
+from ...configs.queues import INFER
 from ..engine import images, json_schemas
+from ..engine.options import MOST_TOKENS, SamplingSpec
 from ..errors import SpecError
 from ..models.architectures import check_generates
-from ..spec import Spec, option, path_of
+from ..spec import option, override, path_of
 from . import batch_file, chat_messages, gui_actions
 
-MAX_TOKENS = 256  # of a completion, unless the options say otherwise or less fits
-MOST_TOKENS = 2**31  # more than any model has positions, or tokens in its vocabulary
-MIN_TEMPERATURE = 1e-3  # that is not greedy: a smaller one makes infinities of differing logits
+MAX_TOKENS = 256  # default length of a completion
+MIN_TEMPERATURE = 1e-3  # smallest that is not greedy: below it, logits overflow
 SOURCES = ("prompt", "messages", "input")
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferSpec(Spec):
-    """Every option of an infer job."""
+class InferSpec(SamplingSpec):
+    """Generate text from prompts or chats, with images where the model takes them."""
 
     kind: ClassVar[str] = "infer"
-    queue: ClassVar[str] = "infer"
+    queue: ClassVar[str] = INFER
     argument: ClassVar[str | None] = "prompt"
 
-    model: str = option("demo", "name of the warm model that answers")
     # Not `str | None`: the word none is a prompt like any other.
-    prompt: str = option("", "text to go on from; instead: messages or input")
-    messages: str = option("", "chat to answer: a JSON list of messages, as OpenAI's API has it")
-    input: str = option("", "JSONL file whose rows have a prompt or messages; goes with output")
-    output: str = option("", "JSONL file for the answers to input: one line a row, in its order")
-    chat_template: bool = option(False, "give plain prompts to the tokenizer's chat template")
-    system: str = option("", "system message that opens a chat which has none")
-    image: tuple[str, ...] = option((), "image file that the prompt is about")
+    prompt: str = option("", "text to complete; or give messages or input instead", group="data")
+    messages: str = option(
+        "", "chat to answer: JSON list of messages, as in OpenAI's API", group="data"
+    )
+    input: str = option(
+        "", "JSONL file of records with prompt or messages; needs output", group="data"
+    )
+    output: str = option(
+        "", "JSONL file for the answers to input: one record each, in its order", group="data"
+    )
+    chat_template: bool = option(
+        False, "chat template of the tokenizer, applied to plain prompts", group="data"
+    )
+    system: str = option("", "system message for chats that have none", group="data")
+    image: tuple[str, ...] = option((), "image file for the prompt", group="data")
     thumbnail: int | None = option(
         None,
-        "pixels of an image's longer side; larger ones are made smaller",
+        "maximum length of an image's longer side in pixels; larger images are scaled down",
+        group="data",
+        default_text="unlimited",
         minimum=28,
         maximum=2**16,
     )
     max_pixels: int | None = option(
         None,
-        "of an image as the model sees it, larger ones are made smaller; by default its own",
+        "maximum pixels of an image as the model sees it; larger images are scaled down",
+        group="data",
+        default_text="that of the model",
         minimum=28 * 28,
         maximum=images.MAX_PIXELS,
+    )
+    actions: str = option(
+        "none",
+        "output format of a GUI agent; ui-tars: each completion is parsed to a list of actions",
+        group="data",
+        choices=gui_actions.FORMATS,
+    )
+    screen: str = option(
+        "",
+        "screen size WIDTHxHEIGHT in pixels, to which actions are scaled; empty: the size of the "
+        "last image",
+        group="data",
+    )
+
+    model: str = option("demo", "warm model that answers", group="model")
+    precision: str | None = option(
+        None,
+        "precision of the computation; own: the dtype of the model; bf16: where it is faster, on a "
+        "CPU by measurement; int8: quantized weights on a CPU, bf16 on a GPU",
+        group="model",
+        default_text="as the model was loaded",
+        choices=PRECISIONS,
     )
 
     max_tokens: int | None = option(
         None,
-        f"most tokens of a completion; by default {MAX_TOKENS}, or what the prompt leaves",
+        "maximum tokens per completion",
+        group="sampling",
+        default_text=f"{MAX_TOKENS}, or the positions that the prompt leaves",
         minimum=1,
         maximum=MOST_TOKENS,
     )
-    temperature: float = option(
-        1.0,
-        f"sampling temperature; 0: greedy, always the likeliest token; else at least "
-        f"{MIN_TEMPERATURE:g}",
-        minimum=0,
-        maximum=100,
+    temperature: float = override(
+        SamplingSpec,
+        "temperature",
+        help=f"sampling temperature (0: greedy; otherwise at least {MIN_TEMPERATURE:g})",
     )
-    top_p: float = option(1.0, "share of probability to sample from", above=0, maximum=1)
-    top_k: int = option(
-        0, "number of tokens to sample from; 0: all", minimum=0, maximum=MOST_TOKENS
-    )
-    frequency_penalty: float = option(
-        0.0, "taken from a token's logit for each time it was written", minimum=-2, maximum=2
-    )
-    presence_penalty: float = option(
-        0.0, "taken from a token's logit once it was written", minimum=-2, maximum=2
-    )
-    stop: tuple[str, ...] = option((), "text that ends a completion, and is not part of it")
-    json_schema: str = option(
-        "", "JSON Schema that completions keep to: a file that holds it, or its text"
+    n: int = option(1, "completions per prompt", group="sampling", minimum=1, maximum=128)
+    stop: tuple[str, ...] = option(
+        (), "stop sequence: text that ends a completion and is not part of it", group="sampling"
     )
     seed: int | None = option(
-        None, "of the sampling; by default another each time", minimum=0, maximum=2**63 - 1
-    )
-    precision: str | None = option(
         None,
-        "own: the dtype the model has; bf16: where it is faster, on a CPU by measurement; int8: of "
-        "its weights, on a CPU, and bf16 on a GPU; by default what the model was loaded with",
-        choices=PRECISIONS,
+        "random seed of sampling",
+        group="sampling",
+        default_text="random",
+        minimum=0,
+        maximum=2**63 - 1,
     )
-    n: int = option(1, "completions per prompt", minimum=1, maximum=128)
-    actions: str = option(
-        "none",
-        "ui-tars: read each completion as a list of a GUI agent's actions",
-        choices=gui_actions.FORMATS,
+    json_schema: str = option(
+        "",
+        "JSON Schema that constrains completions: a file or its text",
+        group="sampling",
     )
-    screen: str = option(
-        "", "WIDTHxHEIGHT in pixels, to which actions are scaled; by default the last image's"
+    frequency_penalty: float = option(
+        0.0,
+        "penalty on a token's logit for each earlier occurrence",
+        group="sampling",
+        minimum=-2,
+        maximum=2,
+    )
+    presence_penalty: float = option(
+        0.0,
+        "penalty on a token's logit after its first occurrence",
+        group="sampling",
+        minimum=-2,
+        maximum=2,
     )
 
     def check(self) -> None:
@@ -125,9 +158,9 @@ class InferSpec(Spec):
             raise SpecError("system", "must go with chat_template or messages, got a plain prompt")
 
     def located(self, folder: Path) -> Self:
-        """Return the same spec with its paths seen from `folder` made absolute.
+        """Return the spec with paths, relative to `folder`, made absolute.
 
-        Of a schema's file the text takes its place. Raises SpecError, also when it cannot be read.
+        A schema file is replaced by its text. Raises SpecError, also for an unreadable file.
         """
         paths: dict[str, Any] = {
             name: str(path_of(name, getattr(self, name), folder))

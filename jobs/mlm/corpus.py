@@ -1,8 +1,8 @@
-"""Examples to learn from, as token arrays on disk: built once, mapped into memory by every job.
+"""Training corpora: token arrays on disk, built once and memory-mapped by every job.
 
-A corpus is a folder named by a hash of all that shapes it (the data's content, the tokenizer, the
-lengths), so it is never stale: what is changed has another name. An example is one row of some
-columns of equal length (`ids`, and whatever else a kind stores per token). Imports no torch.
+The folder of a corpus is named by a hash of its inputs (content of the data, tokenizer, lengths),
+so it is never stale. An example has columns of equal length (`ids`, and others per token).
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Corpus:
-    """Examples mapped into memory; the whole of a document is on one side of the split."""
+    """Memory-mapped examples; the train/validation split is by document."""
 
     folder: Path
     columns: Mapping[str, Array]  # each of all examples, one after another: (num_tokens,)
     offsets: Array  # (num_examples + 1,) int64: where an example begins
     train: Array  # int64: the numbers of the examples to train on
     validation: Array  # int64: of those that are held out
-    facts: Mapping[str, Any]  # what the builder said of it
+    facts: Mapping[str, Any]  # statistics of the builder
     is_new: bool  # whether this call has built it
 
     @property
     def name(self) -> str:
-        """The hash that tells it from all others."""
+        """The hash of its inputs."""
         return self.folder.name
 
     @property
@@ -61,7 +61,7 @@ class Corpus:
 
 
 class Writer:
-    """Writes the examples of a corpus, one after another; holds none of them in memory."""
+    """Writes the examples of a corpus sequentially, without holding them in memory."""
 
     def __init__(self, folder: Path, dtypes: Mapping[str, str]) -> None:
         self.folder = folder
@@ -88,7 +88,7 @@ class Writer:
         self._held_out.append(held_out)
 
     def finish(self) -> None:
-        """Write what the examples are found by."""
+        """Write the index files."""
         np.save(self.folder / "lengths.npy", np.array(self._lengths, np.int32))
         np.save(self.folder / "held_out.npy", np.array(self._held_out, np.bool_))
         (self.folder / "corpus.json").write_bytes(
@@ -101,13 +101,13 @@ def open_or_build(
     key: Mapping[str, Any],
     dtypes: Mapping[str, str],
     build: Callable[[Writer], None],
-    heed: Callable[[], None],
+    check_stop: Callable[[], None],
 ) -> Corpus:
-    """Return the corpus of that key, out of `cache` where it is there, or else built by `build`.
+    """Return the corpus of `key` from `cache`, or build it with `build`.
 
-    Of two processes that want the same one, the second waits for the first; `heed` is called
-    meanwhile, to raise when the job is to stop. Raises JobFailed when
-    it comes out without an example to train on.
+    A second process that needs the same corpus waits for the first; `check_stop` is called
+    meanwhile and raises when the job is to stop. Raises JobFailed for a corpus without training
+    examples.
     """
     digest = hashlib.sha256(orjson.dumps([SCHEMA, key], option=orjson.OPT_SORT_KEYS)).hexdigest()
     folder = cache / digest[:32]
@@ -115,7 +115,7 @@ def open_or_build(
     if found is not None:
         return found
     is_new = False
-    with suppress(_BuiltMeanwhile), whole_folder(folder, while_waiting=heed) as staging:
+    with suppress(_BuiltMeanwhile), whole_folder(folder, while_waiting=check_stop) as staging:
         if _open(folder, is_new=False) is not None:
             raise _BuiltMeanwhile
         with Writer(staging, dtypes) as writer:
@@ -130,11 +130,11 @@ def open_or_build(
 
 
 class _BuiltMeanwhile(Exception):
-    """Another process was first; leaving `whole_folder` by it keeps what that one made."""
+    """Another process built the corpus; leaves `whole_folder` without replacing it."""
 
 
 def _open(folder: Path, *, is_new: bool) -> Corpus | None:
-    """Map a corpus, or return None where there is none, or not all of it."""
+    """Map a corpus; return None when it is missing or incomplete."""
     try:
         about = orjson.loads((folder / "corpus.json").read_bytes())
         offsets = np.concatenate(([0], np.cumsum(np.load(folder / "lengths.npy"), dtype=np.int64)))
@@ -160,16 +160,16 @@ def _open(folder: Path, *, is_new: bool) -> Corpus | None:
 
 
 def digest(content: str | bytes) -> int:
-    """Return a number that only equal documents share."""
+    """Return a 64-bit hash of a document."""
     content = content.encode(errors="replace") if isinstance(content, str) else content
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "little")
 
 
 def held_out(digests: Iterable[int], share: float) -> frozenset[int]:
-    """Choose the documents to hold out: that share of the different ones, by their digests alone.
+    """Choose the documents to hold out: a fraction of the distinct ones, by their digests.
 
-    Equal documents are so on one side. At least one is held out when `share` > 0 and there are
-    two, and at least one is left to train on.
+    Equal documents are on the same side. At least one is held out when `share` > 0 and there are
+    two, and at least one is left for training.
     """
     different = sorted(set(digests))
     count = min(max(round(share * len(different)), int(share > 0)), len(different) - 1)
@@ -181,20 +181,20 @@ def held_out(digests: Iterable[int], share: float) -> frozenset[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a corpus is made of."""
+    """The inputs of a corpus."""
 
     data: Path
     tokenizer: Any | None  # of transformers; None: to be trained on what is not held out
     vocab_size: int  # of a tokenizer to be trained
     seq_len: int  # most tokens of an example
     share: float  # of the documents, to hold out
-    heed: Callable[[], None]  # called now and then, to raise when the job is to stop
+    check_stop: Callable[[], None]  # called periodically; raises when the job is to stop
 
     def key(self, kind: str, files: Sequence[Path]) -> dict[str, Any]:
-        """Return all that shapes the corpus, as plain values."""
+        """Return the inputs of the corpus as plain values."""
         return {
             "kind": kind,
-            "data": fingerprint(files, self.data, self.heed),
+            "data": fingerprint(files, self.data, self.check_stop),
             "tokenizer": self.vocab_size if self.tokenizer is None else _identity(self.tokenizer),
             "seq_len": self.seq_len,
             "share": self.share,
@@ -209,23 +209,23 @@ class Recipe:
         return tokenizer
 
 
-def fingerprint(files: Sequence[Path], root: Path, heed: Callable[[], None]) -> str:
+def fingerprint(files: Sequence[Path], root: Path, check_stop: Callable[[], None]) -> str:
     """Return a hash of the files' content, and of their places below `root`.
 
-    Of a file that is `root` itself, the place is how its name ends: it says what is in it. `heed`
-    is called now and then, to raise when the job is to stop.
+    For a file that is `root` itself, only the suffix counts. `check_stop` is called periodically
+    and raises when the job is to stop.
     """
     content = [
-        (root.suffix if path == root else str(path.relative_to(root)), _sha256(path, heed))
+        (root.suffix if path == root else str(path.relative_to(root)), _sha256(path, check_stop))
         for path in files
     ]
     return hashlib.sha256(orjson.dumps(content)).hexdigest()
 
 
 def as_pretrained(core: Any) -> Any:
-    """Make a tokenizer of transformers of one that `train_tokenizer` has made.
+    """Wrap the result of `train_tokenizer` as a tokenizer of transformers.
 
-    Text comes out as `[CLS] text [SEP]`.
+    Text is encoded as `[CLS] text [SEP]`.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -241,17 +241,17 @@ def as_pretrained(core: Any) -> Any:
 
 
 def _identity(tokenizer: Any) -> str:
-    """Return a hash of what a tokenizer does, without what the last call has set in it."""
+    """Return a hash of a tokenizer without its truncation and padding state."""
     core = orjson.loads(tokenizer.backend_tokenizer.to_str())
     core |= {"truncation": None, "padding": None}
     return hashlib.sha256(orjson.dumps(core, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
-def _sha256(path: Path, heed: Callable[[], None]) -> str:
+def _sha256(path: Path, check_stop: Callable[[], None]) -> str:
     found = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):
-            heed()
+            check_stop()
             found.update(block)
     return found.hexdigest()
 
@@ -271,7 +271,7 @@ def text_corpus(cache: Path, recipe: Recipe) -> Corpus:
         tokenizer = recipe.tokenizer_of(writer, train)
         num_documents = 0
         for text in documents(recipe.data):
-            recipe.heed()
+            recipe.check_stop()
             num_documents += 1
             is_held_out = digest(text) in sides
             for ids in _pieces(text, tokenizer, recipe.seq_len):
@@ -279,11 +279,11 @@ def text_corpus(cache: Path, recipe: Recipe) -> Corpus:
         writer.facts = {"documents": num_documents}
 
     files = text_files(recipe.data) if recipe.data.is_dir() else [recipe.data]
-    return open_or_build(cache, recipe.key("text", files), {"ids": "<i4"}, build, recipe.heed)
+    return open_or_build(cache, recipe.key("text", files), {"ids": "<i4"}, build, recipe.check_stop)
 
 
 def check_texts(data: Path) -> None:
-    """Look whether there is a first document, and whether it can be read. Raises SpecError."""
+    """Check that the first document can be read. Raises SpecError."""
     if not data.exists():
         raise SpecError("data", f"must be a text or JSONL file or a folder, got {str(data)!r}")
     if next(documents(data), None) is None:
@@ -314,7 +314,7 @@ def graph_corpus(cache: Path, recipe: Recipe) -> Corpus:
         skipped: list[str] = []
         modules = []
         for module in read_modules(files, recipe.data, on_skip=lambda p, _: skipped.append(str(p))):
-            recipe.heed()
+            recipe.check_stop()
             modules.append(module)
         digests = [digest((recipe.data / module.file).read_bytes()) for module in modules]
         sides = held_out(digests, recipe.share)
@@ -330,7 +330,7 @@ def graph_corpus(cache: Path, recipe: Recipe) -> Corpus:
                 seq_len=recipe.seq_len,
             )
             for _, example in examples:
-                recipe.heed()
+                recipe.check_stop()
                 writer.add(example._asdict(), held_out=is_held_out)
         writer.facts = {
             "documents": len(modules),
@@ -346,11 +346,11 @@ def graph_corpus(cache: Path, recipe: Recipe) -> Corpus:
         "depth_ids": "<u1",
         "role_ids": "<u1",
     }
-    return open_or_build(cache, recipe.key("graph", files), dtypes, build, recipe.heed)
+    return open_or_build(cache, recipe.key("graph", files), dtypes, build, recipe.check_stop)
 
 
 def check_sources(data: Path) -> None:
-    """Look whether there is a Python file. Raises SpecError."""
+    """Check that there is a Python file. Raises SpecError."""
     if not data.is_dir() or not find_sources(data):
         raise SpecError("data", f"must be a folder of Python sources, got {str(data)!r}")
 

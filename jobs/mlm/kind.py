@@ -1,4 +1,4 @@
-"""The MLM kind: a model learns to fill masks, in text or in the code graph of Python sources.
+"""The MLM kind: masked language modeling on text, or on Python code with its knowledge graph.
 
 `options.py` has its options; `corpus.py` makes the examples, `model.py` the model, and
 `trainer.py` holds the trainer.
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..context import Context
+from ..context import Context, step_of
 from ..errors import JobFailed, Stopped
 from .options import GRAPH, MlmSpec
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
-    """Train until done or `ctx.stop`; go on from the latest checkpoint when there is one.
+    """Train until done or `ctx.stop`; resume from the latest checkpoint when there is one.
 
-    Returns steps, the last evaluation (None without any), the folder of the model and the last
-    step's metrics. Raises Stopped and JobFailed.
+    Returns steps, the last evaluation (None without any), the folder of the model and the metrics
+    of the last step. Raises Stopped and JobFailed.
     """
     from ..compute.aten_overrides import ONEDNN, fast_kernels, recorded_choice
     from .model import given_tokenizer, model_to_train, read_tokenizer
@@ -62,10 +62,9 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
 
 
 def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path | None) -> Corpus:
-    from ..training.checkpointing import step_of
     from . import corpus as made
 
-    def heed() -> None:
+    def check_stop() -> None:
         if ctx.stop.is_set():
             raise Stopped(0 if checkpoint is None else step_of(checkpoint))
 
@@ -76,7 +75,7 @@ def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path
         vocab_size=spec.vocab_size,
         seq_len=spec.seq_len,
         share=spec.validation,
-        heed=heed,
+        check_stop=check_stop,
     )
     begun = time.perf_counter()
     build = made.graph_corpus if is_graph else made.text_corpus
@@ -143,7 +142,7 @@ def _trainer(
 
 
 def measured(corpus: Corpus, most: int) -> Any:
-    """Return the examples to measure on: all that are held out, or so many, evenly spread."""
+    """Return the validation examples: all held-out ones, or `most` evenly spread ones."""
     held_out = corpus.validation
     if most == 0 or most >= len(held_out):
         return held_out
@@ -190,7 +189,6 @@ def _announce(
     import torch
 
     from ..compute.levels import compute_summary
-    from ..training.checkpointing import step_of
 
     ctx.emit(
         "begin",

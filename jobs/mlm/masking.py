@@ -1,9 +1,9 @@
-"""Which tokens are hidden from a masked language model: pure functions of seed, epoch and example.
+"""Token masking for MLM: a pure function of seed, epoch and example.
 
-Nothing is drawn from a shared stream, so that a resumed run, or one whose batches are made in
-another order, hides the same tokens. Each example has random numbers of its own: Philox, a
-counter-based generator (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC 2011),
-keyed by the seed, at a counter made of epoch and index. Imports no torch.
+A resumed run, or one with another batch order, masks the same tokens, since each example has its
+own random numbers: Philox, a counter-based generator (Salmon et al., Parallel random numbers: as
+easy as 1, 2, 3, SC 2011), keyed by the seed, at a counter made of epoch and index.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 class Masked(NamedTuple):
-    """One example, ready to train on: three arrays (T,) int64."""
+    """A masked example: three arrays (T,) int64."""
 
-    ids: Array  # as the model sees them
+    ids: Array  # with masks applied
     mlm_labels: Array  # the true id of masked tokens of the code, IGNORED elsewhere
     mnm_labels: Array  # the same of masked tokens of the graph
 
 
 @dataclass(frozen=True, kw_only=True)
 class Masker:
-    """Hides tokens. With `is_static`, every epoch hides what epoch 0 does."""
+    """Masks tokens. With `is_static`, every epoch has the masks of epoch 0."""
 
     seed: int
     mask_id: int
     mlm_rate: float = 0.15
     mnm_rate: float = 0.20
     is_static: bool = False
-    # Ordinary tokens. With them 80 % of the hidden tokens become [MASK], 10 % a random one and
-    # 10 % stay what they are (BERT, arXiv:1810.04805); None: all become [MASK].
+    # The ids of ordinary tokens, for BERT masking (arXiv:1810.04805): 80 % [MASK], 10 % a random
+    # token, 10 % unchanged. None: all [MASK].
     random_ids: range | None = None
 
     def text(self, ids: Array, is_special: Array, *, epoch: int, index: int) -> Masked:

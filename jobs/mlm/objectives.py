@@ -1,6 +1,6 @@
-"""What is masked and what is learnt from it: in text by any masked-LM, in a code graph by its own.
+"""Training objectives: MLM on text with any masked LM, MLM + MNM with the code-graph encoder.
 
-An objective turns examples into batches and a model's answers into losses; it keeps no state.
+An objective turns examples into batches and model outputs into losses; it is stateless.
 Imports torch: only `run` of the MLM kind imports it.
 """
 
@@ -21,23 +21,23 @@ from ..models.architectures import must_fill_masks
 from .masking import Masker
 
 Array = NDArray[Any]
-Row = dict[str, Array]
+Sample = dict[str, Array]
 Batch = dict[str, Tensor]
 
 
 class Objective(Protocol):
-    """What is learned: how an example is masked, how examples become a batch, what it costs.
+    """How an example is masked, how examples become a batch, and the loss.
 
-    A row has `input_ids` and, by part, `mlm_labels` and `mnm_labels`: (T,) int64, IGNORED where
-    nothing is masked. A batch has them as (B, T) tensors, beside `attention_mask`.
+    A sample has `input_ids` and, by part, `mlm_labels` and `mnm_labels`: (T,) int64, IGNORED where
+    nothing is masked. A batch has them as (B, T) int64 tensors, with `attention_mask`.
     """
 
     parts: tuple[str, ...]  # of the loss: mlm, mnm, constraint
 
-    def mask(self, example: Mapping[str, Array], epoch: int, number: int) -> Row:
-        """Mask an example; in the same way whenever the numbers are the same."""
+    def mask(self, example: Mapping[str, Array], epoch: int, number: int) -> Sample:
+        """Mask an example; deterministic in `epoch` and `number`."""
 
-    def collate(self, rows: Sequence[Row]) -> Batch:
+    def collate(self, rows: Sequence[Sample]) -> Batch:
         """Pad rows to one batch."""
 
     def losses(self, model: Any, batch: Batch, counts: Mapping[str, int]) -> dict[str, Tensor]:
@@ -51,9 +51,9 @@ class Objective(Protocol):
 
 
 class TextObjective:
-    """Masked language modelling with any model of transformers (Devlin et al., arXiv:1810.04805).
+    """Masked language modeling with any model of transformers (Devlin et al., arXiv:1810.04805).
 
-    Where a model allows it, its vocabulary is looked at only for the masked tokens.
+    The vocabulary head runs at masked tokens only, where it is position-wise.
     """
 
     parts: tuple[str, ...] = ("mlm",)
@@ -71,13 +71,13 @@ class TextObjective:
             base.register_forward_hook(self._choose)
             self.is_sparse = self._head_is_positionwise(model)
 
-    def mask(self, example: Mapping[str, Array], epoch: int, number: int) -> Row:
+    def mask(self, example: Mapping[str, Array], epoch: int, number: int) -> Sample:
         ids = example["ids"]
         is_special = np.isin(ids, self._special)
         masked = self.masker.text(ids, is_special, epoch=epoch, index=number)
         return {"input_ids": masked.ids, "mlm_labels": masked.mlm_labels}
 
-    def collate(self, rows: Sequence[Row]) -> Batch:
+    def collate(self, rows: Sequence[Sample]) -> Batch:
         return pad(rows, self._fill)
 
     def losses(self, model: Any, batch: Batch, counts: Mapping[str, int]) -> dict[str, Tensor]:
@@ -97,13 +97,13 @@ class TextObjective:
         return logits[0] if sparse else logits.flatten(0, 1)[at]
 
     def _choose(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """Put the chosen positions in the place of all, between the encoder and its head."""
+        """Forward hook: keep only the chosen positions between the encoder and its head."""
         if self._chosen is not None and "last_hidden_state" in output:
             output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[self._chosen][None]
         return output
 
     def _head_is_positionwise(self, model: Any) -> bool:
-        """Try whether the head says the same of a token when it does not see the others."""
+        """Check that the head gives equal logits with and without the other positions."""
         batch = _trial(model)
         at = torch.tensor([1, 6], device=model.device)
         with torch.no_grad():
@@ -122,7 +122,7 @@ def _check_head(model: Any) -> None:
 
 
 def _trial(model: Any) -> Batch:
-    """Eight tokens for a model to be tried with."""
+    """Return a batch of eight tokens, to probe a model with."""
     model.eval()
     ids = torch.arange(8, device=model.device).reshape(2, 4)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -137,14 +137,14 @@ class GraphObjective:
         self.masker = masker
         self.parts = ("mlm", "mnm", "constraint") if has_constraint else ("mlm", "mnm")
 
-    def mask(self, example: Mapping[str, Array], epoch: int, number: int) -> Row:
+    def mask(self, example: Mapping[str, Array], epoch: int, number: int) -> Sample:
         masked = self.masker.graph(
             example["ids"], example["rel_ids"], example["role_ids"], epoch=epoch, index=number
         )
         labels = {"mlm_labels": masked.mlm_labels, "mnm_labels": masked.mnm_labels}
         return {**self._unmasked(example), "input_ids": masked.ids, **labels}
 
-    def hide_leaf(self, example: Mapping[str, Array]) -> tuple[Row, Array]:
+    def hide_leaf(self, example: Mapping[str, Array]) -> tuple[Sample, Array]:
         """Mask the tail of the last relation, and nothing else; return it beside the row."""
         row = self._unmasked(example)
         tail = leaf_tail(Example(**example))
@@ -156,7 +156,7 @@ class GraphObjective:
         row["input_ids"][tail] = self.masker.mask_id
         return row, true
 
-    def collate(self, rows: Sequence[Row]) -> Batch:
+    def collate(self, rows: Sequence[Sample]) -> Batch:
         fill = {"input_ids": PAD_ID, "mlm_labels": IGNORED, "mnm_labels": IGNORED}
         return pad(rows, fill)
 
@@ -175,12 +175,12 @@ class GraphObjective:
         output = model(**batch, constraint_weight=0.0)
         return {"mlm": output.mlm_logits, "mnm": output.mnm_logits}
 
-    def _unmasked(self, example: Mapping[str, Array]) -> Row:
+    def _unmasked(self, example: Mapping[str, Array]) -> Sample:
         columns = {name: column.astype(np.int64) for name, column in example.items()}
         return {"input_ids": columns.pop("ids"), **columns}
 
 
-def pad(rows: Sequence[Row], fill: Mapping[str, int]) -> Batch:
+def pad(rows: Sequence[Sample], fill: Mapping[str, int]) -> Batch:
     """Make (B, T) int64 tensors of rows, with what `fill` names after their end, else with 0."""
     length = max(len(row["input_ids"]) for row in rows)
     padded = {

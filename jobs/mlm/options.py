@@ -1,4 +1,4 @@
-"""The options of the MLM kind, and what is checked of them at submit. Imports no torch."""
+"""The options of the MLM kind and their checks at submission. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import orjson
 
 from ..errors import SpecError
 from ..models.architectures import check_fills_masks
-from ..spec import option, path_of
+from ..spec import option, override, path_of
 from ..training.options import (
-    MOST_AT_ONCE,
     MOST_ROWS,
     MOST_STEPS,
     MOST_TOKENS,
@@ -35,7 +34,7 @@ WARMUP_STEPS = 500  # at most, unless the options say otherwise
 
 @dataclass(frozen=True, kw_only=True)
 class MlmSpec(TrainingSpec):
-    """Every option of an MLM job."""
+    """Train a masked language model on text, or on Python code with its knowledge graph."""
 
     kind: ClassVar[str] = "mlm"
     judged_by: ClassVar[tuple[str, ...]] = (
@@ -44,85 +43,155 @@ class MlmSpec(TrainingSpec):
     )
     changeable: ClassVar[tuple[str, ...]] = (*TrainingSpec.changeable, "eval_every")
 
-    model: str | None = option(
-        None, "name of the warm model to train; none: a new one, by architecture"
-    )
-    architecture: str = option(
-        CODE_GRAPH, f"what a new model is made by: {CODE_GRAPH}, or a model folder or config.json"
-    )
-    hidden_size: int | None = option(
-        None, "of a new model; by default its own", minimum=1, maximum=2**16
-    )
-    layers: int | None = option(None, "of a new model; by default its own", minimum=1, maximum=1024)
-    heads: int | None = option(None, "of a new model; by default its own", minimum=1, maximum=1024)
-    ffn_size: int | None = option(
-        None, "of a new model; by default its own", minimum=1, maximum=2**18
-    )
-    dropout: float | None = option(
-        None, "everywhere in the model; by default its own", minimum=0, maximum=0.9
-    )
-
     objective: str = option(
         GRAPH,
-        f"{TEXT}: masked tokens of text; {GRAPH}: of code and of its graph, by {CODE_GRAPH}",
+        f"training objective; {TEXT}: masked tokens of text (BERT); {GRAPH}: masked tokens of code "
+        f"and masked nodes of its knowledge graph, for {CODE_GRAPH}",
+        group="data",
         choices=(TEXT, GRAPH),
     )
     data: str = option(
         STDLIB,
-        "text file (paragraphs), JSONL file of text rows or folder; for mlm+mnm a folder of Python "
-        f"sources; {STDLIB}: that of this machine's Python",
+        f"text file (one document per paragraph), JSONL file of text records, or folder; for "
+        f"{GRAPH} a folder of Python sources; {STDLIB}: the standard library of this Python",
+        group="data",
     )
     tokenizer: str | None = option(
         None,
-        "own, train (byte-level BPE, on the data) or a folder; by default the model's own, and "
-        "train where it has none",
+        "tokenizer folder, own (the one of the model) or train (byte-level BPE, on the data)",
+        group="data",
+        default_text="own, or train where the model has none",
     )
-    vocab_size: int = option(8000, "tokens of a trained tokenizer", minimum=300, maximum=10**6)
-    seq_len: int = option(128, "most tokens of an example", minimum=8, maximum=MOST_TOKENS)
-    validation: float = option(0.05, "share of the documents held out", minimum=0, maximum=0.9)
-    validation_examples: int = option(
-        200, "examples to measure on, of those held out; 0: all", minimum=0, maximum=MOST_ROWS
+    vocab_size: int = option(
+        8000,
+        "vocabulary size of a trained tokenizer",
+        group="data",
+        minimum=300,
+        maximum=10**6,
     )
-
-    steps: int = option(1000, "optimizer steps in all", minimum=1, maximum=MOST_STEPS)
-    batch_size: int = option(8, "examples per micro-step", minimum=1, maximum=MOST_AT_ONCE)
-    gradient_accumulation: int = option(1, "micro-steps per step", minimum=1, maximum=MOST_AT_ONCE)
-
-    mlm_rate: float = option(0.15, "share of the tokens to mask", above=0, maximum=1)
-    mnm_rate: float = option(0.20, "share of the graph's tokens to mask", above=0, maximum=1)
+    seq_len: int = option(
+        128, "maximum tokens per example", group="data", minimum=8, maximum=MOST_TOKENS
+    )
+    validation: float = option(
+        0.05, "fraction of the documents to hold out", group="data", minimum=0, maximum=0.9
+    )
+    mlm_rate: float = option(
+        0.15, "fraction of the text tokens to mask", group="data", above=0, maximum=1
+    )
+    mnm_rate: float = option(
+        0.20, "fraction of the graph tokens to mask", group="data", above=0, maximum=1
+    )
     masks: str = option(
         "dynamic",
-        "dynamic: new in every pass; static: always the same",
+        "masking; dynamic: new masks in every epoch (RoBERTa); static: the same masks always",
+        group="data",
         choices=("dynamic", "static"),
     )
     mask_80_10_10: bool = option(
-        False, "of the masks 10 % another token and 10 % none; otherwise all are [MASK]"
-    )
-    mlm_weight: float = option(1.0, "of the loss on tokens", minimum=0, maximum=1000)
-    mnm_weight: float = option(1.0, "of the loss on the graph's tokens", minimum=0, maximum=1000)
-    mnm_ramp_steps: int = option(
-        0, "steps in which mnm_weight rises from 0", minimum=0, maximum=MOST_STEPS
-    )
-    constraint_weight: float = option(
-        1.0, "of the constraint on relations", minimum=0, maximum=1000
+        False,
+        "BERT masking: 80 % [MASK], 10 % a random token, 10 % unchanged; otherwise all [MASK]",
+        group="data",
     )
 
-    learning_rate: float = option(2.5e-4, "of AdamW", above=0, maximum=1)
-    warmup_steps: int | None = option(
+    model: str | None = option(
+        None, "warm model to train", group="model", default_text="a new model, by architecture"
+    )
+    architecture: str = option(
+        CODE_GRAPH,
+        f"architecture of a new model: {CODE_GRAPH}, a model folder or a config.json",
+        group="model",
+    )
+    layers: int | None = option(
         None,
-        "steps in which the learning rate rises; by default a tenth of all, at most "
-        f"{WARMUP_STEPS}",
+        "number of layers of a new model",
+        group="model",
+        default_text="by architecture",
+        minimum=1,
+        maximum=1024,
+    )
+    hidden_size: int | None = option(
+        None,
+        "hidden size of a new model",
+        group="model",
+        default_text="by architecture",
+        minimum=1,
+        maximum=2**16,
+    )
+    heads: int | None = option(
+        None,
+        "attention heads of a new model",
+        group="model",
+        default_text="by architecture",
+        minimum=1,
+        maximum=1024,
+    )
+    ffn_size: int | None = option(
+        None,
+        "feed-forward size of a new model",
+        group="model",
+        default_text="by architecture",
+        minimum=1,
+        maximum=2**18,
+    )
+    dropout: float | None = option(
+        None,
+        "dropout probability, everywhere in the model",
+        group="model",
+        default_text="that of the model",
+        minimum=0,
+        maximum=0.9,
+    )
+
+    learning_rate: float = override(
+        TrainingSpec, "learning_rate", default=2.5e-4, default_text=None
+    )
+    steps: int = override(TrainingSpec, "steps", default=1000)
+    batch_size: int = override(TrainingSpec, "batch_size", default=8)
+    gradient_accumulation: int = override(TrainingSpec, "gradient_accumulation", default=1)
+    warmup_steps: int | None = override(
+        TrainingSpec,
+        "warmup_steps",
+        default_text=f"a tenth of the steps, at most {WARMUP_STEPS}",
+    )
+    weight_decay: float = override(TrainingSpec, "weight_decay", default=0.01)
+    mlm_weight: float = option(
+        1.0, "weight of the text-token loss", group="optimization", minimum=0, maximum=1000
+    )
+    mnm_weight: float = option(
+        1.0, "weight of the graph-token loss", group="optimization", minimum=0, maximum=1000
+    )
+    mnm_ramp_steps: int = option(
+        0,
+        "steps in which mnm_weight rises linearly from 0",
+        group="optimization",
         minimum=0,
         maximum=MOST_STEPS,
     )
-    weight_decay: float = option(0.01, "of AdamW", minimum=0, maximum=10)
+    constraint_weight: float = option(
+        1.0,
+        "weight of the loss on relation constraints",
+        group="optimization",
+        minimum=0,
+        maximum=1000,
+    )
 
     eval_every: int = option(
-        100, "steps between evaluations; 0: none at all", minimum=0, maximum=MOST_STEPS
+        100,
+        "steps between evaluations (0: no evaluation)",
+        group="evaluation",
+        minimum=0,
+        maximum=MOST_STEPS,
     )
-    eval_first: bool = option(False, "evaluate before the first step, too")
-    seed: int = option(42, "of new weights, order, masks and dropout", minimum=0, maximum=2**32 - 1)
-    save_every: str = option("100", "steps (100) or minutes (10m) between checkpoints")
+    validation_examples: int = option(
+        200,
+        "number of held-out examples to evaluate on (0: all)",
+        group="evaluation",
+        minimum=0,
+        maximum=MOST_ROWS,
+    )
+    eval_first: bool = option(False, "evaluation before the first step as well", group="evaluation")
+
+    save_every: str = override(TrainingSpec, "save_every", default="100")
 
     @property
     def steps_total(self) -> int:
@@ -131,14 +200,14 @@ class MlmSpec(TrainingSpec):
 
     @property
     def warmup(self) -> int:
-        """The steps in which the learning rate rises."""
+        """The steps of learning-rate warmup."""
         if self.warmup_steps is not None:
             return self.warmup_steps
         return 0 if self.lr_scheduler == "constant" else min(self.steps // 10, WARMUP_STEPS)
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The sizes of a new model that are asked for, by the names of transformers."""
+        """The given sizes of a new model, by the names of transformers."""
         asked = {
             "hidden_size": self.hidden_size,
             "num_hidden_layers": self.layers,
@@ -202,7 +271,7 @@ class MlmSpec(TrainingSpec):
                 )
 
     def located(self, folder: Path) -> Self:
-        """Return the same spec with its paths seen from `folder` made absolute.
+        """Return the spec with paths, relative to `folder`, made absolute.
 
         Raises SpecError.
         """
@@ -217,13 +286,13 @@ class MlmSpec(TrainingSpec):
         return replace(self, **changes)
 
     def extended(self, steps: int) -> Self:
-        """Return the same spec with another number of steps in all. Raises SpecError."""
+        """Return the spec with another total number of steps. Raises SpecError."""
         return replace(self, steps=self.options()["steps"].convert(steps))
 
     def check_inputs(self, model_config: Mapping[str, Any] | None) -> None:
         """Check what needs files: data, architecture, tokenizer, lengths. Raises SpecError.
 
-        `model_config` is the content of the model's config.json, None when it is not at hand.
+        `model_config` is the content of the model's config.json, None when it is not available.
         """
         from .corpus import check_sources, check_texts
 

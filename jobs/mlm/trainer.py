@@ -1,7 +1,7 @@
-"""Masked learning on a corpus: what a step sees follows from (seed, step) alone.
+"""Trainer for masked language modeling: the data of a step depends on (seed, step) only.
 
-The order of the examples and their masks are drawn by counters, never from a generator that runs
-on, so that a resumed run sees what an uninterrupted one sees. Imports torch: only `run` of the MLM
+The order of examples and their masks come from counter-based random numbers, so that a resumed run
+has the same data as an uninterrupted one. Imports torch: only `run` of the MLM
 kind imports it.
 """
 
@@ -29,14 +29,14 @@ from ..training.options import TrainingSpec
 from ..training.snapshot import read_job_state
 from ..training.trainer import JobTrainer
 from .corpus import Corpus
-from .objectives import Batch, GraphObjective, Objective, Row, sum_of_losses, targets
+from .objectives import Batch, GraphObjective, Objective, Sample, sum_of_losses, targets
 
 Array = NDArray[Any]
 
-VALIDATION_EPOCH = 2**32 - 1  # of the masks that every validation has
+VALIDATION_EPOCH = 2**32 - 1  # the epoch of the fixed validation masks
 EVAL_BATCH = 16
-_ORDER = 2**63  # keys of the order begin here: none is one of the masks
-WINDOW = 32  # steps among which examples of like length are put together
+_ORDER = 2**63  # first key for the order, distinct from the keys of masks
+WINDOW = 32  # steps within which examples are sorted by length
 HITS = 10
 COLUMNS = (
     "step",
@@ -52,7 +52,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """What the parts of the loss count for."""
+    """The weights of the parts of the loss."""
 
     mlm: float = 1.0
     mnm: float = 0.0
@@ -66,10 +66,10 @@ class Weights:
 
 
 class StepOrder:
-    """The examples of every step, in micro-batches; every pass over them has its own order.
+    """Batch sampler: the examples of every step in micro-batches, reshuffled in every epoch.
 
-    The examples of a step depend on how many they are, not on how they are cut into micro-batches.
-    What is left over at the end of a pass is dropped.
+    The examples of a step depend on their number, not on the split into micro-batches. The
+    remainder of an epoch is dropped.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class StepOrder:
         return np.concatenate(steps)
 
 
-class MaskedExamples(Dataset[Row]):
-    """The examples at some numbers of a corpus, each masked as its pass has it."""
+class MaskedExamples(Dataset[Sample]):
+    """A subset of a corpus, masked by (epoch, index)."""
 
     def __init__(self, corpus: Corpus, numbers: Array, objective: Objective) -> None:
         self.corpus = corpus
@@ -120,14 +120,14 @@ class MaskedExamples(Dataset[Row]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, item: tuple[int, int]) -> Row:
+    def __getitem__(self, item: tuple[int, int]) -> Sample:
         epoch, index = item
         number = int(self.numbers[index])
         return self.objective.mask(self.corpus.example(number), epoch, number)
 
 
 class Curve:
-    """A CSV file with one row per step, made anew from the rows that a run resumes with."""
+    """metrics.csv, with one row per step; rewritten from the checkpoint on resume."""
 
     def __init__(self, path: Path, rows: Iterable[Sequence[float]] = ()) -> None:
         self.path = path
@@ -136,13 +136,13 @@ class Curve:
         path.write_text("".join(f"{line}\n" for line in lines))
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Append the row of a step; what it does not have stays empty."""
+        """Append the row of a step; missing values stay empty."""
         self.rows.append([values.get(name, math.nan) for name in COLUMNS])
         with self.path.open("a") as file:
             file.write(_csv(self.rows[-1]) + "\n")
 
     def amend(self, values: Mapping[str, float]) -> None:
-        """Put more values into the last row."""
+        """Add values to the last row."""
         row = self.rows[-1]
         with self.path.open("r+") as file:
             file.seek(self.path.stat().st_size - len(_csv(row)) - 1)
@@ -159,7 +159,7 @@ def _csv(row: Sequence[float]) -> str:
 
 
 class MaskedTrainer(JobTrainer):
-    """Trains a model on a corpus by an objective, and measures it on `held_out` of its examples."""
+    """Trains a model on a corpus and evaluates it on the examples `held_out`."""
 
     model: Any
     objective: Objective
@@ -179,7 +179,7 @@ class MaskedTrainer(JobTrainer):
         eval_every: int,
     ) -> None:
         self.corpus = corpus
-        # Like lengths together, for the batches of an evaluation.
+        # Sorted by length, so that evaluation batches have little padding.
         self.held_out = held_out[np.argsort(corpus.lengths[held_out], kind="stable")]
         self.objective = objective
         self.weights = weights
@@ -215,7 +215,7 @@ class MaskedTrainer(JobTrainer):
         self, epoch_iterator: Any, num_batches: int, device: torch.device
     ) -> tuple[list[Batch], Any]:
         batches = [next(epoch_iterator) for _ in range(num_batches)]
-        # The means are over the whole step; a micro-batch alone does not know how many there are.
+        # Losses are means over the whole step, so the counts of all micro-batches are needed.
         counts: dict[str, int] = {
             part: sum(len(targets(batch, part)) for batch in batches)
             for part in ("mlm", "mnm")
@@ -258,9 +258,9 @@ class MaskedTrainer(JobTrainer):
         return fields
 
     def metrics(self) -> dict[str, Any]:
-        """Return those of the step, and of an evaluation of these very weights.
+        """Return the metrics of the step, and of an evaluation of the same weights.
 
-        The latter as `eval_…` where the steps have one of that name, as `warmd plot` does.
+        The latter are prefixed with `eval_` where a step metric has the same name.
         """
         of_step = super().metrics()
         found = (self.last_eval or {}) if self._eval_step == self.state.global_step else {}
@@ -275,9 +275,9 @@ class MaskedTrainer(JobTrainer):
             "eval_is_due": self._eval_is_due,
         }
 
-    def take_up(self, checkpoint: Path) -> None:
-        super().take_up(checkpoint)
-        # Here, before the weights are read: a tokenizer of other data may not even fit them.
+    def check_checkpoint(self, checkpoint: Path) -> None:
+        super().check_checkpoint(checkpoint)
+        # Before the weights are loaded: a tokenizer of other data may not fit them.
         if read_job_state(checkpoint)["data"] != self.corpus.name:
             raise JobFailed("data: it is not what the checkpoint was trained on")
 
@@ -294,14 +294,14 @@ class MaskedTrainer(JobTrainer):
         self.evaluate_if_due()
 
     def evaluate_if_due(self) -> None:
-        """Make up for the evaluation that a stop has put off. Raises Stopped."""
+        """Run the evaluation that a stop has deferred. Raises Stopped."""
         if self._eval_is_due:
             self._evaluate()
             if self.was_stopped:
                 raise Stopped(self.state.global_step)
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Measure the model at this step, for its event and its row; or put it off when stopped."""
+        """Evaluate at this step and emit the event; deferred when the job is to stop."""
         self._eval_is_due = True
         self.control.should_evaluate = False  # or the end of the training would ask once more
         found = self.measure()
@@ -324,7 +324,7 @@ class MaskedTrainer(JobTrainer):
         )
 
     def evaluate_before(self) -> None:
-        """Measure the weights that the training begins with. Raises Stopped when asked to."""
+        """Evaluate the initial weights. Raises Stopped on a stop request."""
         found = self.measure()
         if found is None:
             raise Stopped(0)
@@ -332,10 +332,10 @@ class MaskedTrainer(JobTrainer):
 
     @torch.no_grad()
     def measure(self) -> dict[str, Any] | None:
-        """Return how well the model fills the masks of all held-out examples, or None when stopped.
+        """Evaluate on all held-out examples with fixed masks; None when stopped.
 
-        By part: loss, acc (the most likely token is the true one), mrr and hits10 (of its rank
-        among the whole vocabulary). The masks are the same every time.
+        Per part: loss, acc (top-1 accuracy), mrr (mean reciprocal rank) and hits10, by rank in the
+        whole vocabulary.
         """
         started = time.perf_counter()
         examples = MaskedExamples(self.corpus, self.held_out, self.objective)
@@ -360,15 +360,15 @@ class MaskedTrainer(JobTrainer):
         return {**found, "seconds": time.perf_counter() - started}
 
     def _link_prediction(self, objective: GraphObjective) -> dict[str, Any] | None:
-        """Rank the tail of each held-out example's last relation; None when stopped.
+        """Link prediction: rank the tail of the last relation of each example; None when stopped.
 
-        Among the tails of all held-out examples that have as many tokens, each scored by the sum
-        of its tokens' log-probabilities where all of them are masked.
+        The candidates are the tails of all held-out examples with the same number of tokens, each
+        scored by the sum of its log-probabilities with all its tokens masked.
         """
         hidden = [objective.hide_leaf(self.corpus.example(int(i))) for i in self.held_out]
         hidden = [(row, tail) for row, tail in hidden if len(tail)]
         tails = [tuple(tail.tolist()) for _, tail in hidden]
-        rivals: dict[int, Tensor] = {
+        candidates_by_length: dict[int, Tensor] = {
             length: torch.tensor(sorted({tail for tail in tails if len(tail) == length}))
             for length in {len(tail) for tail in tails}
         }
@@ -381,17 +381,17 @@ class MaskedTrainer(JobTrainer):
             sizes = (batch["mnm_labels"] != IGNORED).sum(1).tolist()
             for logp in torch.split_with_sizes(logps, sizes):  # each (L, V)
                 tail = torch.tensor(tails[len(ranks)])
-                candidates = rivals[len(tail)]  # (C, L)
+                candidates = candidates_by_length[len(tail)]  # (C, L)
                 scores = logp[torch.arange(len(tail)), candidates].sum(1)
                 is_true = (candidates == tail).all(1).nonzero()[0]
                 ranks.append(rank(scores[None], is_true))
         if not ranks:
             return {}
-        num_candidates = sum(len(rivals[len(tail)]) for tail in tails) / len(tails)
+        num_candidates = sum(len(candidates_by_length[len(tail)]) for tail in tails) / len(tails)
         mrr = float((1 / torch.cat(ranks)).mean())
         return {"link_mrr": mrr, "link_candidates": num_candidates, "links": len(ranks)}
 
-    def _eval_batches(self, rows: Iterable[Row]) -> Iterator[Batch | None]:
+    def _eval_batches(self, rows: Iterable[Sample]) -> Iterator[Batch | None]:
         """Yield batches for a model in eval mode; None, and no more, when the job is to stop."""
         self.model.eval()
         remaining = iter(rows)
@@ -406,7 +406,7 @@ class MaskedTrainer(JobTrainer):
 def rank(logits: Tensor, true: Tensor) -> Tensor:
     """Return the rank of each true token, from 1: (n, V), (n,) -> (n,) float64 on the CPU.
 
-    Among equals it is the middle one: to find all tokens equally likely is to know nothing.
+    Ties have their mean rank, so that a uniform distribution scores as chance.
     """
     of_true = logits.gather(1, true[:, None])
     above = (logits > of_true).sum(1)

@@ -1,3 +1,3 @@
-"""What a model folder says without loading its weights: architecture, adapter, context length,
+"""Metadata of a model folder, without loading weights: architecture, adapter, context length,
 tokenizer and chat template. Imports no torch.
 """

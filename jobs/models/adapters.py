@@ -1,7 +1,7 @@
-"""Adapters, as PEFT writes them: folders that name a base model and change some weights of it.
+"""PEFT adapters: folders that name a base model and modify some of its weights.
 
-What is warm is the base with the changes in its own weights, as PEFT merges them: nothing else has
-to know of adapters then. Kinds that leave the weights alone (prompt tuning, …) are refused by name.
+An adapter is merged into its base when it is loaded, so no other code handles adapters. Types that
+cannot be merged (prompt tuning, …) are refused by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...configs.entries import HUB_ID
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 
-# The kinds of PEFT that are known to be equal after merging, and to read no file but the folder's.
+# The PEFT types that are equal after merging and read no files outside of the folder.
 MERGED = (
     "ADALORA", "BOFT", "FOURIERFT", "HRA", "IA3", "LN_TUNING", "LOHA", "LOKR", "LORA", "MISS",
     "OFT", "TRAINABLE_TOKENS", "VERA",
@@ -33,7 +33,7 @@ _UNSET: tuple[Any, ...] = (None, False, "none", [], {})
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter; not when that cannot be seen."""
+    """Whether a folder holds an adapter; False when it cannot be read."""
     return os.path.isfile(folder / CONFIG)
 
 

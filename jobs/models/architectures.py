@@ -1,4 +1,4 @@
-"""Which kinds of job a model is for, by its config.json or by the model itself. No torch."""
+"""Which job kinds support a model, by its config.json or the loaded model. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 from ..errors import JobFailed, SpecError
 
-# The last words of classes that give no text, and no masked tokens either.
+# Class-name suffixes of heads that neither generate text nor fill masks.
 _OTHER_HEADS = (
     *("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
     *("ForMultipleChoice", "ForNextSentencePrediction"),
 )
-_OF_MASKS = ("ForMaskedLM", "CodeGraphEncoder")
+_MASKED_LM = ("ForMaskedLM", "CodeGraphEncoder")
 
 
 def check_generates(config: Mapping[str, Any]) -> None:
     """Check by a config.json that a model generates text. Raises SpecError."""
     name = _class_in(config)
-    is_other = _is_headless(name) or name.endswith((*_OTHER_HEADS, *_OF_MASKS))
+    is_other = _is_headless(name) or name.endswith((*_OTHER_HEADS, *_MASKED_LM))
     if is_other or config.get("is_encoder_decoder"):
         raise SpecError("model", _must_generate(str(config.get("model_type")), name))
 
@@ -38,22 +38,22 @@ def check_can_generate(model: Any) -> None:
 
 
 def must_fill_masks(model_type: str, name: str) -> str:
-    """What is said of a model that fills no masks. `name`: of its class."""
+    """Return the problem with a model that fills no masks; `name` is its class."""
     return (
         f"must have a head for masked tokens (…ForMaskedLM), got {model_type} ({name}); "
-        f"{_taken_by(name)}"
+        f"{_supporting_kinds(name)}"
     )
 
 
 def _must_generate(model_type: str, name: str) -> str:
     return (
         f"must be a decoder that generates text (…ForCausalLM), got {model_type} ({name}); "
-        f"{_taken_by(name)}"
+        f"{_supporting_kinds(name)}"
     )
 
 
-def _taken_by(name: str) -> str:
-    if name.endswith(_OF_MASKS):
+def _supporting_kinds(name: str) -> str:
+    if name.endswith(_MASKED_LM):
         return "mlm and encode take it"
     return "encode takes it" if _is_headless(name) else "no kind of job takes it"
 

@@ -1,4 +1,4 @@
-"""Chat templates: programs that come with a model, rendered within a time limit.
+"""Chat templates (Jinja programs of a model), rendered within a time limit.
 
 Needs the tokenizer's libraries, no torch.
 """
@@ -20,13 +20,12 @@ class _TimeIsUp(SystemExit):
 
 
 def render(tokenizer: Any, chat: list[dict[str, Any]]) -> str:
-    """Return a chat as the tokenizer's template has it, up to where the answer begins.
+    """Render a chat with the tokenizer's template, including the generation prompt.
 
-    Raises JobFailed for what the template raises, and where it takes longer than LIMIT_S.
+    Raises JobFailed for an error of the template and for one that takes longer than LIMIT_S.
     """
     rendered: Future[str] = Future()
-    # In a thread of its own: what ends it from outside may come when the template is done already,
-    # and then must not meet anything else.
+    # In a separate thread, because the exception that ends it may arrive late.
     thread = threading.Thread(
         target=_render, args=(tokenizer, chat, rendered), name="chat template", daemon=True
     )

@@ -1,4 +1,4 @@
-"""How long a text a model can take. Imports torch: only `run` of a kind imports it."""
+"""The context length of a model. Imports torch: only `run` of a kind imports it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import nn
 
 
 def positions(model: Any) -> int | None:
-    """Return how many tokens the model's positions are for, or None where it has no limit."""
+    """Return the context length in tokens, or None where the model has no limit."""
     limit: int | None = getattr(model.config, "max_position_embeddings", None)
     for module in model.modules():
         if isinstance(module, nn.Embedding) and module.num_embeddings == limit:
-            # RoBERTa's positions begin after that of the padding.
+            # RoBERTa's positions start after the padding index.
             return limit if module.padding_idx is None else limit - module.padding_idx - 1
     return limit

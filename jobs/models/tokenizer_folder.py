@@ -1,4 +1,4 @@
-"""What a model's folder says of its tokenizer, without transformers: its import takes seconds."""
+"""Tokenizer files of a model, read without transformers, whose import takes seconds."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class TokenizerFolder:
         self._folder = folder
 
     def positions(self) -> int | None:
-        """The tokens that the model takes; None where its config does not say."""
+        """Return the context length in tokens; None when the config does not name it."""
         config = self._read("config.json")
         limit = config.get("text_config", config).get("max_position_embeddings")
         return limit if isinstance(limit, int) else None
 
     def lacks_chat_template(self) -> bool:
-        """Whether the tokenizer's config is here, and no chat template where transformers looks."""
+        """Whether there is a tokenizer config but no chat template."""
         files = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
         config = self._read("tokenizer_config.json")
         is_there = any((self._folder / name).exists() for name in files)
@@ -38,7 +38,7 @@ class TokenizerFolder:
         None also where there is no tokenizer.json. Special tokens are not counted: what is said of
         a text here is true whatever the tokenizer adds.
         """
-        # No tokenizer makes more tokens of a text than it has bytes, so few are to be looked at.
+        # A text has at most as many tokens as bytes, so few candidates remain.
         candidates = [(row, text) for row, text in texts if len(text.encode()) > room]
         path = self._folder / "tokenizer.json"
         if not candidates or not path.is_file():

@@ -1,7 +1,7 @@
-"""Attention in packs: several sequences in one row of tokens, each of which sees itself alone.
+"""Attention in packs: several sequences in one row of tokens, each attends to itself alone.
 
-The models are those of transformers, as they are: it hands its attention to a function by name, and
-all else in a decoder looks at one token at a time. Imports torch and transformers.
+Models of transformers run unchanged: they call attention through a registered function, and all
+other layers of a decoder are position-wise. Imports torch and transformers.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ ATTENTION = "warmd_packed"  # by this name transformers finds `_attention`
 
 
 def can_pack(model: Any) -> bool:
-    """Whether a model can be given packs.
+    """Whether a model supports packs.
 
-    Those can that the engine's decoder takes: their layers know of other tokens through attention
-    alone, all of it causal and full, and of positions through position_ids alone. Each kind is held
-    against TRL's own way in the tests.
+    It does if the engine's decoder supports it: tokens interact through full causal attention only,
+    and positions come from position_ids only. Tests compare each architecture with TRL.
     """
     config = model.config
     return (
         Decoder.takes(model)
-        and config is config.get_text_config()  # one that takes pictures has positions of 3 axes
+        and config is config.get_text_config()  # vision-language models have 3-axis positions
         and getattr(model, "_supports_sdpa", False)
         and not config.attention_dropout
         and model.get_output_embeddings().bias is None
@@ -37,10 +36,10 @@ def can_pack(model: Any) -> bool:
 
 
 class Attention(Protocol):
-    """Who sees whom in one forward pass."""
+    """The attention of one forward pass."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Return what the queries see in one layer.
+        """Return the attention output of one layer.
 
         query: (B, heads, N, D); key, value: (B, key heads, N, D). The result is (B, N, heads, D).
         """
@@ -48,7 +47,7 @@ class Attention(Protocol):
 
 @contextmanager
 def packed_attention(model: Any) -> Iterator[None]:
-    """Have a model ask the `Attention` that `hidden_states` is given, for as long as this lasts."""
+    """Let a model use the `Attention` given to `hidden_states` within this block."""
     usual = model.config._attn_implementation
     model.config._attn_implementation = ATTENTION
     try:
@@ -58,7 +57,7 @@ def packed_attention(model: Any) -> Iterator[None]:
 
 
 def hidden_states(model: Any, embedded: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-    """Run a model up to its vocabulary head. Inside `packed_attention` only.
+    """Run a model up to its vocabulary head; only inside `packed_attention`.
 
     embedded: (B, N, H), positions: (B, N) int64; the result is (B, N, H).
     """
@@ -87,9 +86,9 @@ AttentionInterface.register(ATTENTION, _attention)
 
 
 def causal(query: Tensor, key: Tensor, value: Tensor, tokens: slice, scale: float) -> Tensor:
-    """Return what the tokens of one sequence see, each up to itself: (tokens, heads, D).
+    """Return the causal attention within one sequence of a pack: (tokens, heads, D).
 
-    query: (1, heads, N, D); key, value: (1, key heads, N, D), of the whole row.
+    query: (1, heads, N, D); key, value: (1, key heads, N, D), of the whole pack.
     """
     seen = F.scaled_dot_product_attention(
         query[:, :, tokens],

@@ -1,8 +1,7 @@
-"""The log-probabilities of chosen tokens, without the logits of a whole batch.
+"""Log-probabilities of target tokens, without materializing the logits of a whole batch.
 
-A vocabulary head is most of a small model's arithmetic, and its logits most of the memory. Here it
-runs only where a log-probability is asked for, in chunks that fit the processor, and gives the
-entropies on the way. Imports torch.
+The vocabulary head dominates the arithmetic of a small model, and its logits dominate the memory.
+Here it runs only at target positions, in chunks, and computes the entropies as well. Imports torch.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 512 * 2**20  # of logits at a time: enough rows for the GEMM's full speed
-KEPT_BYTES = 1024 * 2**20  # of probabilities that may wait for the backward pass
+CHUNK_BYTES = 512 * 2**20  # of logits per chunk: enough rows for full GEMM speed
+KEPT_BYTES = 1024 * 2**20  # of probabilities kept for the backward pass
 
 
 class Scores(NamedTuple):
     """Of K tokens: log-probabilities and entropies, (K,) float32 each, in nats.
 
-    `is_top`, (K,) bool: whether no token is more likely; (0,) unless it is asked for.
+    `is_top`, (K,) bool: whether no token is more likely; (0,) unless requested.
     """
 
     logps: Tensor
@@ -36,12 +35,12 @@ def score(
     kept_bytes: int = KEPT_BYTES,
     wants_top: bool = False,
 ) -> Scores:
-    """Return log softmax(hidden @ weight.T / temperature) at `targets`, and what goes with it.
+    """Return log softmax(hidden @ weight.T / temperature) at `targets`, and the entropies.
 
-    hidden: (K, H), weight: (V, H), targets: (K,) int64. Only the log-probabilities carry a
-    gradient. What the backward pass needs is kept when it takes no more than
-    `kept_bytes`, else computed again.
-    The products are in the dtype of `hidden`, all else is in float32.
+    hidden: (K, H), weight: (V, H), targets: (K,) int64. Only the
+    log-probabilities are differentiable. The probabilities are kept for the backward pass when
+    they take at most `kept_bytes`, and recomputed otherwise. Matrix multiplications run in the
+    dtype of `hidden`, everything else in float32.
     """
     return Scores(
         *cast(Any, _Score).apply(hidden, weight, targets, temperature, kept_bytes, wants_top)
@@ -49,7 +48,7 @@ def score(
 
 
 class _Score(torch.autograd.Function):
-    """One matrix product forward, two backward, three where the probabilities were not kept."""
+    """One GEMM forward; two backward, or three when the probabilities are recomputed."""
 
     @staticmethod
     def forward(
@@ -75,7 +74,7 @@ class _Score(torch.autograd.Function):
             if wants_top:
                 is_top[rows] = logps[rows] >= log_p.amax(-1)
             p = torch.exp(log_p, out=None if kept is None else kept[rows])
-            # A word of probability 0 adds nothing, also where its log-probability is -inf.
+            # A token of probability 0 contributes 0, although its log-probability is -inf.
             entropies[rows] = -torch.linalg.vecdot(p, log_p.nan_to_num_(neginf=0.0))
         if needs_gradient:
             ctx.save_for_backward(hidden, weight, targets, kept)
@@ -95,7 +94,7 @@ class _Score(torch.autograd.Function):
                 p = _log_softmax(hidden[rows], product, ctx.temperature).exp_()
             else:
                 p = kept[rows]
-            # In place: of the logits, the gradient is scale x (1 at the target - p).
+            # In place: the gradient of the logits is scale x (one_hot(target) - p).
             p.mul_(-scale[rows, None]).scatter_add_(1, targets[rows, None], scale[rows, None])
             p = p.to(product.dtype)
             if for_hidden is not None:
@@ -116,7 +115,7 @@ def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
 
 
 def _chunks(count: int, words: int) -> list[slice]:
-    # Of even size: a last chunk of a few rows would run at a fraction of the speed.
+    # Chunks of equal size: a last chunk of a few rows would be slow.
     pieces = max(1, -(-4 * count * words // CHUNK_BYTES))
     size = max(1, -(-count // pieces))
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]

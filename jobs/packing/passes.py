@@ -16,8 +16,8 @@ from ..files.atomic import write_atomic
 from .attention import Attention, hidden_states
 from .logprobs import KEPT_BYTES, Scores, score
 
-MOST_TOKENS = 4096  # of a pack: more gain no speed, and take memory
-MEMORY_SHARE = 0.5  # of what will be free that one pack may take
+MOST_TOKENS = 4096  # of a pack: larger ones are no faster and take memory
+MEMORY_SHARE = 0.5  # of the free memory that one pack may take
 
 
 class Pack(Attention, Protocol):
@@ -45,11 +45,11 @@ def score_pack(
     """Return the log-probabilities and the entropies of a pack's K scored tokens.
 
     `embedded`, (1, N, H), stands for the embeddings of its tokens. Inside `packed_attention` only.
-    `is_half`: products are in bfloat16, weights and all that is summed up in float32.
+    `is_half`: matrix multiplications are in bfloat16, weights and sums in float32.
     """
     if embedded is None:
         embedded = model.get_input_embeddings()(pack.ids)
-    # For this pass alone: casts that a pass without gradients has made would have none in the next.
+    # Around this pass only: autocast caches casts, and those made under no_grad have no gradient.
     with torch.autocast(embedded.device.type, torch.bfloat16, enabled=is_half):
         states = hidden_states(model, embedded, pack.positions, pack)[0, pack.predictors]
     states = states.bfloat16() if is_half else states
@@ -58,17 +58,17 @@ def score_pack(
 
 
 class Embedded:
-    """The embeddings of a pack's tokens, (1, N, H), with a short way back to the weights.
+    """The embeddings of a pack's tokens, (1, N, H), with a sparse gradient for tied weights.
 
-    Autograd would make a gradient of the whole vocabulary to hold a few rows, and add it to that of
-    the head: 0.5 GB more, moved three times, on a model of 0.5B parameters.
+    Autograd would allocate a dense gradient of the embedding and add it to that of the head: 0.5 GB
+    of memory traffic, three times, for a 0.5B model.
     """
 
     def __init__(self, model: Any, ids: Tensor) -> None:
         self._ids = ids
         self._module = model.get_input_embeddings()
         weight = self._module.weight
-        # With the head's weights its own: there the backward pass leaves a gradient to add to.
+        # Only with tied weights: the backward pass of the head leaves a gradient to add to.
         self._is_short = (
             type(self._module) is nn.Embedding
             and weight.requires_grad
@@ -93,13 +93,13 @@ class Embedded:
 def tokens_that_fit(model: Any, device: torch.device) -> int:
     """Return how many tokens a pack may have, from the memory that training will leave free."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    # To come: a copy of what is mapped, gradients, two moments; then what the head keeps.
+    # Training allocates a copy of mapped weights, gradients and two AdamW moments; then the head.
     left = (free_bytes(device) - 4 * weights) * MEMORY_SHARE - KEPT_BYTES
     return int(min(MOST_TOKENS, max(left / _bytes_per_token(model.config), 1)))
 
 
 def _bytes_per_token(config: Any) -> int:
-    """What a forward pass keeps of one token for the backward pass, in float32: an upper estimate.
+    """Return an upper estimate of the activation memory per token, in float32.
 
     In a layer: 12 vectors of hidden size (residuals, norms, queries, keys, values, attention) and 5
     of intermediate size.
@@ -108,11 +108,11 @@ def _bytes_per_token(config: Any) -> int:
     return 4 * int(config.num_hidden_layers) * int(layer)
 
 
-def first_chosen(path: Path, number: int) -> int:
-    """Return what the job's first execution wrote to `path`, which is this one if there is none.
+def stored_number(path: Path, number: int) -> int:
+    """Return the number stored at `path` by the first execution of the job; store it if none is.
 
-    How large the packs are depends on the memory that is free, and how they round on their size: a
-    job that was killed before its first checkpoint is to begin again with the same.
+    The pack size depends on free memory, and rounding depends on the pack size: a job killed before
+    its first checkpoint must restart with the same size.
     """
     if not path.exists():
         write_atomic(path, b"%d" % number)

@@ -10,9 +10,8 @@ from typing import Any, ClassVar, Self
 from ..errors import SpecError
 from ..models.architectures import check_generates
 from ..models.tokenizer_folder import TokenizerFolder
-from ..spec import option, path_of
+from ..spec import option, override, path_of
 from ..training.options import (
-    MOST_AT_ONCE,
     MOST_ROWS,
     MOST_STEPS,
     MOST_TOKENS,
@@ -26,7 +25,7 @@ MOST_CHARACTERS = 100_000  # of template and system message
 
 @dataclass(frozen=True, kw_only=True)
 class SftSpec(TrainingSpec):
-    """Every option of an SFT job."""
+    """Fine-tune a decoder on prompts with completions, chats or texts (supervised)."""
 
     kind: ClassVar[str] = "sft"
     argument: ClassVar[str | None] = "dataset"
@@ -36,75 +35,88 @@ class SftSpec(TrainingSpec):
     )
     lower_is_better: ClassVar[tuple[str, ...]] = ("loss", "eval_loss")
 
-    model: str = option("demo", "name of the warm model to train")
     dataset: str | None = option(
-        None, "JSONL file of prompt/completion, messages, question/answer or text rows"
-    )
-    eval_dataset: str | None = option(
-        None, "JSONL file of held-out rows (default: rows of dataset after those trained on)"
+        None,
+        "JSONL file of prompt/completion, messages, question/answer or text records",
+        group="data",
+        default_text="none: it must be given",
     )
     samples: int | None = option(
         None,
-        "rows to train on, from the top (default: all but those held out)",
+        "number of training records, from the top of the dataset",
+        group="data",
+        default_text="all but those held out",
         minimum=1,
         maximum=MOST_ROWS,
     )
-    eval_samples: int | None = option(
-        None,
-        "held-out rows to measure loss and token accuracy on (default: all of eval_dataset, or 0)",
-        minimum=0,
-        maximum=MOST_ROWS,
-    )
-    skip_bad_rows: bool = option(False, "skip and count rows that cannot be learned from")
-    template: str = option(
-        DEFAULT_TEMPLATE,
-        "prompt text of question/answer rows, with {question}; the answer follows after a space",
-    )
-    chat_template: bool = option(
-        False, "put plain prompts and completions into the tokenizer's chat template"
-    )
-    system: str | None = option(None, "system message that opens a chat")
-    completion_only_loss: bool = option(
-        True, "loss on completions alone (false: on their prompts, too)"
-    )
-    assistant_only_loss: bool = option(
-        False,
-        "chats: loss on what the assistant says, as the chat template marks it (false: on the "
-        "whole chat, or on the completion)",
-    )
     max_length: int | None = option(
         None,
-        f"tokens of a row, cut at the end (default: {MAX_LENGTH}, or what the model takes)",
+        "maximum record length in tokens; longer records are cut at the end",
+        group="data",
+        default_text=f"{MAX_LENGTH}, or the positions of the model where they are fewer",
         minimum=2,
         maximum=MOST_TOKENS,
     )
-
-    epochs: int = option(1, "passes over the rows", minimum=1, maximum=10**6)
-    steps: int | None = option(
-        None, "optimizer steps in all, instead of epochs", minimum=1, maximum=MOST_STEPS
+    completion_only_loss: bool = option(
+        True, "loss on completions only, not on their prompts", group="data"
     )
-    batch_size: int = option(8, "rows per micro-step", minimum=1, maximum=MOST_AT_ONCE)
-    gradient_accumulation: int = option(1, "micro-steps per step", minimum=1, maximum=MOST_AT_ONCE)
+    assistant_only_loss: bool = option(
+        False,
+        "loss on assistant turns only, as the chat template marks them; otherwise on the whole "
+        "chat, or on the completion",
+        group="data",
+    )
+    skip_bad_rows: bool = option(
+        False, "skip and count unusable records instead of refusing the job", group="data"
+    )
+    chat_template: bool = option(
+        False, "chat template of the tokenizer, applied to plain prompts", group="data"
+    )
+    system: str | None = option(None, "system message at the start of a chat", group="data")
+    template: str = option(
+        DEFAULT_TEMPLATE,
+        "prompt template with {question}, for question/answer records; the answer follows after "
+        "a space",
+        group="data",
+    )
 
-    learning_rate: float | None = option(
+    model: str = option("demo", "warm model to train", group="model")
+
+    learning_rate: float | None = override(
+        TrainingSpec,
+        "learning_rate",
+        default_text="by model size: 1e-3 below 1M parameters, 3e-4 below 100M, else 2e-5",
+    )
+    epochs: int = option(
+        1, "passes over the training records", group="optimization", minimum=1, maximum=10**6
+    )
+    steps: int | None = override(
+        TrainingSpec, "steps", default_text="epochs over the training records"
+    )
+    batch_size: int = override(TrainingSpec, "batch_size", default=8)
+    gradient_accumulation: int = override(TrainingSpec, "gradient_accumulation", default=1)
+    warmup_steps: int = override(TrainingSpec, "warmup_steps", default=0)
+
+    eval_dataset: str | None = option(
         None,
-        "AdamW learning rate (default: by model size, 1e-3 below 1M parameters, 3e-4 below 100M, "
-        "else 2e-5)",
-        above=0,
-        maximum=1,
+        "JSONL file of held-out records",
+        group="evaluation",
+        default_text="the records of dataset after those trained on",
     )
-    warmup_steps: int = option(
-        0, "steps in which the learning rate rises", minimum=0, maximum=MOST_STEPS
+    eval_samples: int | None = option(
+        None,
+        "number of held-out records to measure loss and token accuracy on",
+        group="evaluation",
+        default_text="all of eval_dataset, otherwise 0",
+        minimum=0,
+        maximum=MOST_ROWS,
     )
-    weight_decay: float = option(0.0, "AdamW weight decay", minimum=0, maximum=10)
     eval_every: int = option(
         0,
-        "steps between evaluations (0: before the first and after the last step alone)",
+        "steps between evaluations (0: only before the first and after the last step)",
+        group="evaluation",
         minimum=0,
         maximum=MOST_STEPS,
-    )
-    seed: int = option(
-        42, "random seed of the rows' order and of dropout", minimum=0, maximum=2**32 - 1
     )
 
     @property

@@ -19,7 +19,7 @@ from trl.trainer.sft_config import SFTConfig
 
 from ..context import Context
 from ..errors import JobFailed, Stopped
-from ..packing.passes import first_chosen
+from ..packing.passes import stored_number
 from ..training.options import TrainingSpec
 from ..training.snapshot import read_job_state
 from ..training.trainer import JobTrainer
@@ -85,7 +85,7 @@ class SupervisedTrainer(JobTrainer, PackedSftTrainer):
             train_dataset=_dataset(examples, data),
         )
         if self.most_tokens is not None:
-            self.most_tokens = first_chosen(job.run_dir / "pack_tokens", self.most_tokens)
+            self.most_tokens = stored_number(job.run_dir / "pack_tokens", self.most_tokens)
         self.add_callback(_EvalSchedule(self))
 
     def _send_telemetry(self) -> None:

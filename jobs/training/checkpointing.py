@@ -1,4 +1,4 @@
-"""A Trainer whose checkpoints are committed whole, beside the training, and resumed from exactly.
+"""A Trainer with atomic checkpoints, written concurrently with training, and exact resume.
 
 Imports torch and transformers: only `run` of a kind imports it.
 """
@@ -17,22 +17,22 @@ from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils.logging import disable_progress_bar
 
-from ..context import Context, Save
+from ..context import Context, Save, step_of
 from ..errors import JobFailed
 from ..files.atomic import whole_folder
 from ..spec import shown
-from .live_tensors import Live
+from .live_tensors import LiveTensors
 from .options import TrainingSpec
-from .provenance import differences, surroundings
+from .provenance import differences, environment
 from .snapshot import Snapshot, TokenizerFiles, link_model, read_job_state, require_files
 
 PATIENCE_S = 1.0  # how long a step waits for a save that is in flight when the next is due
 
 
 class CheckpointingTrainer(Trainer):
-    """The part of a JobTrainer that saves and resumes.
+    """The saving and resuming part of JobTrainer.
 
-    Its `args` say `save_strategy="no"`: checkpoints are made as `spec` says.
+    Its `args` have `save_strategy="no"`: `spec` decides when to save.
     """
 
     def __init__(self, *args: Any, job: Context, spec: TrainingSpec, **kwargs: Any) -> None:
@@ -43,34 +43,34 @@ class CheckpointingTrainer(Trainer):
         self._save_was_due = False  # while another was in flight
         self._saved = time.monotonic()  # when the latest save began
         self._checkpoint: Path | None = None  # the latest
-        self._live: Live | None = None  # of the save in flight
-        self._was_unjudged = False  # whether a checkpoint lacked the metric of keep_best
+        self._live: LiveTensors | None = None  # of the save in flight
+        self._has_warned = False  # whether a checkpoint lacked the metric of keep_best
         self._blocked_s = 0.0  # how long the training has stood still for the save in flight
         cast(Any, disable_progress_bar)()  # of writing weights: it would fill the job's log
         super().__init__(*args, **kwargs)
         self._tokenizer_files = TokenizerFiles(self.processing_class)
 
-    # For a kind to extend.
+    # Hooks for a kind.
 
     def metrics(self) -> dict[str, Any]:
-        """Return what is known of the model at this step, by the names of the events' fields."""
+        """Return the metrics of this step, by the names of event fields."""
         return {}
 
     def job_state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold beyond the Trainer's own; tensors and plain values."""
+        """Return the state of a checkpoint beyond the Trainer's own: tensors and plain values."""
         return {}
 
     def load_job_state(self, state: dict[str, Any]) -> None:
-        """Take up what `job_state` returned when the checkpoint was made."""
+        """Restore what `job_state` returned for a checkpoint."""
 
     def about(self) -> dict[str, Any]:
-        """Return what a checkpoint's manifest says beyond metrics, options and surroundings."""
+        """Return entries of the manifest besides metrics, options and environment."""
         return {}
 
     # Saving.
 
     def checkpoint_is_due(self) -> bool:
-        """Whether the step that ends now is one to save."""
+        """Whether to save at the end of the current step."""
         interval = self.spec.save_interval
         return (
             self.was_stopped
@@ -84,12 +84,12 @@ class CheckpointingTrainer(Trainer):
         self.save_here()
 
     def save_here(self) -> None:
-        """Save at this step, beside the training; durably before returning at its end."""
+        """Start a save of this step; at the end of training, wait until it is durable."""
         must_be_now = self.was_stopped or self.state.global_step >= self.state.max_steps
         self.settle_save(patience_s=None if must_be_now else PATIENCE_S)
         if self._in_flight is not None:
-            # The disk is slower than the interval. A second save beside the first would only
-            # take from it; this one is made at the end of the first step that finds it done.
+            # The disk is slower than the interval. Two concurrent saves would slow each other down:
+            # this one starts at the first step that finds the earlier one done.
             self._save_was_due = self._in_flight.step != self.state.global_step
         elif not self._is_saved():
             self._begin_save()
@@ -97,7 +97,7 @@ class CheckpointingTrainer(Trainer):
             self.settle_save(patience_s=None)
 
     def _is_saved(self) -> bool:
-        """Whether the latest checkpoint is of this very step."""
+        """Whether the latest checkpoint is of this step."""
         return self._checkpoint is not None and step_of(self._checkpoint) == self.state.global_step
 
     def _begin_save(self) -> None:
@@ -111,12 +111,12 @@ class CheckpointingTrainer(Trainer):
             trainer=self.state,
         )
         metrics = _numbers(self.metrics())
-        self._say_if_unjudged(metrics)
+        self._warn_if_metric_missing(metrics)
         about = {
             "metrics": metrics,
             "options": self.spec.to_json(),
             **self.about(),
-            **surroundings(self.args.device),
+            **environment(self.args.device),
         }
         self._live = snapshot.live
         step = self.state.global_step
@@ -125,12 +125,12 @@ class CheckpointingTrainer(Trainer):
         self._saved = time.monotonic()
         self._blocked_s = time.perf_counter() - began
 
-    def _say_if_unjudged(self, metrics: dict[str, float]) -> None:
-        """Say once that a checkpoint lacks what the best is told by: it can never be the best."""
+    def _warn_if_metric_missing(self, metrics: dict[str, float]) -> None:
+        """Warn once that a checkpoint lacks the metric of keep_best and cannot be the best."""
         name = self.spec.keep_best
-        if name is None or name in metrics or self._was_unjudged:
+        if name is None or name in metrics or self._has_warned:
             return
-        self._was_unjudged = True
+        self._has_warned = True
         step = self.state.global_step
         self.job.emit(
             "warning",
@@ -140,27 +140,26 @@ class CheckpointingTrainer(Trainer):
         )
 
     def release_weights(self) -> None:
-        """Return when the optimizer may change what the save in flight still has to write."""
+        """Wait until the optimizer may change the tensors of the save in progress."""
         if self._live is not None:
             began = time.perf_counter()
-            # Of a save that is over nothing is to be put aside: one may have failed on a full disk
-            # before it read anything.
+            # A finished save needs no copies, also one that failed on a full disk before it read.
             if self._in_flight is not None and self._in_flight.outcome() is None:
                 self._live.release()
             self._live = None
             self._blocked_s += time.perf_counter() - began
 
     def settle_save(self, *, patience_s: float | None = 0) -> None:
-        """Say how the save in flight ended, if it does so soon; with None, wait for it.
+        """Report the save in progress if it ends within `patience_s` (None: wait for it).
 
-        Raises JobFailed when it was in vain and that is to end the job.
+        Raises JobFailed when it failed and `on_save_error` is stop.
         """
-        failed = self.tell_of_save(patience_s=patience_s)
+        failed = self.report_save(patience_s=patience_s)
         if failed is not None and self.spec.on_save_error == "stop":
             raise JobFailed(failed)
 
-    def tell_of_save(self, *, patience_s: float | None) -> str | None:
-        """As `settle_save`, but return in words that it was in vain; None otherwise."""
+    def report_save(self, *, patience_s: float | None) -> str | None:
+        """As `settle_save`, but return the error message of a failed save; otherwise None."""
         if self._in_flight is None:
             return None
         began = time.perf_counter()
@@ -184,7 +183,7 @@ class CheckpointingTrainer(Trainer):
         return None
 
     def save_final_model(self, folder: Path) -> None:
-        """Write the trained model to `folder`, whole or not at all, with the last checkpoint."""
+        """Write the trained model to `folder`, atomically; hard links to the last checkpoint."""
         self.settle_save(patience_s=None)
         with whole_folder(folder) as staging:
             if not (self._is_saved() and link_model(cast(Path, self._checkpoint), staging)):
@@ -193,8 +192,8 @@ class CheckpointingTrainer(Trainer):
 
     # Resuming.
 
-    def take_up(self, checkpoint: Path) -> None:
-        """Look at a checkpoint before it is resumed from. Raises JobFailed and SpecError."""
+    def check_checkpoint(self, checkpoint: Path) -> None:
+        """Check a checkpoint before resuming from it. Raises JobFailed and SpecError."""
         require_files(checkpoint)
         self._compare_options(checkpoint)
         self._checkpoint = checkpoint
@@ -204,18 +203,18 @@ class CheckpointingTrainer(Trainer):
         if checkpoint is None:
             return
         self._set_learning_rate()
-        self._say_if_extended(Path(checkpoint))
+        self._report_extension(Path(checkpoint))
         self.load_job_state(read_job_state(Path(checkpoint)))
-        self._say_what_differs(Path(checkpoint))
+        self._warn_of_differences(Path(checkpoint))
 
     def _compare_options(self, checkpoint: Path) -> None:
-        """Say which options changed since a checkpoint. Raises SpecError for what must not."""
+        """Report options changed since a checkpoint. Raises SpecError for a forbidden change."""
         changes = self.spec.changes(self.job.checkpoints.about(checkpoint).get("options", {}))
         if changes:
             said = [f"{n} {shown(now)} (was {shown(then)})" for n, (then, now) in changes.items()]
             self.job.emit("revised", changes=changes, message=", ".join(said))
 
-    def _say_if_extended(self, checkpoint: Path) -> None:
+    def _report_extension(self, checkpoint: Path) -> None:
         before = orjson.loads((checkpoint / TRAINER_STATE_NAME).read_bytes())["max_steps"]
         if before < self.args.max_steps:
             self.job.emit(
@@ -228,9 +227,9 @@ class CheckpointingTrainer(Trainer):
                 learning_rate=self._get_learning_rate(),  # of the next step
             )
 
-    def _say_what_differs(self, checkpoint: Path) -> None:
+    def _warn_of_differences(self, checkpoint: Path) -> None:
         about = self.job.checkpoints.about(checkpoint)
-        changed = differences(about, surroundings(self.args.device))
+        changed = differences(about, environment(self.args.device))
         if changed:
             self.job.emit(
                 "warning",
@@ -239,9 +238,8 @@ class CheckpointingTrainer(Trainer):
             )
 
     def _set_learning_rate(self) -> None:
-        # The rate is saved with the optimizer. Where the number of steps has changed since, it
-        # would be one of the old schedule (0.0 at a linear one's end) for the next step; and
-        # another base would not count at all.
+        # The optimizer state holds the learning rate of the old schedule (0.0 at the end of a
+        # linear one). Recompute it, so that changed steps and a changed base rate apply.
         schedule = cast(LambdaLR, self.lr_scheduler)
         schedule.base_lrs = [self.args.learning_rate for _ in schedule.base_lrs]
         rates = [
@@ -251,11 +249,6 @@ class CheckpointingTrainer(Trainer):
         schedule._last_lr = rates
         for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
             group["lr"], group["initial_lr"] = rate, self.args.learning_rate
-
-
-def step_of(checkpoint: Path) -> int:
-    """Return the step in the name of a checkpoint's folder."""
-    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:

@@ -1,8 +1,7 @@
-"""Two checkpoints, or the events of two runs, compared to the bit.
+"""Bitwise comparison of two checkpoints, or of the events of two runs.
 
-`python -m warmd.jobs.training.compare A B` compares checkpoints in a process of its own: only there
-torch is imported, and only for files whose bytes differ (a pickle may spell the same values in two
-ways).
+`python -m warmd.jobs.training.compare A B` compares checkpoints in a separate process, which
+imports torch only for files whose bytes differ (equal values may be pickled in two ways).
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ import orjson
 
 from ..context import MANIFEST
 
-_NONE = object()  # in place of what is not there; None is a value
+_MISSING = object()  # None is a value
 
-# Of an event, what tells when and how fast, and not what was computed.
-_CIRCUMSTANCES = frozenset(("seq", "execution", "time", "seconds"))
+# Event fields that depend on the clock, not on the computation.
+_TIMING = frozenset(("seq", "execution", "time", "seconds"))
 
 
-def is_circumstance(name: str) -> bool:
+def is_timing(name: str) -> bool:
     """Whether a field of an event, or a metric, depends on the clock."""
-    return name in _CIRCUMSTANCES or name.endswith("_s")
+    return name in _TIMING or name.endswith("_s")
 
 
 def compare_events(
@@ -33,7 +32,9 @@ def compare_events(
     """Return how many steps were compared, and the first difference between them."""
     steps, others = _steps(one), _steps(other)
     for key in sorted({*steps, *others}):
-        problem = _differs(steps.get(key, _NONE), others.get(key, _NONE), f"{key[1]} {key[0]}")
+        problem = _first_difference(
+            steps.get(key, _MISSING), others.get(key, _MISSING), f"{key[1]} {key[0]}"
+        )
         if problem is not None:
             return len(steps), problem
     return len(steps), None
@@ -41,7 +42,7 @@ def compare_events(
 
 def _steps(events: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], dict[str, Any]]:
     return {
-        (event["step"], event["type"]): {k: v for k, v in event.items() if not is_circumstance(k)}
+        (event["step"], event["type"]): {k: v for k, v in event.items() if not is_timing(k)}
         for event in events
         if event["type"] in ("step", "eval") and event["step"] is not None
     }
@@ -70,7 +71,7 @@ def _compare_files(one: Path, other: Path) -> str | None:
     if one.suffix not in _READERS:
         return f"{one.stat().st_size} and {other.stat().st_size} bytes that differ"
     read = _READERS[one.suffix]
-    return _differs(read(one), read(other), "")
+    return _first_difference(read(one), read(other), "")
 
 
 def _same_bytes(one: Path, other: Path) -> bool:
@@ -104,38 +105,40 @@ _READERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def _differs(one: Any, other: Any, where: str) -> str | None:
+def _first_difference(one: Any, other: Any, where: str) -> str | None:
     """Return where two values differ first; NaN equals NaN, 0.0 does not equal -0.0."""
-    if one is _NONE or other is _NONE:
+    if one is _MISSING or other is _MISSING:
         return f"{where}: only in one"
     if type(one) is not type(other):
         return f"{where}: {type(one).__name__} and {type(other).__name__}"
     if isinstance(one, dict):
         keys = sorted({*one, *other}, key=str)
         pairs = [
-            (k, one.get(k, _NONE), other.get(k, _NONE)) for k in keys if not is_circumstance(str(k))
+            (k, one.get(k, _MISSING), other.get(k, _MISSING)) for k in keys if not is_timing(str(k))
         ]
     elif isinstance(one, list | tuple):
         if len(one) != len(other):
             return f"{where}: {len(one)} and {len(other)} values"
         pairs = [(i, *pair) for i, pair in enumerate(zip(one, other, strict=True))]
     elif hasattr(one, "dtype"):  # of torch or numpy
-        return _array_differs(one, other, where)
+        return _array_difference(one, other, where)
     else:
         same = repr(one) == repr(other)
         return None if same else f"{where}: {str(one)[:40]} and {str(other)[:40]}"
-    found = (_differs(a, b, f"{where}.{key}" if where else str(key)) for key, a, b in pairs)
+    found = (
+        _first_difference(a, b, f"{where}.{key}" if where else str(key)) for key, a, b in pairs
+    )
     return next((problem for problem in found if problem is not None), None)
 
 
-def _array_differs(one: Any, other: Any, where: str) -> str | None:
+def _array_difference(one: Any, other: Any, where: str) -> str | None:
     import torch
 
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         shapes = [f"{tuple(value.shape)} {value.dtype}" for value in (one, other)]
         return f"{where}: {shapes[0]} and {shapes[1]}"
     if not one.shape or 0 in one.shape:
-        return _differs(one.tolist(), other.tolist(), where)
+        return _first_difference(one.tolist(), other.tolist(), where)
     first, second = (torch.as_tensor(value).contiguous().reshape(-1) for value in (one, other))
     different = (first.view(torch.uint8) != second.view(torch.uint8)).reshape(len(first), -1)
     count = int(different.any(dim=1).sum())

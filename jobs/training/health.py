@@ -1,6 +1,6 @@
-"""Whether a training is well: a loss that runs away, and a step that does not end.
+"""Detection of divergence (a loss that grows) and of stalls (a step that does not end).
 
-`JobTrainer` feeds both. Neither imports torch, and neither costs a step anything that shows.
+`JobTrainer` feeds both. Imports no torch.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ UNKNOWN_STALL_S = 600.0  # where fewer durations are known
 
 
 class Divergence:
-    """Says when a metric of the steps exceeds three times the moving median of its own past.
+    """Detects a metric that exceeds three times its moving median.
 
-    `scales` names the metrics that are watched, each with the least median that it is compared
-    with. A median alone says nothing where a metric is around 0 or below: the loss of GRPO is, by
-    construction, at every step that begins new completions, and the loss of an MLM that has learnt
-    its data is soon. So a metric exceeds 3 x max(median, scale), and its scale is the size from
-    which on it means anything. What is None or not finite is passed over.
+    A metric diverges above 3 x max(median, scale). `scales` names the watched metrics with their
+    scales: the magnitude from which on a value is significant. The median alone is no measure for
+    a metric around 0, such as the loss of GRPO on new completions, or of an MLM that has learned
+    its data. Values that are None, NaN or Inf are ignored.
     """
 
     def __init__(self, scales: Mapping[str, float]) -> None:
@@ -43,10 +42,10 @@ class Divergence:
         self._is_on = False  # whether it was said, and has not ended since
 
     def update(self, metrics: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Take in a step's metrics; return the fields of a `divergence` event when one begins.
+        """Add the metrics of a step; return the fields of a `divergence` event when one begins.
 
-        It is said once, and again only after a step that was well. The fields are `metric`, its
-        `value` and the `median` of its past.
+        Reported once, and again only after a step without divergence. The fields are `metric`,
+        its `value` and the `median` of earlier steps.
         """
         alarms = []
         for name, scale in self.scales.items():
@@ -58,20 +57,20 @@ class Divergence:
             if value > DIVERGES_BY * max(median, scale):
                 alarms.append({"metric": name, "value": float(value), "median": median})
             else:
-                past.append(float(value))  # what is not well must not become what is usual
+                past.append(float(value))  # outliers must not enter the median
         began = bool(alarms) and not self._is_on
         self._is_on = bool(alarms)
         return alarms[0] if began else None
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold, so that a resumed run says the same; plain values."""
+        """Return the state for a checkpoint, as plain values."""
         return {
             "past": {name: list(past) for name, past in self._past.items()},
             "is_on": self._is_on,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state` returned. A metric that it does not have begins without a past."""
+        """Restore what `state` returned. A metric that is not in it starts without history."""
         self._past = {
             name: deque(state["past"].get(name, ()), maxlen=LOSSES) for name in self.scales
         }
@@ -79,18 +78,17 @@ class Divergence:
 
 
 class Progress:
-    """Says what a training does now, and how long that may take.
+    """Reports the current activity of a training and its time limit.
 
         progress = Progress(report)
         progress.begin("step")               # ends what was under way before
         with progress.during("evaluation"):  # the step's clock stands still meanwhile
         progress.end()                       # nothing is expected now, as while paused
 
-    `report` is called whenever something begins, continues or ends. Who judges it must not depend
-    on this process: one that hangs cannot say so (daemon/work/watchdog.py). Each activity is
-    compared with the latest of its own kind. The clock is the monotonic one, which is the same for
-    all processes and does not run while a machine is suspended (Linux, macOS). Not for several threads
-    at once.
+    `report` is called whenever an activity begins, continues or ends; a watchdog outside of this
+    process compares it with the clock (daemon/work/watchdog.py). The limit of an activity follows
+    from the latest durations of the same name. The monotonic clock is common to all processes and
+    stands still while a machine is suspended (Linux, macOS). Not thread-safe.
     """
 
     def __init__(
@@ -105,7 +103,7 @@ class Progress:
         self._current: Activity | None = None
 
     def begin(self, name: str) -> None:
-        """Something begins, and what was under way has ended."""
+        """Begin an activity; the current one ends."""
         self.end()
         past = self._past.setdefault(name, _Durations())
         self._continue(
@@ -118,7 +116,7 @@ class Progress:
         )
 
     def end(self) -> None:
-        """What was under way has ended, and nothing is expected to."""
+        """End the current activity; none is expected now."""
         ended = self._current
         self._continue(None)
         if ended is not None:
@@ -126,7 +124,7 @@ class Progress:
 
     @contextmanager
     def during(self, name: str | None) -> Iterator[None]:
-        """Time something apart from what is under way; with None nothing, as while paused."""
+        """Time a nested activity; None: no activity, as while paused."""
         outer, left = self._current, self._clock()
         self._current = None
         if name is None:
@@ -146,7 +144,7 @@ class Progress:
 
 
 class _Durations:
-    """The latest durations of one kind of activity, in seconds."""
+    """The latest durations of activities of one name, in seconds."""
 
     def __init__(self) -> None:
         self._latest: deque[tuple[float, bool]] = deque(maxlen=DURATIONS)  # and whether it stalled
@@ -158,7 +156,7 @@ class _Durations:
         self._latest.append((seconds, is_stall))
         if len(self._latest) >= FEWEST_DURATIONS:
             self.median_s = statistics.median(seconds for seconds, _ in self._latest)
-            # Twice the longest: of the steps of GRPO with num_iterations, one in several
-            # generates, and can take more than ten times as long as the others.
+            # Twice the longest: with num_iterations > 1, only one of several GRPO steps generates,
+            # and it can take more than ten times as long as the others.
             longest = max((s for s, is_stall in self._latest if not is_stall), default=0.0)
             self.limit_s = max(STALLS_BY * self.median_s, 2 * longest, SHORTEST_STALL_S)

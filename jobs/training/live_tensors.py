@@ -1,8 +1,8 @@
-"""Tensors that are written to disk while the training goes on, until it wants to change them.
+"""Copy-on-update: tensors are written to disk while training continues, until it changes them.
 
-Weights and moments rest from one update to the next: during all of the forward and backward work
-in between they can be written from where they are. What is not written when the next update comes
-is waited for when that is a matter of a moment, and put aside when it is not.
+Weights and optimizer moments do not change between two updates, so they are written from where
+they are during the forward and backward passes. Before the next update, what is not written yet is
+waited for if that takes less than PATIENCE_S, and copied otherwise.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from torch import Tensor
 
 from ..context import Sink
 
-PATIENCE_S = 0.5  # an update rather waits so long than to put anything aside
-_PIECE_BYTES = 8 << 20  # read under one hold of the lock
+PATIENCE_S = 0.5  # how long an update waits before tensors are copied
+_PIECE_BYTES = 8 << 20  # read while holding the lock once
 
 
-class Live:
-    """Reads memory of tensors for a writer in another thread.
+class LiveTensors:
+    """Serves the memory of tensors to a writer in another thread.
 
-    The writer reads through `sink`, and calls `end` when it has read everything or given up.
+    The writer reads through `sink`, and calls `end` when it has finished or failed.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        """`tensors`: on the CPU; all that the training will change."""
+        """`tensors`: all CPU tensors that training changes."""
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
         self._parts = [
             _Part(address, storage) for address, storage in sorted(storages.items()) if address
@@ -44,18 +44,18 @@ class Live:
         self._ended = threading.Event()
 
     def sink(self, file: Sink) -> LiveSink:
-        """Return a sink that writes to `file` what the tensors were when this was made."""
+        """Return a sink that writes the tensors to `file` as they were at construction."""
         return LiveSink(self, file)
 
     def end(self) -> None:
-        """Say that nothing will be read any more."""
+        """Declare that nothing more will be read."""
         self._ended.set()
         with self._lock:
             self._parts.clear()
             self._addresses.clear()
 
     def watched_bytes(self, tensors: Iterable[Tensor]) -> int:
-        """Return how many bytes of contiguous tensors are memory that this watches over."""
+        """Return how many bytes of contiguous tensors are in the watched memory."""
         with self._lock:
             return sum(
                 tensor.numel() * tensor.element_size()
@@ -64,10 +64,10 @@ class Live:
             )
 
     def check_read(self, num_bytes: int) -> None:
-        """Raise RuntimeError unless so many bytes were written from memory that this watches over.
+        """Raise RuntimeError unless `num_bytes` were written from the watched memory.
 
-        A library that hands over copies would have what it writes change under it, and the file
-        would be torn with a checksum that is right.
+        Guards against a library that writes other memory: training could change it during the
+        write, and the torn file would have a valid checksum.
         """
         if self._read != num_bytes:
             raise RuntimeError(
@@ -76,7 +76,7 @@ class Live:
             )
 
     def release(self) -> None:
-        """Return when the training may change the tensors."""
+        """Wait until training may change the tensors; copy what is not written yet."""
         if self._ended.is_set():
             return
         elapsed = time.monotonic() - self._began
@@ -85,10 +85,10 @@ class Live:
             return
         with self._lock:
             for part in self._parts:
-                part.put_aside()
+                part.copy()
 
     def write(self, file: Sink, data: NDArray[np.uint8]) -> None:
-        """Write memory to `file`; where it is that of a tensor, as it was."""
+        """Write memory to `file`; watched tensors as they were at construction."""
         address = data.__array_interface__["data"][0]
         for begin in range(0, len(data), _PIECE_BYTES):
             piece = data[begin : begin + _PIECE_BYTES]
@@ -118,17 +118,17 @@ class _Part:
         self.unread = storage.nbytes()
         self.memory: NDArray[np.uint8] = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
 
-    def put_aside(self) -> None:
-        """Copy the memory, unless nobody will read it any more."""
+    def copy(self) -> None:
+        """Copy the memory, unless it was read completely."""
         if self.unread > 0:
-            # By torch: it copies with all threads.
+            # torch copies with all threads.
             self.memory = torch.from_numpy(self.memory).clone().numpy()
 
 
 class LiveSink:
     """A sink for `torch.save` and `write_safetensors` (jobs.context.Sink)."""
 
-    def __init__(self, live: Live, file: Sink) -> None:
+    def __init__(self, live: LiveTensors, file: Sink) -> None:
         self._live = live
         self._file = file
 

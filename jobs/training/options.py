@@ -1,6 +1,6 @@
-"""What the options of all training kinds share: how long, when to save, what to do about trouble.
+"""The options that all training kinds share: optimization, checkpoints, reactions to failures.
 
-Imports no torch; `trainer.py` does what the options here ask for.
+Imports no torch; `trainer.py` implements them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MINUTES = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*(?:m|min|minutes?)")
 
 @dataclass(frozen=True)
 class SaveInterval:
-    """How far apart checkpoints are: so many steps, or so many seconds of training."""
+    """The interval between checkpoints, in steps or in seconds of training."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -48,8 +48,8 @@ class SaveInterval:
 class TrainingSpec(Spec, ABC):
     """The options that every training kind has."""
 
-    # Data, model, batches, masks, rewards and seed are not among them: what a checkpoint holds came
-    # from those. Weight decay is not: a checkpoint's optimizer brings its own.
+    # Not data, model, batches, masks, rewards and seed: they determined the checkpoint. Not weight
+    # decay: the optimizer state of a checkpoint holds it.
     changeable: ClassVar[tuple[str, ...]] = (
         "steps",
         "learning_rate",
@@ -66,47 +66,105 @@ class TrainingSpec(Spec, ABC):
     )
     otherwise: ClassVar[str] = "start a new job from its weights with --init-from JOB"
 
-    # What `keep_best` may be, of a kind's step and eval events, and those where less is better.
+    # The metrics that `keep_best` accepts, fields of step and eval events; and those to minimize.
     judged_by: ClassVar[tuple[str, ...]] = ("loss",)
     lower_is_better: ClassVar[tuple[str, ...]] = (
         *("loss", "mlm_loss", "mnm_loss", "kl"),
         *("eval_mlm_loss", "eval_mnm_loss"),
     )
 
-    # The metrics that `on_divergence` is about, each with its scale: see health.Divergence. Below
-    # 0.1 nats a loss has all but vanished, and its ups are noise.
+    # The metrics that `on_divergence` watches, each with its scale: see health.Divergence. Below
+    # 0.1 nats, variations of a loss are noise.
     watched: ClassVar[Mapping[str, float]] = {"loss": 0.1}
 
-    lr_scheduler: str = option("linear", "course of the learning rate", choices=SCHEDULES)
+    learning_rate: float | None = option(
+        None,
+        "AdamW learning rate",
+        group="optimization",
+        default_text="by model size",
+        above=0,
+        maximum=1,
+    )
+    steps: int | None = option(
+        None, "optimizer steps in total", group="optimization", minimum=1, maximum=MOST_STEPS
+    )
+    batch_size: int | None = option(
+        None,
+        "training samples per micro-batch",
+        group="optimization",
+        minimum=1,
+        maximum=MOST_AT_ONCE,
+    )
+    gradient_accumulation: int | None = option(
+        None,
+        "micro-batches per optimizer step",
+        group="optimization",
+        minimum=1,
+        maximum=MOST_AT_ONCE,
+    )
+    lr_scheduler: str = option(
+        "linear", "learning-rate schedule after warmup", group="optimization", choices=SCHEDULES
+    )
     warmup_steps: int | None = option(
-        None, "steps in which the learning rate rises", minimum=0, maximum=MOST_STEPS
+        None,
+        "steps of linear learning-rate warmup",
+        group="optimization",
+        minimum=0,
+        maximum=MOST_STEPS,
+    )
+    weight_decay: float = option(
+        0.0, "AdamW weight decay", group="optimization", minimum=0, maximum=10
     )
     max_grad_norm: float = option(
-        1.0, "gradients are clipped to it; 0: never", minimum=0, maximum=1e6
+        1.0,
+        "norm to which gradients are clipped (0: no clipping)",
+        group="optimization",
+        minimum=0,
+        maximum=1e6,
     )
-    save_every: str = option("25", "steps (25) or minutes (10m) between checkpoints")
-    keep: int = option(3, "newest checkpoints that are kept", minimum=1, maximum=10_000)
+    seed: int = option(
+        42,
+        "random seed of data order, sampling, masks, dropout and new weights",
+        group="optimization",
+        minimum=0,
+        maximum=2**32 - 1,
+    )
+    report_to: tuple[str, ...] = option(
+        (),
+        "experiment trackers",
+        group="evaluation",
+        choices=("none", "tensorboard", "wandb", "trackio"),
+    )
+    save_every: str = option(
+        "25", "interval between checkpoints: steps (25) or minutes (10m)", group="checkpoints"
+    )
+    keep: int = option(
+        3, "number of latest checkpoints to keep", group="checkpoints", minimum=1, maximum=10_000
+    )
     keep_best: str | None = option(
-        None, "metric of the events (loss; reward; mlm_acc, …) whose best checkpoint is kept, too"
+        None,
+        "metric of the step or eval events (loss, reward, mlm_acc, …) whose best checkpoint is "
+        "kept as well",
+        group="checkpoints",
     )
     on_save_error: str = option(
         "continue",
-        "when a checkpoint cannot be written, as on a full disk",
+        "action when a checkpoint cannot be written, for example on a full disk",
+        group="stopping",
         choices=("continue", "stop"),
     )
     on_stall: str = option(
         "report",
-        "when a step takes more than ten times the median; stop: the job saves and fails, by force "
-        "where the step does not end",
+        "action when a step takes more than ten times the median; stop: the job saves and fails, "
+        "and is killed when the step does not end",
+        group="stopping",
         choices=("report", "stop"),
     )
     on_divergence: str = option(
         "report",
-        "when the loss (of GRPO also KL or entropy) exceeds three times its median",
+        "action when the loss (GRPO: also KL or entropy) exceeds three times its median",
+        group="stopping",
         choices=("report", "stop"),
-    )
-    report_to: tuple[str, ...] = option(
-        (), "experiment trackers", choices=("none", "tensorboard", "wandb", "trackio")
     )
 
     @property
@@ -116,12 +174,12 @@ class TrainingSpec(Spec, ABC):
 
     @property
     def save_interval(self) -> SaveInterval:
-        """How far apart checkpoints are. Raises SpecError."""
+        """The interval between checkpoints. Raises SpecError."""
         return SaveInterval.parse(self.save_every)
 
     @property
     def best(self) -> tuple[str, bool] | None:
-        """The metric that tells the best checkpoint, and whether less of it is better."""
+        """The metric of the best checkpoint, and whether lower is better."""
         if self.keep_best is None:
             return None
         return self.keep_best, self.keep_best in self.lower_is_better

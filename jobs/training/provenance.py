@@ -13,8 +13,8 @@ from ..compute.device import processor_name
 _LIBRARIES = ("warmd", "torch", "transformers", "trl", "accelerate", "numpy")
 
 
-def surroundings(device: torch.device) -> dict[str, Any]:
-    """Return the surroundings of this process, as plain values."""
+def environment(device: torch.device) -> dict[str, Any]:
+    """Return the environment of this process, as plain values."""
     return {
         "versions": {name: version(name) for name in _LIBRARIES},
         "threads": torch.get_num_threads(),

@@ -1,7 +1,7 @@
-"""What a checkpoint of a training holds, and how it comes to the disk.
+"""The content of a training checkpoint, and how it is written.
 
-The files are those of the Trainer of transformers, so that `from_pretrained` opens one and a plain
-Trainer can resume from it, and one of our own. Imports torch: only `run` of a kind imports it.
+The files are those of the Trainer of transformers (`from_pretrained` loads them, a plain Trainer
+resumes from them) and one of warmd, `job_state.pt`. Imports torch: only `run` of a kind imports it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_N
 
 from ..context import MANIFEST, Staging
 from ..errors import JobFailed
-from .live_tensors import Live, LiveSink
+from .live_tensors import LiveSink, LiveTensors
 
 JOB_STATE = "job_state.pt"  # what the Trainer's own files leave out
 RNG_STATE = "rng_state.pth"
@@ -34,9 +34,9 @@ STATE_FILES = (OPTIMIZER_NAME, SCHEDULER_NAME, RNG_STATE, JOB_STATE, TRAINER_STA
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """All that the next step depends on, as it is now.
+    """All state that the next step depends on.
 
-    Tensors on the CPU are the training's own: before it changes them, it has to ask `live`.
+    CPU tensors are shared with the training, which calls `live.release` before it changes them.
     """
 
     model: Any  # transformers.PreTrainedModel
@@ -46,7 +46,7 @@ class Snapshot:
     rng: dict[str, Any]
     job: dict[str, Any]
     trainer: Any  # transformers.TrainerState
-    live: Live
+    live: LiveTensors
 
     @classmethod
     def take(
@@ -59,10 +59,10 @@ class Snapshot:
         job: dict[str, Any],
         trainer: Any,
     ) -> Snapshot:
-        """Look at everything; what is on a GPU, and what is small, is copied."""
+        """Capture the state; GPU tensors and small state are copied."""
         state = optimizer.state_dict()
         weights = [*model.parameters(), *model.buffers()]
-        # Not the copies of what is on a GPU: those the training never changes.
+        # Copies of GPU tensors need no watching: training never changes them.
         tensors = [t for t in (*weights, *tree_leaves(state)) if isinstance(t, Tensor)]
         return cls(
             model=model,
@@ -72,11 +72,11 @@ class Snapshot:
             rng=rng_state(),
             job=on_cpu(job),
             trainer=trainer,
-            live=Live(tensor for tensor in tensors if tensor.device.type == "cpu"),
+            live=LiveTensors(tensor for tensor in tensors if tensor.device.type == "cpu"),
         )
 
     def prepare(self, staging: Staging) -> Callable[[], None]:
-        """Write what is small; return what writes the rest (jobs.context.Checkpoints.save)."""
+        """Write small files; return a function that writes the rest (Checkpoints.save)."""
         try:
             weights = _write_all_but_weights(self.model, staging.path)
             self.tokenizer.write(staging.path)
@@ -97,7 +97,7 @@ class Snapshot:
                     with staging.open(name) as file:
                         write_safetensors(self.live.sink(file), tensors, metadata)
                 with staging.open(OPTIMIZER_NAME) as file:
-                    # The file has a checksum in the manifest; one of every tensor is not needed.
+                    # The manifest has a checksum of the file: none per tensor is needed.
                     torch.serialization.set_crc32_options(False)
                     torch.save(self.optimizer, self.live.sink(file))  # type: ignore[arg-type]
                 self.live.check_read(promised)
@@ -108,21 +108,21 @@ class Snapshot:
 
 
 def _storages(state: Any) -> list[Tensor]:
-    """Return the memory of the tensors in a state, each once, as torch.save writes it."""
+    """Return the storages of the tensors in a state as byte tensors, each once."""
     tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
     return [torch.empty(0, dtype=torch.uint8).set_(storage) for storage in storages.values()]
 
 
 def _save(state: dict[str, Any], path: Path) -> None:
-    # By way of memory: on a full disk torch itself raises a RuntimeError about positions.
+    # Through memory: on a full disk torch raises a RuntimeError instead of an OSError.
     content = io.BytesIO()
     torch.save(state, content)
     path.write_bytes(content.getbuffer())
 
 
 class TokenizerFiles:
-    """A tokenizer's files, which are the same in every checkpoint and slow to make."""
+    """The files of a tokenizer, cached: they are slow to make and equal in every checkpoint."""
 
     def __init__(self, tokenizer: Any | None) -> None:
         self._tokenizer = tokenizer
@@ -144,9 +144,9 @@ class TokenizerFiles:
 def _write_all_but_weights(
     model: Any, folder: Path
 ) -> list[tuple[str, dict[str, Tensor], dict[str, str]]]:
-    """Have transformers write a model but for its weights, and return those by their files.
+    """Let transformers write a model without its weights; return the weights by file name.
 
-    It knows which are tied, how they are called on disk and when there are several files.
+    transformers decides about tied weights, names on disk and sharding.
     """
     found: list[tuple[str, dict[str, Tensor], dict[str, str]]] = []
 
@@ -163,10 +163,10 @@ def _write_all_but_weights(
 
 
 def write_safetensors(sink: LiveSink, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a file of contiguous tensors on the CPU.
+    """Write contiguous CPU tensors in the safetensors format.
 
-    The format: https://huggingface.co/docs/safetensors: the length of the header in 8 bytes, the
-    header in JSON, the data without gaps; the widest type first, so that all is aligned.
+    https://huggingface.co/docs/safetensors: header length (8 bytes, little-endian), JSON header,
+    data without gaps; the widest dtype first, so that all tensors are aligned.
     """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, Any] = {"__metadata__": metadata}
@@ -209,19 +209,19 @@ def rng_state() -> dict[str, Any]:
 
 
 def on_cpu(state: Any) -> Any:
-    """Return the state with its tensors on the CPU: those of a GPU copied, the others as is."""
+    """Return the state with GPU tensors copied to the CPU; CPU tensors are not copied."""
     return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, state)
 
 
 def require_files(checkpoint: Path) -> None:
-    """Raise JobFailed when a file of the state is missing: a Trainer would begin it afresh."""
+    """Raise JobFailed when a state file is missing: the Trainer would reset that state."""
     for name in STATE_FILES:
         if not (checkpoint / name).is_file():
             raise JobFailed(f"{checkpoint.name}: {name} is missing, and nothing can stand for it")
 
 
 def read_job_state(checkpoint: Path) -> dict[str, Any]:
-    """Return what `Snapshot.job` was."""
+    """Return the `Snapshot.job` of a checkpoint."""
     state: dict[str, Any] = torch.load(
         checkpoint / JOB_STATE, map_location="cpu", weights_only=True
     )
@@ -229,7 +229,7 @@ def read_job_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def link_model(checkpoint: Path, folder: Path) -> bool:
-    """Give `folder` the files of the model in `checkpoint`, without a copy; False if it cannot."""
+    """Hard-link the model files of `checkpoint` into `folder`; return False where impossible."""
     try:
         for file in checkpoint.rglob("*"):
             if file.is_file() and file.name not in (*STATE_FILES, MANIFEST):

@@ -1,8 +1,8 @@
-"""What every training kind shares: a Trainer that a job can be stopped in, resumed from and read.
+"""The Trainer of all training kinds: it can be stopped, paused and resumed exactly.
 
-On top of the Trainer of transformers: checkpoints committed whole, a stop at a step's end, no
-training on NaN, one event per step, and a resume after which nothing differs from an uninterrupted
-run. Imports torch and transformers: only `run` of a kind imports it.
+It adds to the Trainer of transformers: atomic checkpoints, a stop at the end of a step, failure on
+NaN before it reaches the weights, one event per step, and a resume that is bitwise equal to an
+uninterrupted run. Imports torch and transformers: only `run` of a kind imports it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import torch
 from torch import nn
 from transformers import PrinterCallback, TrainerCallback
 
-from ..context import Activity
+from ..context import Activity, step_of
 from ..errors import JobFailed, Stopped
 from ..user_code.forks import end_if_forked
-from .checkpointing import CheckpointingTrainer, step_of
+from .checkpointing import CheckpointingTrainer
 from .health import Divergence, Progress
 from .options import TrainingSpec
 from .snapshot import read_job_state
@@ -43,21 +43,21 @@ class JobTrainer(CheckpointingTrainer):
         self.progress = Progress(self._report_activity)
         super().__init__(*args, spec=spec, **kwargs)
         self.progress.begin("start")
-        self.remove_callback(PrinterCallback)  # it prints what the events already say
+        self.remove_callback(PrinterCallback)  # events have the same content
         self.add_callback(_StepEnd(self))
 
-    # For a kind to extend.
+    # Hooks for a kind.
 
     def step_fields(self, logs: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a step's event, from the Trainer's logs of that step."""
         return {key: logs[key] for key in ("loss", "grad_norm", "learning_rate")}
 
     def metrics(self) -> dict[str, Any]:
-        """Return what is known of the model at this step, by the names of the events' fields."""
+        """Return the metrics of this step, by the names of event fields."""
         return self.last_metrics
 
     def job_state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold beyond the Trainer's own; tensors and plain values."""
+        """Return the state of a checkpoint beyond the Trainer's own: tensors and plain values."""
         return {
             **super().job_state(),
             "metrics": self.last_metrics,
@@ -65,7 +65,7 @@ class JobTrainer(CheckpointingTrainer):
         }
 
     def load_job_state(self, state: dict[str, Any]) -> None:
-        """Take up what `job_state` returned when the checkpoint was made."""
+        """Restore what `job_state` returned for a checkpoint."""
         super().load_job_state(state)
         self.last_metrics = state["metrics"]
         self._divergence.load_state(state["divergence"])
@@ -75,12 +75,12 @@ class JobTrainer(CheckpointingTrainer):
     def train_to_end(self, checkpoint: Path | None) -> None:
         """Train from a checkpoint, or from the start, to the last step.
 
-        Raises Stopped after the checkpoint that a stop asks for, JobFailed on NaN. A checkpoint
-        of the last step, or beyond it, is taken up without training: the Trainer of transformers
-        would train one step more.
+        Raises Stopped after saving on a stop request, JobFailed on NaN. From a checkpoint at or
+        beyond the last step nothing is trained; the Trainer of transformers would train one more
+        step.
         """
         if checkpoint is not None:
-            self.take_up(checkpoint)
+            self.check_checkpoint(checkpoint)
             if self.job.stop_at is not None and step_of(checkpoint) >= self.job.stop_at:
                 raise Stopped(step_of(checkpoint))  # killed between that save and its end
         if checkpoint is not None and step_of(checkpoint) >= self.args.max_steps:
@@ -92,43 +92,42 @@ class JobTrainer(CheckpointingTrainer):
             self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             self.progress.end()
         except Exception:
-            # Any error at all, for it is raised again: whatever ends a training, a save may be in
-            # flight, and then the events are to say how that ended. On a disk so full that they
-            # cannot, the job has still failed of what it failed of.
+            # A save may be in progress: report its outcome before the error ends the job. On a full
+            # disk the report itself may fail, and the original error is raised all the same.
             with suppress(OSError):
-                self.tell_of_save(patience_s=None)
+                self.report_save(patience_s=None)
             raise
         if self.was_stopped:
             raise Stopped(self.state.global_step)
 
-    # NaN: looked for where it can still be kept out of the weights.
+    # NaN and Inf, checked before they reach the weights.
 
     def check_weights(self) -> None:
-        """Raise JobFailed when a weight is NaN or infinite, or so large that its square is.
+        """Raise JobFailed for NaN or Inf in the weights or in their norm.
 
-        Done at every step's end. Those that a training begins with are looked at only when what
-        they lead to is not finite: reading them all would keep the first step waiting.
+        Called at the end of every step. Initial weights are checked only after a result was not
+        finite: reading all of them would delay the first step.
         """
-        # By their norm: it is the fastest look at all of them, 0.2 s for a billion bytes.
+        # The norm is the fastest check of all weights: 0.2 s for 1 GB.
         weights = [weight.detach() for weight in cast(nn.Module, self.model).parameters()]
         norm = float(torch.nn.utils.get_total_norm(weights))
         if not math.isfinite(norm):
             raise JobFailed(f"step {self.state.global_step}: the norm of the weights is {norm}")
 
-    def must_be_finite(self, what: str, value: float, *, step: int) -> None:
-        """Raise JobFailed when a number is NaN or infinite, naming the step or what led to it."""
+    def require_finite(self, what: str, value: float, *, step: int) -> None:
+        """Raise JobFailed when a value is NaN or Inf."""
         if not math.isfinite(value):
             self.check_weights()
             raise JobFailed(f"step {step}: {what} is {value}")
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss = super().training_step(*args, **kwargs)
-        self.must_be_finite("the loss", float(loss), step=self.state.global_step + 1)
+        self.require_finite("the loss", float(loss), step=self.state.global_step + 1)
         return loss
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         norm = cast(Any, super())._get_grad_norm(*args, **kwargs)
-        self.must_be_finite(
+        self.require_finite(
             "the norm of the gradient", float(norm), step=self.state.global_step + 1
         )
         return norm
@@ -137,7 +136,7 @@ class JobTrainer(CheckpointingTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         super().log(logs, start_time)
-        # The events are the history. The Trainer's own would grow inside every checkpoint.
+        # Events are the history; the log history of the Trainer would grow in every checkpoint.
         self.state.log_history.clear()
         if "loss" not in logs:  # the summary at the end of train()
             return
@@ -148,9 +147,9 @@ class JobTrainer(CheckpointingTrainer):
             steps_total=self.state.max_steps,
             **self.last_metrics,
         )
-        self._look_for_divergence()
+        self._check_divergence()
 
-    def _look_for_divergence(self) -> None:
+    def _check_divergence(self) -> None:
         found = self._divergence.update(self.last_metrics)
         if found is None:
             return
@@ -168,13 +167,13 @@ class JobTrainer(CheckpointingTrainer):
         self.job.working(activity)
 
     def begin_step(self) -> None:
-        """Start the clocks of a step. A process that was forked meanwhile ends here."""
+        """Start the timers of a step. A process forked by user code ends here."""
         end_if_forked(self._owner, "to train a step")
         self._step_started = time.perf_counter()
         self.progress.begin("step")
 
     def step_seconds(self) -> float:
-        """Return how long the step that ends now has taken."""
+        """Return the duration of the current step so far."""
         return time.perf_counter() - self._step_started
 
     # The end of a step.
@@ -185,18 +184,18 @@ class JobTrainer(CheckpointingTrainer):
             cast(Any, super())._maybe_log_save_evaluate(*args, **kwargs)
         if self.job.pause.is_set() and self.state.global_step < self.state.max_steps:
             with self.progress.during(None):
-                self._hold()
+                self._wait_while_paused()
 
-    def _hold(self) -> None:
-        """Wait at a step's end, all in memory, until the job is to go on or to stop."""
+    def _wait_while_paused(self) -> None:
+        """Wait at the end of a step, with everything in memory, until continued or stopped."""
         step = self.state.global_step
-        self.save_here()  # who knows for how long
+        self.save_here()  # a pause may last long
         self.job.emit("paused", step=step)
         while self.job.pause.is_set() and not self.job.stop.is_set():
             time.sleep(0.1)
             self.settle_save()
             if self._save_was_due and self._in_flight is None:
-                self.save_here()  # that of an earlier step was in flight
+                self.save_here()  # the save of an earlier step was in progress
         self.job.emit("unpaused", step=step)
         if self.job.stop.is_set():
             self.was_stopped = self.control.should_training_stop = True
@@ -204,7 +203,7 @@ class JobTrainer(CheckpointingTrainer):
 
 
 class _StepEnd(TrainerCallback):
-    """Looks at the weights and at the stop request between a step and its checkpoint."""
+    """Checks the weights and the stop request between a step and its checkpoint."""
 
     def __init__(self, trainer: JobTrainer) -> None:
         self.trainer = trainer

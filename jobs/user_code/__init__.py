@@ -1,4 +1,4 @@
-"""Code of the user's own in a job: importing it afresh, what forks of it do, its error texts.
+"""User code in a job: fresh imports, forked children, error messages.
 
-Rewards enter as `module:function`; functions leave, with digests of the sources they came from.
+Takes `module:function`, returns the function and digests of the source files it came from.
 """

@@ -1,4 +1,4 @@
-"""A job runs in one process: a child that its code forks must not run it, too."""
+"""Ends child processes, forked by user code, that return into the job."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _EXIT_CODE = 70  # sysexits' EX_SOFTWARE: a fault in the job's code
 def end_if_forked(owner: int, where: str) -> None:
     """End this process at once, without cleaning up, unless `owner` is its id.
 
-    The child would write the events and checkpoints of its parent. Nothing is unwound: what would
-    be cleaned up on the way belongs to the parent.
+    The child would write the events and checkpoints of its parent. The stack is not unwound:
+    the resources on it belong to the parent.
     """
     if os.getpid() == owner:
         return

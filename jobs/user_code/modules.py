@@ -1,7 +1,7 @@
-"""The modules of a user's own: imported afresh for every job, and known by what is in them.
+"""User modules: imported afresh for every job, and identified by content digests.
 
-A job's folders stand first on the path of imports, as that of a script does when Python runs it: a
-module of the user's is found also where a library has the same name.
+The folders of a job come first on sys.path, like the folder of a script: a user module takes
+precedence over a library of the same name.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ SOURCES = "sources"  # what `digests` said, in a checkpoint's manifest
 
 @contextmanager
 def own_modules(folders: Sequence[str]) -> Iterator[None]:
-    """Import from `folders` first in this block; forget at its end what is no library's.
+    """Put `folders` first on sys.path in this block; unload user modules at its end.
 
-    A process that runs one job after the other would keep the first one's code for the next. Not
-    for several threads at once: path and modules are the process' own.
+    Otherwise a process would run the code of an earlier job. Not thread-safe: sys.path and
+    sys.modules are global.
     """
     path, modules = list(sys.path), dict(sys.modules)
     writes_bytecode = sys.dont_write_bytecode
-    # Bytecode is told from its source by size and second alone: old code could pass for new.
+    # Bytecode is validated by size and mtime in seconds only: stale code could be used.
     sys.dont_write_bytecode = True
     sys.path[:0] = folders
     importlib.invalidate_caches()
@@ -100,7 +100,7 @@ def changed(recorded: Mapping[str, str]) -> list[str]:
 
 
 def is_own(file: str) -> bool:
-    """Whether a source file is no library's and not warmd's: a job's own code."""
+    """Whether a source file is user code: neither a library's nor warmd's."""
     path = Path(file)
     if not path.is_absolute() or {"site-packages", "dist-packages"} & set(path.parts):
         return False
@@ -108,7 +108,7 @@ def is_own(file: str) -> bool:
 
 
 def _own() -> dict[str, Path]:
-    """The modules of the user's own that are loaded, by name, with their files."""
+    """Return the loaded user modules: name -> file."""
     found = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)

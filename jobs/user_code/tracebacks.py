@@ -1,4 +1,4 @@
-"""Errors of code that is not ours in words of bounded length: messages can have megabytes."""
+"""Error messages and tracebacks of foreign code, truncated: messages can have megabytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def reason(error: BaseException) -> str:
     """Return the type and the message of an error in one line."""
     try:
         message = str(error)
-    except Exception:  # an error in the words for an error
+    except Exception:  # the __str__ of an exception may raise
         message = "its message cannot be shown"
     text = " ".join(f"{type(error).__name__}: {message}".split())
     return cut(text, MOST_REASON).removesuffix(":")
@@ -25,7 +25,7 @@ def trace(error: BaseException) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Return a text whole, or else its beginning and its end with a note between them."""
+    """Return a text, or its start and end with a note when it is longer than `most`."""
     if len(text) <= most:
         return text
     half = most // 2

@@ -47,7 +47,7 @@ def main() -> None:
         vocab_size=spec.vocab_size,
         seq_len=spec.seq_len,
         share=spec.validation,
-        heed=lambda: None,
+        check_stop=lambda: None,
     )
     corpus = graph_corpus(cache, recipe)
     if corpus.is_new:

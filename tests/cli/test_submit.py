@@ -11,7 +11,9 @@ import yaml
 from hypothesis import given, settings, strategies as st
 from shell import Done, warmd
 
-from warmd.jobs import spec_class
+from warmd.jobs import KINDS, spec_class
+from warmd.jobs.spec import GROUPS
+from warmd.jobs.training.options import TrainingSpec
 
 ROWS = [{"question": f"{n} + 1?", "answer": f"#### {n + 1}"} for n in range(100)]
 
@@ -43,6 +45,24 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     for name in [name for name in os.environ if name.startswith("WARMD_")]:
         monkeypatch.delenv(name)
     return Shell(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_help_lists_every_option_of_a_kind_under_the_heading_of_its_group(shell, kind):
+    shown = shell.warmd("submit", kind, "--help").out
+    headings = [heading for heading in GROUPS.values() if f"\n{heading}:\n" in shown]
+    order = [shown.index(f"\n{heading}:\n") for heading in headings]
+    assert order == sorted(order)
+    for name, info in spec_class(kind).options().items():
+        section = shown.split(f"\n{GROUPS[info.group]}:\n")[1].split("\n\n")[0]
+        assert f"  --{name.replace('_', '-')} " in section
+
+
+@pytest.mark.parametrize("kind", ["grpo", "mlm"])
+def test_options_of_every_training_kind_have_the_same_type_and_group(kind):
+    shared, own = TrainingSpec.options(), spec_class(kind).options()
+    for name, info in shared.items():
+        assert (own[name].type, own[name].group) == (info.type, info.group)
 
 
 def test_a_dry_run_queues_nothing_and_prints_a_spec_that_config_reads_back(shell):

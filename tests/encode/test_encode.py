@@ -232,7 +232,7 @@ def test_python_code_gives_a_vector_for_each_module_class_and_function(code_job,
     assert ["broken.py" in event["message"] for event in warnings] == [True]
     double = "def double(number: int) -> int:"
     (first,) = (i for i, name in enumerate(result["ids"]) if name == "module1.double")
-    passages = from_sources(sources, chains=None, on_skip=lambda *_: None, heed=lambda: None)
+    passages = from_sources(sources, chains=None, on_skip=lambda *_: None, check_stop=lambda: None)
     assert passages[first].text.startswith(double)
     again = code_job.vectors(text=[passages[first].text], max_length=48)
     np.testing.assert_allclose(again[0], result["embeddings"][first], rtol=1e-5, atol=2e-6)

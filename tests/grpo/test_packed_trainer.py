@@ -20,8 +20,8 @@ from warmd.jobs.compute.quantized import WeightOnlyInt8Linear
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.token_sampling import NotFiniteError, Sampler
 from warmd.jobs.grpo import packed_trainer
-from warmd.jobs.grpo.packed_trainer import PackedTrainer, twin
-from warmd.jobs.grpo.packing import Row
+from warmd.jobs.grpo.packed_trainer import PackedTrainer, weight_sharing_clone
+from warmd.jobs.grpo.packing import Sample
 from warmd.jobs.grpo.rollout import generate
 from warmd.jobs.grpo.scoring import split
 from warmd.jobs.packing.attention import can_pack
@@ -222,11 +222,11 @@ def test_a_step_of_groups_without_an_advantage_runs_no_model(tmp_path):
 
 
 def test_packs_hold_what_fits_and_each_prompt_once():
-    def row(number: int, prompt: int, completion: int) -> Row:
-        return Row(number, (prompt,) * 4, (number + 10,) * completion)
+    def row(number: int, prompt: int, completion: int) -> Sample:
+        return Sample(number, (prompt,) * 4, (number + 10,) * completion)
 
     rows = [row(0, 7, 3), row(1, 5, 3), row(2, 7, 4), row(3, 5, 2), row(4, 6, 9)]
-    numbers = [[row.row for row in pack] for pack in split(rows, 13)]
+    numbers = [[row.index for row in pack] for pack in split(rows, 13)]
     assert numbers == [[1, 3], [4], [0, 2]]
     assert split(rows[::-1], 13) == split(rows, 13)
     assert [len(pack) for pack in split(rows, 1)] == [1] * 5
@@ -319,7 +319,7 @@ def test_weights_of_int8_are_packed_where_many_rows_or_tokens_pay_for_it(
     made = rough(tmp_path, tiny.model(), max_completion_length=tokens)
     made.model.train()
     always = levels().int8 == "warmd"  # whose packing is fast
-    assert made._form(rows) is (int8_linear if always else form)
+    assert made._linear_factory(rows) is (int8_linear if always else form)
 
 
 @pytest.mark.parametrize("loss", ["dapo", "bnpo", "grpo", "dr_grpo", "cispo", "sapo", "luspo"])
@@ -344,7 +344,7 @@ def test_the_loss_is_corrected_as_trl_corrects_for_completions_of_vllm(tmp_path,
     made.model.train()
 
     def loss_and_gradient(**given: Any) -> list[torch.Tensor]:
-        made._given = (logps, torch.zeros(4, 6))
+        made._scores_given = (logps, torch.zeros(4, 6))
         [value] = [GRPOTrainer._compute_loss(made, made.model, {**batch, **given})]
         return [value.detach(), *torch.autograd.grad(value, logps)]
 
@@ -460,13 +460,13 @@ def test_a_row_is_written_the_same_whatever_becomes_of_the_others():
 
 def test_a_policy_and_its_reference_are_one_in_memory_until_one_changes(tmp_path):
     reference = tiny.model()
-    policy = twin(reference)
+    policy = weight_sharing_clone(reference)
     made = trainer(PackedTrainer, tmp_path, reference)
     made.model = policy.requires_grad_(True)
-    made.take_reference(reference, 0.1)
+    made.set_reference(reference, 0.1)
     assert not any(weight.requires_grad for weight in reference.parameters())
     assert _memory(policy) == _memory(reference)
-    made.own_weights()
+    made.copy_shared_weights()
     assert not _memory(policy) & _memory(reference)
     for weight, start in zip(policy.parameters(), reference.parameters(), strict=True):
         assert torch.equal(weight, start)
@@ -474,7 +474,7 @@ def test_a_policy_and_its_reference_are_one_in_memory_until_one_changes(tmp_path
 
 def test_what_is_hung_on_a_policy_does_not_hang_on_its_reference():
     reference = tiny.model()
-    policy = twin(reference)
+    policy = weight_sharing_clone(reference)
     for module in policy.modules():
         module.register_forward_hook(lambda *_: pytest.fail("the policy's hook was called"))
         module.register_buffer("spare", torch.ones(1), persistent=False)

@@ -54,7 +54,7 @@ def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def recipe(data: Path, **changes: Any) -> Recipe:
     usual: dict[str, Any] = {"tokenizer": None, "vocab_size": 300, "seq_len": 64, "share": 0.2}
-    return Recipe(data=data, heed=lambda: None, **usual | changes)
+    return Recipe(data=data, check_stop=lambda: None, **usual | changes)
 
 
 # Built once.
@@ -121,7 +121,9 @@ def test_a_build_that_is_stopped_leaves_nothing_behind(tmp_path, texts):
     with pytest.raises(Stopped):
         text_corpus(
             tmp_path / "cache",
-            Recipe(data=texts, tokenizer=None, vocab_size=300, seq_len=64, share=0.2, heed=stop),
+            Recipe(
+                data=texts, tokenizer=None, vocab_size=300, seq_len=64, share=0.2, check_stop=stop
+            ),
         )
     assert list((tmp_path / "cache").iterdir()) == []
     assert text_corpus(tmp_path / "cache", recipe(texts)).is_new

@@ -65,10 +65,16 @@ def settings() -> list[str]:
 def kind_options(kind: str) -> list[str]:
     options = {option.name: option for option in options_of(kind_command(kind))}
     rows = []
-    for name in spec_class(kind).options():
+    for name, info in spec_class(kind).options().items():
         about, default = plain(options[name].help).rstrip("]").rsplit("default: ", 1)
         what, _, takes = about.rstrip("; [").partition("  [")
-        rows.append([spelt(options[name]), what + (f" ({takes})" if takes else ""), code(default)])
+        rows.append(
+            [
+                spelt(options[name]),
+                what + (f" ({takes})" if takes else ""),
+                default if info.default_text else code(default),
+            ]
+        )
     return table(["Option", "What it is", "Default"], rows)
 
 

@@ -115,7 +115,7 @@ ALLOWED = {
     "jobs.codegraph": CONTRACT,
     "daemon.runs": ("jobs",),
     "daemon.host": ("configs", "jobs"),
-    "daemon.queue": ("jobs", "daemon.host", "daemon.runs"),
+    "daemon.queue": ("configs", "jobs", "daemon.host", "daemon.runs"),
     "daemon.fork": ("configs", "jobs", "daemon.host", "daemon.runs"),
     "daemon.work": ("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue"),
     "daemon.supervise": ("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue"),
@@ -164,7 +164,7 @@ def test_the_command_line_imports_no_heavy_library():
 def test_the_contract_of_a_kind_knows_nothing_else():
     for module in CONTRACT:
         others = {other for other in ARROWS[module] if within(other, *TOP)}
-        assert others <= {*CONTRACT, "configs", "configs.values"}, module
+        assert others <= {*CONTRACT, "configs", "configs.queues"}, module
 
 
 def test_every_package_says_what_it_is_for():

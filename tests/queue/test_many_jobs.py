@@ -11,6 +11,7 @@ import pytest
 from desks import Desk
 from ended_jobs import FEW, WORKER, end, reads
 
+from warmd.configs.queues import QUEUES
 from warmd.daemon.queue import index_builder, job_index, keys, listing
 from warmd.daemon.runs.rundir import RunDir
 
@@ -59,9 +60,9 @@ def test_no_read_costs_more_with_many_ended_jobs(desk: Desk):
 
 def index(desk: Desk) -> dict[str, Any]:
     connection = desk.client.connection
-    zsets = [*map(keys.jobs, keys.QUEUES), keys.FROM_CLI, keys.ANSWERS]
+    zsets = [*map(keys.jobs, QUEUES), keys.FROM_CLI, keys.ANSWERS]
     found: dict[str, Any] = {key: connection.zrange(key, 0, -1, withscores=True) for key in zsets}
-    sets = {keys.stopped(queue) for queue in keys.QUEUES}
+    sets = {keys.stopped(queue) for queue in QUEUES}
     return found | {key: connection.smembers(key) for key in sets}
 
 
@@ -98,7 +99,7 @@ def test_counts_tell_stopped_jobs_from_failed_ones_through_a_resume(desk: Desk):
     assert counts() == (failed + 1, stopped)
     desk.client.remove(run.id)
     assert counts() == (failed, stopped)
-    assert run.id not in job_index.newest(desk.client.connection, keys.QUEUES, None)
+    assert run.id not in job_index.newest(desk.client.connection, QUEUES, None)
 
 
 def test_a_job_that_rq_itself_requeued_counts_as_no_ended_one_when_it_begins(desk: Desk):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from desks import Desk, Run
 
+from warmd.configs.queues import QUEUES
 from warmd.daemon.queue import keys, removal
 from warmd.daemon.runs.rundir import REMOVED
 
@@ -49,7 +50,7 @@ def traces(desk: Desk, job_id: str) -> list[str]:
     """Every key, every index and every file that has the job's id in it."""
     connection = desk.client.connection
     found: Any = connection.keys(f"*{job_id}*")
-    indices = (*map(keys.jobs, keys.QUEUES), keys.FROM_CLI, keys.ANSWERS)
+    indices = (*map(keys.jobs, QUEUES), keys.FROM_CLI, keys.ANSWERS)
     return [
         *map(str, found),
         *(key for key in indices if connection.zscore(key, job_id) is not None),

@@ -20,7 +20,7 @@ from safetensors.torch import load, load_file
 from warmd.daemon.runs import directio
 from warmd.daemon.runs.checkpoints import Checkpoints
 from warmd.daemon.runs.directio import DirectFile
-from warmd.jobs.training.live_tensors import Live
+from warmd.jobs.training.live_tensors import LiveTensors
 from warmd.jobs.training.snapshot import TokenizerFiles, write_safetensors
 
 MEGABYTE = 1 << 20
@@ -87,7 +87,7 @@ def test_what_the_training_overwrites_meanwhile_is_written_as_it_was():
     views = {"v0": tensors["flat"][:40], "v1": tensors["flat"][40:]}
     expected = {name: tensor.clone() for name, tensor in {**tensors, **views}.items()}
     del tensors["flat"], expected["flat"]
-    live = Live([*tensors.values(), *views.values()])
+    live = LiveTensors([*tensors.values(), *views.values()])
     file = SlowFile()
 
     def write() -> None:
@@ -115,7 +115,7 @@ def test_what_the_training_overwrites_meanwhile_is_written_as_it_was():
 
 def test_an_update_waits_for_a_save_that_is_nearly_done():
     weights = torch.ones(MEGABYTE)
-    live = Live([weights])
+    live = LiveTensors([weights])
     file = SlowFile()
     file.go_on.set()
     write_safetensors(live.sink(file), {"weights": weights}, {})
@@ -133,7 +133,7 @@ def test_our_safetensors_are_read_by_the_library(tmp_path, dtype):
         "empty": torch.empty(0, 4, dtype=dtype),
     }
     with DirectFile(tmp_path / "file.safetensors") as file:
-        write_safetensors(Live(tensors.values()).sink(file), tensors, {"format": "pt"})
+        write_safetensors(LiveTensors(tensors.values()).sink(file), tensors, {"format": "pt"})
     found = load_file(tmp_path / "file.safetensors")
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():

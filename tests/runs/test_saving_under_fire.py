@@ -118,7 +118,7 @@ def test_a_job_that_is_held_while_a_save_is_in_flight_is_saved_at_its_own_step(t
 
 def test_a_save_that_could_not_even_begin_costs_no_copy_of_the_weights(tmp_path, monkeypatch):
     copied: list[int] = []
-    monkeypatch.setattr(live_tensors._Part, "put_aside", lambda part: copied.append(part.unread))
+    monkeypatch.setattr(live_tensors._Part, "copy", lambda part: copied.append(part.unread))
     around = tiny.surroundings(tmp_path)
     disk = FullDisk(tmp_path / "checkpoints")
     around.ctx = dataclasses.replace(around.ctx, checkpoints=disk)

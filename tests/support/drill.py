@@ -28,9 +28,11 @@ class DrillSpec(Spec):
     kind: ClassVar[str] = "drill"
     queue: ClassVar[str] = "infer"
 
-    model: str = option("tiny", "warm model")
-    gate: str | None = option(None, "waits while this file exists")
-    then: str = option("end", "what follows", choices=("end", "raise", "die", "leave"))
+    model: str = option("tiny", "warm model", group="model")
+    gate: str | None = option(None, "waits while this file exists", group="data")
+    then: str = option(
+        "end", "what follows", group="data", choices=("end", "raise", "die", "leave")
+    )
 
 
 def run(spec: DrillSpec, ctx: Context) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def trainer(kind: type[GRPOTrainer], folder: Any, model: Any, **options: Any) ->
     )
     reference = copy.deepcopy(model)
     if beta and isinstance(made, PackedTrainer):
-        made.take_reference(reference, beta)
+        made.set_reference(reference, beta)
     elif beta:
         config.beta = made.beta = beta
         add_fused_lm_head(reference, temperature=made.temperature)

@@ -32,7 +32,7 @@ from warmd.jobs.errors import JobFailed
 from warmd.jobs.grpo.kind import run
 from warmd.jobs.grpo.options import GrpoSpec
 from warmd.jobs.grpo.packed_trainer import PackedTrainer
-from warmd.jobs.grpo.packing import Pack, Row
+from warmd.jobs.grpo.packing import Pack, Sample
 from warmd.jobs.packing.attention import packed_attention
 from warmd.jobs.packing.passes import score_pack
 
@@ -311,7 +311,7 @@ def test_bfloat16_layers_of_a_gpu_are_those_of_the_cpu_to_rounding():
 
 def gradients(model: Any, *, is_half: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of two completions, and what they teach each weight."""
-    pack = Pack([Row(0, (5, 6, 7), (8, 9, 10)), Row(1, (5, 6, 7), (11, 12))])
+    pack = Pack([Sample(0, (5, 6, 7), (8, 9, 10)), Sample(1, (5, 6, 7), (11, 12))])
     model.requires_grad_(True).zero_grad()
     with packed_attention(model):
         with torch.no_grad():  # as for a reference: its casts have no gradient

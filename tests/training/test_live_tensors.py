@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmd.jobs.training.live_tensors import Live
+from warmd.jobs.training.live_tensors import LiveTensors
 
 
 class File(io.BytesIO):
@@ -19,7 +19,7 @@ class File(io.BytesIO):
 def test_what_was_to_be_written_from_memory_and_came_as_a_copy_fails_the_save():
     weight = torch.arange(1000.0)
     for handed, is_found in ((weight, True), (weight.clone(), False)):
-        live = Live([weight])
+        live = LiveTensors([weight])
         promised = live.watched_bytes([weight, torch.zeros(7)])
         assert promised == 4000
         live.sink(File()).write(handed.numpy().view("uint8"))

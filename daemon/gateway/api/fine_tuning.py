@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from ....configs.queues import TRAIN
 from ....jobs.errors import NotFound, SpecError
 from ..core.sampling import Unserved
 from ..core.state import Gate, GateDep
@@ -139,7 +140,7 @@ class CheckpointList(BaseModel):
 @router.post("", response_model=Job)
 async def create_job(body: CreateJob, gate: GateDep, caller: CallerDep) -> Any:
     """Queue a training job."""
-    await gate.waiting("train")
+    await gate.waiting(TRAIN)
     kind, options = await gate.blocking(
         methods.options,
         body.method,

@@ -10,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
 from ....configs.config import DaemonConfig
+from ....configs.queues import INFER
 from ....jobs.errors import Unavailable
 from ...client import control
 from ..core.state import GateDep
@@ -28,12 +29,12 @@ class Health(BaseModel):
 
 def why_not(config: DaemonConfig) -> str | None:
     """Return why no worker can answer just now; None when one can. Asks the daemon."""
-    if not any(worker.queue == "infer" for worker in config.workers):
+    if not any(worker.queue == INFER for worker in config.workers):
         return "no worker of the daemon takes the queue infer"
     ready = control.ready(config, timeout_s=_PATIENCE_S)
     if not ready["zygote"]:
         return "the libraries and models are being loaded"
-    if "infer" not in ready["queues"]:
+    if INFER not in ready["queues"]:
         return "the workers of the queue infer are being started"
     return None
 

@@ -6,6 +6,7 @@ import statistics
 from collections import deque
 
 from ....configs.config import DaemonConfig
+from ....configs.queues import INFER, TRAIN
 from ...client.client import Client
 from ...queue import listing
 
@@ -17,7 +18,7 @@ class Pace:
     """The service times of the latest requests."""
 
     def __init__(self, config: DaemonConfig) -> None:
-        infer = [worker for worker in config.workers if worker.queue == "infer"]
+        infer = [worker for worker in config.workers if worker.queue == INFER]
         self._at_once = sum(worker.slots for worker in infer) or 1
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
 
@@ -34,6 +35,6 @@ class Pace:
 
 def next_training_s(client: Client) -> float:
     """Return in how many seconds a training that runs will be done. Asks the server."""
-    running = [job_id for job_id, _ in listing.started(client.connection, "train")]
+    running = [job_id for job_id, _ in listing.started(client.connection, TRAIN)]
     etas = [client.job(job_id)["eta_s"] for job_id in running]
     return min((eta for eta in etas if eta is not None), default=_TRAINING_S)

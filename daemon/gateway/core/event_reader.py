@@ -19,6 +19,7 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from ....configs.queues import INFER
 from ...client.client import Client
 from ...queue import keys, stream
 from ...queue.jobs import ENDED, Job
@@ -64,7 +65,7 @@ class Hub:
         )
         self._inboxes: dict[str, list[_Inbox]] = defaultdict(list)
         self._cursors: dict[str, int] = {}  # job -> the number of the last event that was read
-        self._queue_key = client.store.queue("infer").key
+        self._queue_key = client.store.queue(INFER).key
         self._turn = 0  # of the reader: what was added before it began is in its XREAD
         self._reader_id: int | None = None  # while it waits
         self._wanted = asyncio.Event()

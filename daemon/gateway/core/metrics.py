@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ....configs.queues import QUEUES
 from ...client.client import Client
-from ...queue import keys
 from ...queue.workers import Roster
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
@@ -76,7 +76,7 @@ class _Queues(Collector):
         workers = GaugeMetricFamily(
             "warmd_workers", "Workers that give signs of life.", labels=["queue"]
         )
-        living = dict.fromkeys(keys.QUEUES, 0)
+        living = dict.fromkeys(QUEUES, 0)
         roster = Roster(self._client.store)
         for name, worker_queue in roster.workers().items():
             living[worker_queue] += roster.has_lease(name)

@@ -13,6 +13,7 @@ import redis.asyncio
 from fastapi import Depends, Request
 
 from ....configs.config import DaemonConfig
+from ....configs.queues import TRAIN
 from ....jobs import spec_class
 from ....jobs.errors import SpecError, WarmdError
 from ....jobs.spec import Spec
@@ -83,7 +84,7 @@ class Gate:
         """Return how many jobs wait in a queue. Raises ApiError 429 when they are too many."""
         length: int = await cast(Any, self.redis.llen(self.client.store.queue(queue).key))
         if length >= self.config.http_queue_limit:
-            if queue == "train":
+            if queue == TRAIN:
                 eta = await self.blocking(next_training_s, self.client)
             else:
                 eta = self.pace.eta_s(length) or _SOON_S

@@ -1,0 +1,28 @@
+"""The sampling options that every kind that generates text has. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..spec import Spec, option
+
+MOST_TOKENS = 2**31  # more than any model has positions, or tokens in its vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSpec(Spec):
+    """How the next token is chosen."""
+
+    temperature: float = option(
+        1.0, "sampling temperature (0: greedy)", group="sampling", minimum=0, maximum=100
+    )
+    top_p: float = option(
+        1.0, "nucleus sampling probability (top-p)", group="sampling", above=0, maximum=1
+    )
+    top_k: int = option(
+        0,
+        "number of most likely tokens to sample from (top-k; 0: all)",
+        group="sampling",
+        minimum=0,
+        maximum=MOST_TOKENS,
+    )
