@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..context import Context, WarmModel
+from ..context import Context, WarmModel, step_of
 from ..errors import JobFailed
 from ..models.architectures import check_can_generate
 from .dataset import Example, Row, Tokenization
@@ -201,7 +201,6 @@ def _announce(
     import torch
 
     from ..compute.levels import compute_summary
-    from ..training.checkpointing import step_of
 
     ctx.emit(
         "begin",

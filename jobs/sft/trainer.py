@@ -107,8 +107,8 @@ class SupervisedTrainer(JobTrainer, PackedSftTrainer):
             "eval_is_due": self._eval_is_due,
         }
 
-    def take_up(self, checkpoint: Path) -> None:
-        super().take_up(checkpoint)
+    def check_checkpoint(self, checkpoint: Path) -> None:
+        super().check_checkpoint(checkpoint)
         if read_job_state(checkpoint)["data"] != self.data:
             raise JobFailed("dataset: its rows are not those that the checkpoint was trained on")
 

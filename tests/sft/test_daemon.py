@@ -19,7 +19,13 @@ from warmd.jobs.sft.options import SftSpec
 
 
 def spec(folder: Path, **options: Any) -> SftSpec:
-    usual = {"model": "tiny", "epochs": 6, "save_every": 4, "eval_samples": 4, "eval_every": 10}
+    usual: dict[str, Any] = {
+        "model": "tiny",
+        "epochs": 6,
+        "save_every": 4,
+        "eval_samples": 4,
+        "eval_every": 10,
+    }
     return sft_jobs.spec(folder, **usual | options)
 
 
