@@ -71,7 +71,7 @@ def _sft(work: tuple[str, ...], pairs: int, threads: int | None) -> None:
     """Measure optimizer steps beside TRL's SFTTrainer in float32, on random weights.
 
     Each side runs in fresh processes. The model of WORK is made in the folder for temporary files:
-    2 GB for 0.5b, whose steps take up to 13 GB of memory.
+    2 GB for 0.5b.
     """
     from ...jobs.bench import rows
 
