@@ -21,6 +21,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     "grpo": Kind("grpo.options", "GrpoSpec", "grpo.kind", "grpo.trainer"),
+    "sft": Kind("sft.options", "SftSpec", "sft.kind", "sft.trainer"),
     "mlm": Kind("mlm.options", "MlmSpec", "mlm.kind", "mlm.trainer"),
     "encode": Kind("encode.options", "EncodeSpec", "encode.kind", "encode.embedder"),
     "infer": Kind("infer.options", "InferSpec", "infer.kind", "infer.answering"),

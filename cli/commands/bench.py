@@ -47,7 +47,7 @@ def bench() -> None:
     """
 
 
-PAIRS = 2  # of processes of GRPO: each takes a minute
+PAIRS = 2  # of processes of GRPO and SFT: each takes a minute
 MANY_PAIRS = 5  # within one process
 
 
@@ -62,6 +62,19 @@ def _grpo(work: tuple[str, ...], pairs: int, threads: int | None) -> None:
     from ...jobs.bench import rows
 
     _show_works(rows.grpo, work or works.usual(works.GRPO), pairs, threads)
+
+
+@bench.command("sft", params=work_options(works.SFT, pairs=PAIRS))
+@common_options
+def _sft(work: tuple[str, ...], pairs: int, threads: int | None) -> None:
+    """Measure optimizer steps beside TRL's SFTTrainer in float32, on random weights.
+
+    Each side runs in fresh processes. The model of WORK is made in the folder for temporary files:
+    2 GB for 0.5b.
+    """
+    from ...jobs.bench import rows
+
+    _show_works(rows.sft, work or works.usual(works.SFT), pairs, threads)
 
 
 @bench.command("infer", params=work_options(works.INFER, pairs=MANY_PAIRS))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -20,7 +19,7 @@ from typing import Any
 import orjson
 import torch
 from datasets import Dataset
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
@@ -29,6 +28,7 @@ from ..compute.allocator import keep_freed_memory
 from ..compute.aten_overrides import fast_kernels
 from ..grpo.packed_trainer import PackedTrainer, weight_sharing_clone
 from . import machine, model
+from .clock import Clock
 from .memory import Peak
 from .works import GRPO, GrpoWork
 
@@ -38,7 +38,7 @@ def run(side: str, work: GrpoWork, folder: Path, steps: int) -> dict[str, Any]:
     rates = machine.measure()
     if side == "warmd":
         keep_freed_memory()
-    clock = _Clock()
+    clock = Clock()
     with (
         tempfile.TemporaryDirectory() as output,
         Peak() as peak,
@@ -59,22 +59,6 @@ def run(side: str, work: GrpoWork, folder: Path, steps: int) -> dict[str, Any]:
         "flops": rates.flops,
         "bytes_s": rates.bytes_s,
     }
-
-
-class _Clock(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Notes what each step takes."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.processor_s: list[float] = []
-        self._began = 0.0, 0.0
-
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self._began = time.perf_counter(), time.process_time()
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.seconds.append(time.perf_counter() - self._began[0])
-        self.processor_s.append(time.process_time() - self._began[1])
 
 
 def _trainer(side: str, work: GrpoWork, folder: Path, steps: int, output: str) -> Any:

@@ -1,6 +1,6 @@
 """A causal language model with random weights, made from the numbers of a shape alone.
 
-    python -m warmd.jobs.bench.model grpo|infer WORK FOLDER
+    python -m warmd.jobs.bench.model grpo|sft|infer WORK FOLDER
 
 Both sides of a benchmark map the weights in its folder, as they would those of a real model;
 nothing is read from anywhere else. Imports torch and transformers when it makes or reads one.
@@ -63,4 +63,5 @@ def prompts(shape: Shape, length: int, count: int) -> list[str]:
 
 if __name__ == "__main__":
     kind, work, folder = sys.argv[1:]
-    make((works.GRPO[work] if kind == "grpo" else works.INFER[work]).shape, Path(folder))
+    shapes: dict[str, Any] = {"grpo": works.GRPO, "sft": works.SFT, "infer": works.INFER}
+    make(shapes[kind][work].shape, Path(folder))

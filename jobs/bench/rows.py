@@ -18,7 +18,7 @@ import orjson
 
 from ...configs.precision import NATIVE
 from ..errors import JobFailed
-from .works import GRPO, MLM, WEIGHT_BYTES
+from .works import GRPO, MLM, SFT, WEIGHT_BYTES
 
 OnProgress = Callable[[str], None]  # is called with what is being done
 
@@ -50,34 +50,51 @@ class Effort:
     """How much is measured."""
 
     pairs: int  # of both sides in turn
-    steps: int = 2  # of GRPO in each process, after one to warm up
+    steps: int = 2  # of GRPO and SFT in each process, after one to warm up
     threads: int | None = None  # None: as many as torch takes
 
 
 def grpo(works: list[str], effort: Effort, told: OnProgress) -> Iterator[Row]:
     """Yield a row for each work: TRL's and warmd's steps, each side in processes of its own."""
     for work in works:
-        with tempfile.TemporaryDirectory(prefix="warmd-bench-") as folder:
-            told(f"grpo {work}: making the model")
-            _child("model", "grpo", work, folder, threads=effort.threads)
-            found: dict[str, list[dict[str, Any]]] = {"trl": [], "warmd": []}
-            for pair in range(effort.pairs):
-                # The second pair in the other order: the machine may be warming up, or cooling.
-                for side in ("trl", "warmd") if pair % 2 == 0 else ("warmd", "trl"):
-                    told(f"grpo {work}: pair {pair + 1} of {effort.pairs}, {side}")
-                    found[side].append(
-                        _child("grpo", side, work, folder, effort.steps, threads=effort.threads)
-                    )
-        yield _grpo_row(work, found["trl"], found["warmd"])
+        made = GRPO[work]
+        beta = f", beta {made.beta}" if made.beta else ""
+        text = f"GRPO {work}: {made.generations} x {made.prompt}+{made.completion}{beta}, a step"
+        yield _steps_row(text, *_steps("grpo", work, effort, told))
 
 
-def _grpo_row(work: str, stock: list[dict[str, Any]], ours: list[dict[str, Any]]) -> Row:
+def sft(works: list[str], effort: Effort, told: OnProgress) -> Iterator[Row]:
+    """Yield a row for each work: TRL's and warmd's steps, each side in processes of its own."""
+    for work in works:
+        made = SFT[work]
+        prompt, completion = (f"{least}..{most}" for least, most in (made.prompt, made.completion))
+        text = f"SFT {work}: {made.rows} x {prompt}+{completion}, a step"
+        yield _steps_row(text, *_steps("sft", work, effort, told))
+
+
+def _steps(
+    kind: str, work: str, effort: Effort, told: OnProgress
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Run both sides of a trainer in turn; return what TRL's and warmd's processes measured."""
+    found: dict[str, list[dict[str, Any]]] = {"trl": [], "warmd": []}
+    with tempfile.TemporaryDirectory(prefix="warmd-bench-") as folder:
+        told(f"{kind} {work}: making the model")
+        _child("model", kind, work, folder, threads=effort.threads)
+        for pair in range(effort.pairs):
+            # The second pair in the other order: the machine may be warming up, or cooling.
+            for side in ("trl", "warmd") if pair % 2 == 0 else ("warmd", "trl"):
+                told(f"{kind} {work}: pair {pair + 1} of {effort.pairs}, {side}")
+                found[side].append(
+                    _child(kind, side, work, folder, effort.steps, threads=effort.threads)
+                )
+    return found["trl"], found["warmd"]
+
+
+def _steps_row(text: str, stock: list[dict[str, Any]], ours: list[dict[str, Any]]) -> Row:
     stock_s, ours_s = ([s for run in runs for s in run["seconds"]] for runs in (stock, ours))
     best = min([*stock, *ours], key=lambda run: run["floor_s"])
-    made = GRPO[work]
-    beta = f", beta {made.beta}" if made.beta else ""
     return Row(
-        work=f"GRPO {work}: {made.generations} x {made.prompt}+{made.completion}{beta}, a step",
+        work=text,
         unit="s",
         stock=median(stock_s),
         warmd=median(ours_s),

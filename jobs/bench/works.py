@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,6 +89,44 @@ GRPO = {
         shape=Shape(layers=4), prompt=512, completion=32, generations=8
     ),
     "tiny": GrpoWork(shape=_TINY, prompt=8, completion=4, generations=2, beta=0.1),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftWork:
+    """One optimizer step: rows of a prompt and a completion, of the lengths that are drawn."""
+
+    shape: Shape
+    rows: int
+    prompt: tuple[int, int]  # least and most tokens
+    completion: tuple[int, int]
+
+    def lengths(self, steps: int) -> list[tuple[int, int]]:
+        """Draw the tokens of prompt and completion of every row of so many steps."""
+        draw = random.Random(0)
+        return [
+            (draw.randint(*self.prompt), draw.randint(*self.completion))
+            for _ in range(self.rows * steps)
+        ]
+
+    def floor_s(self, parameters: int, flops: float, bytes_s: float, *, steps: int) -> float:
+        """Return the seconds that a step's products and AdamW take at least, on average.
+
+        The head counts at the tokens of completions, the other layers at all that are read.
+        """
+        lengths = self.lengths(steps)
+        tokens = sum(prompt + completion - 1 for prompt, completion in lengths) / steps
+        learned = sum(completion for _, completion in lengths) / steps
+        # Forward, and two products backward.
+        operations = 6 * (tokens * (parameters - self.shape.head) + learned * self.shape.head)
+        # AdamW reads four arrays and writes three.
+        return operations / flops + 4 * 7 * parameters / bytes_s
+
+
+SFT = {
+    "0.5b": SftWork(shape=Shape(layers=24), rows=4, prompt=(40, 120), completion=(40, 220)),
+    "4-layers": SftWork(shape=Shape(layers=4), rows=8, prompt=(40, 120), completion=(40, 220)),
+    "tiny": SftWork(shape=_TINY, rows=2, prompt=(4, 8), completion=(2, 6)),
 }
 
 

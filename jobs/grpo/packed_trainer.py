@@ -32,9 +32,11 @@ from ..compute.linears import InPlaceLinear, has_onednn, int8_linear, packed_flo
 from ..compute.quantized import CastLinear, LinearFactory, WeightOnlyInt8Linear
 from ..engine.decoder import Decoder
 from ..engine.sampling import BatchSampler
-from .packing import Pack, Sample, can_pack, packed_attention
+from ..packing.attention import can_pack, packed_attention
+from ..packing.passes import Embedded, score_pack, tokens_that_fit
+from .packing import Pack, Sample
 from .rollout import Completion, generate, split_processors
-from .scoring import Embedded, samples_of, score_pack, split, tokens_that_fit
+from .scoring import samples_of, split
 
 Batch = dict[str, Any]
 
@@ -203,7 +205,7 @@ class PackedTrainer(GRPOTrainer):
             for part in split(rows, cast(int, self.most_tokens)):
                 pack = Pack(part, model.device)
                 at = (pack.rows, pack.columns)
-                logps[at], entropies[at] = score_pack(
+                logps[at], entropies[at], _ = score_pack(
                     model, pack, self.temperature, is_half=self.args.bf16
                 )
 
@@ -242,7 +244,7 @@ class PackedTrainer(GRPOTrainer):
                 pack = Pack(part, self.model.device)
                 at = (pack.rows, pack.columns)
                 embedded = Embedded(self.model, pack.ids)
-                scores, nats = score_pack(
+                scores, nats, _ = score_pack(
                     self.model, pack, self.temperature, embedded.output, is_half=self.args.bf16
                 )
                 losses = self._losses_of(batches, logps.index_put(at, scores), entropies)

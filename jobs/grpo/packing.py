@@ -2,93 +2,19 @@
 
 A pack holds a prompt once, then its completions one after another, each with positions that follow
 the prompt. Linear layers compute N tokens where a padded batch has B x (P + C); the attention
-function restricts each completion to the prompt and itself.
-
-Models of transformers run unchanged: they call attention through a registered function, and all
-other layers of a decoder are position-wise. Imports torch and transformers.
+function restricts each completion to the prompt and itself. Imports torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AttentionInterface
 
-from ..engine.decoder import Decoder
-
-ATTENTION = "warmd_packed"  # by this name transformers finds `_attention`
-
-
-def can_pack(model: Any) -> bool:
-    """Whether a model supports packs.
-
-    It does if the engine's decoder supports it: tokens interact through full causal attention only,
-    and positions come from position_ids only. Tests compare each architecture with TRL.
-    """
-    config = model.config
-    return (
-        Decoder.supports(model)
-        and config is config.get_text_config()  # vision-language models have 3-axis positions
-        and getattr(model, "_supports_sdpa", False)
-        and not config.attention_dropout
-        and model.get_output_embeddings().bias is None
-    )
-
-
-class Attention(Protocol):
-    """The attention of one forward pass."""
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Return the attention output of one layer.
-
-        query: (B, heads, N, D); key, value: (B, key heads, N, D). The result is (B, N, heads, D).
-        """
-
-
-@contextmanager
-def packed_attention(model: Any) -> Iterator[None]:
-    """Let a model use the `Attention` given to `hidden_states` within this block."""
-    usual = model.config._attn_implementation
-    model.config._attn_implementation = ATTENTION
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = usual
-
-
-def hidden_states(model: Any, embedded: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-    """Run a model up to its vocabulary head; only inside `packed_attention`.
-
-    embedded: (B, N, H), positions: (B, N) int64; the result is (B, N, H).
-    """
-    output = model.base_model(
-        inputs_embeds=embedded, position_ids=positions, use_cache=False, packed=attention
-    )
-    states: Tensor = output.last_hidden_state
-    return states
-
-
-def _attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: None,
-    *,
-    scaling: float,
-    packed: Attention,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    return packed.attend(module.layer_idx, query, key, value, scaling), None
-
-
-AttentionInterface.register(ATTENTION, _attention)
+from ..packing.attention import causal
 
 
 @dataclass(frozen=True)
@@ -170,16 +96,7 @@ class _Group:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> list[Tensor]:
         """Return the attention of the prompt and of the completions: (tokens, heads, D) each."""
-        prompt = slice(self.start, self.end)
-        of_prompt = F.scaled_dot_product_attention(
-            query[:, :, prompt],
-            key[:, :, prompt],
-            value[:, :, prompt],
-            is_causal=True,
-            scale=scale,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-        parts = [of_prompt[0].transpose(0, 1)]
+        parts = [causal(query, key, value, slice(self.start, self.end), scale)]
         if self.total:
             parts.append(self._completions(query, key, value, scale))
         return parts

@@ -5,23 +5,21 @@ Read at submission, to check the job, and again when the job runs.
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from hashlib import sha256
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import orjson
 
 from ..errors import SpecError
+from ..files import jsonl
 
 ARITHMETIC = "arithmetic"  # the built-in source; a file of that name is ./arithmetic
 DEFAULT_TEMPLATE = "Solve this math problem step by step:\n\n{question}\n\nSolution:"
 NUM_EVAL_SUMS = 1000
-MAX_LINE_BYTES = 16 * 2**20
 
 Prompt: TypeAlias = str | list[dict[str, str]]
 Part = Literal["train", "eval"]
@@ -139,94 +137,35 @@ def _distinct(problems: Iterable[Problem]) -> Iterator[Problem]:
 
 def _read(source: str, template: str) -> Iterator[Problem]:
     """Yield the problem of each line that is not blank."""
-    name = source if source and source.isprintable() else repr(source)
-    row = 0
-    for number, line in _lines(source, name):
-        row = number
-        yield _problem(line, f"{name}, line {number}", number, template)
-    if row == 0:
-        raise _no_file(name, "no rows in it")
+    takes = f"a JSONL file or {ARITHMETIC}"
+    for place, line in jsonl.lines("dataset", source, takes):
+        yield _problem(line, place, template)
 
 
-def _lines(source: str, name: str) -> Iterator[tuple[int, bytes]]:
-    try:
-        # Before opening it: opening a named pipe waits for a writer.
-        if not stat.S_ISREG(Path(source).stat().st_mode):
-            raise _no_file(name, "not a regular file")
-        with open(source, "rb") as file:
-            number = 0
-            while line := file.readline(MAX_LINE_BYTES + 1):
-                number += 1
-                if len(line) > MAX_LINE_BYTES:
-                    raise _fault(f"{name}, line {number}", "at most 16 MiB", "more")
-                if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of Windows
-                if line.strip():
-                    yield number, line
-    except (OSError, ValueError) as error:  # ValueError: a path with a NUL or a lone surrogate
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise _no_file(name, str(reason)) from None
-
-
-def _problem(line: bytes, where: str, row: int, template: str) -> Problem:
-    try:
-        values = orjson.loads(line.decode())
-    except UnicodeDecodeError as error:
-        raise _fault(where, "UTF-8", f"byte 0x{line[error.start]:02x}") from None
-    except orjson.JSONDecodeError as error:
-        raise _fault(where, "a JSON object", f"{error.msg} at column {error.colno}") from None
-    if not isinstance(values, dict):
-        raise _fault(where, "a JSON object", _kind(values))
-    answer = _answer(values.get("answer"), where)
+def _problem(line: bytes, place: jsonl.Place, template: str) -> Problem:
+    values = jsonl.parse(line, place)
+    answer = _answer(values.get("answer"), place)
     columns = {name: value for name, value in values.items() if name != "prompt"}
     if "prompt" in values:
-        return Problem(_prompt(values["prompt"], where), answer, row, columns)
+        prompt = _prompt(values["prompt"], place.field("prompt"))
+        return Problem(prompt, answer, place.line, columns)
     if "question" in values:
-        question = _text(values["question"], f"{where}: question")
-        return Problem(template.replace("{question}", question), answer, row, columns)
-    raise _fault(where, "an object with question or prompt", f"the keys {sorted(values)}"[:100])
+        question = jsonl.text(values["question"], place.field("question"))
+        return Problem(template.replace("{question}", question), answer, place.line, columns)
+    raise place.fault("an object with question or prompt", jsonl.keys_of(values))
 
 
-def _prompt(value: Any, where: str) -> Prompt:
+def _prompt(value: Any, place: jsonl.Place) -> Prompt:
     if not isinstance(value, list):
-        return _text(value, f"{where}: prompt")
+        return jsonl.text(value, place)
     if not value:
-        raise _fault(f"{where}: prompt", "text or chat messages", "an empty list")
-    return [_message(item, f"{where}: prompt[{index}]") for index, item in enumerate(value)]
+        raise place.fault("text or chat messages", "an empty list")
+    return jsonl.messages(value, place)
 
 
-def _message(value: Any, where: str) -> dict[str, str]:
-    # Other keys are refused: silently dropping tool calls would change the prompt.
-    if not isinstance(value, dict) or set(value) != {"role", "content"}:
-        got = f"the keys {sorted(value)}"[:100] if isinstance(value, dict) else _kind(value)
-        raise _fault(where, "an object of role and content", got)
-    return {key: _text(value[key], f"{where}: {key}") for key in ("role", "content")}
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise _fault(where, "text", _kind(value))
-    if not value.strip():
-        raise _fault(where, "text", "an empty one")
-    return value
-
-
-def _answer(value: Any, where: str) -> str | None:
+def _answer(value: Any, place: jsonl.Place) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{Decimal(str(value)):f}"  # never in scientific notation
-    raise _fault(f"{where}: answer", "text or a number", _kind(value))
-
-
-def _no_file(name: str, reason: str) -> SpecError:
-    return SpecError("dataset", f"must be a JSONL file or {ARITHMETIC}, got {name}: {reason}")
-
-
-def _fault(where: str, takes: str, got: str) -> SpecError:
-    return SpecError("dataset", f"{where}: must be {takes}, got {got}")
-
-
-def _kind(value: Any) -> str:
-    kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false"}
-    return "null" if value is None else kinds.get(type(value), "a number")
+    raise place.field("answer").fault("text or a number", jsonl.kind_of(value))

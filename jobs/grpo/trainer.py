@@ -21,7 +21,7 @@ from trl.trainer.utils import RepeatSampler
 from ..context import Context
 from ..engine.sampling import NotFiniteError
 from ..errors import JobFailed, Stopped
-from ..files.atomic import write_atomic
+from ..packing.passes import stored_number
 from ..training.options import TrainingSpec
 from ..training.trainer import JobTrainer
 from ..user_code.modules import SOURCES, changed, digests
@@ -113,7 +113,7 @@ class GroupTrainer(JobTrainer, PackedTrainer):
             )
         self.rollout_dtype = rollout_dtype
         if self.most_tokens is not None:
-            self.most_tokens = _stored_number(job.run_dir / "pack_tokens", self.most_tokens)
+            self.most_tokens = stored_number(job.run_dir / "pack_tokens", self.most_tokens)
         config.beta = beta
         if reference is not None:
             self.set_reference(reference, beta)
@@ -329,17 +329,6 @@ def _dataset(prompts: Sequence[Prompt], data: str) -> Dataset:
     """
     rows = [{"prompt": prompt.text, "row": index} for index, prompt in enumerate(prompts)]
     return Dataset(InMemoryTable.from_pylist(rows), fingerprint=data)
-
-
-def _stored_number(path: Path, number: int) -> int:
-    """Return the number stored at `path` by the first execution of the job; store it if none is.
-
-    The pack size depends on free memory, and rounding depends on the pack size: a job killed before
-    its first checkpoint must restart with the same size.
-    """
-    if not path.exists():
-        write_atomic(path, b"%d" % number)
-    return int(path.read_text())
 
 
 @contextmanager

@@ -65,6 +65,15 @@ def test_grpo_is_measured_beside_trl_with_the_memory_of_both(tmp_path):
 
 
 @pytest.mark.slow
+def test_sft_is_measured_beside_trl_with_the_memory_of_both(tmp_path):
+    [row] = rows(tmp_path, "sft", "--work", "tiny")
+    assert row["work"] == "SFT tiny: 2 x 4..8+2..6, a step"
+    assert row["unit"] == "s"
+    assert row["faster"] == row["stock"] / row["warmd"]
+    assert min(row["stock_private_bytes"], row["warmd_private_bytes"]) > 10**8
+
+
+@pytest.mark.slow
 def test_mlm_is_measured_beside_stock_kernels_and_many_updates_are_projected(tmp_path):
     step, updates, bert = rows(tmp_path, "mlm", "--work", "tiny-encoder", "--work", "tiny-bert")
     assert step["work"] == "code-graph encoder tiny-encoder: 2 x 40, forward + backward"

@@ -8,10 +8,12 @@ import sys
 from typing import Any
 
 import click
+import psutil
 import pytest
 import yaml
 from shell import warmd
 from terminal import seen_on_a_terminal
+from waiting import wait_until
 
 from warmd.cli.view import render
 from warmd.cli.view.curves import Curve, smoothed, span_of
@@ -261,7 +263,6 @@ def test_chat_with_a_model_that_cannot_names_what_can_before_anything_is_typed(d
 
 @pytest.mark.parametrize("leave", ["/bye\n", "\x04", "\x03"], ids=["bye", "ctrl-d", "ctrl-c"])
 def test_chat_greets_and_can_be_left(desk, tmp_path, leave):
-
     able = tmp_path / "able"
     able.mkdir()
     (able / "config.json").write_text('{"max_position_embeddings": 256}')
@@ -274,6 +275,8 @@ def test_chat_greets_and_can_be_left(desk, tmp_path, leave):
     while b"> " not in seen:
         seen += os.read(terminal, 4096)
     assert b"/bye" in seen
+    # It waits for a key: a Ctrl-C just before that is seen only at the next key.
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_SLEEPING)
     os.write(terminal, leave.encode())
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     os.close(terminal)

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx2 as httpx
 import openai
+import orjson
 import psutil
 import pytest
 import tiny
@@ -268,7 +269,7 @@ def test_training_options_name_neither_code_nor_files(served, options):
 def test_unknown_method_is_refused(served):
     with pytest.raises(openai.BadRequestError) as caught:
         served.openai.fine_tuning.jobs.create(
-            model="chat", training_file="arithmetic", method={"type": "supervised"}
+            model="chat", training_file="arithmetic", method={"type": "dpo"}
         )
     assert caught.value.param == "method.type"
 
@@ -297,6 +298,79 @@ def test_job_is_trained_and_its_model_serves_requests(served):
     listed = [item.id for item in served.openai.fine_tuning.jobs.list(limit=1)]
     assert listed[0] == job.id
     assert len(set(listed)) == len(listed)
+
+
+@pytest.mark.slow
+def test_supervised_job_is_trained_on_chats_and_measured_on_a_validation_file(served):
+    chats = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{n}+1="},
+                {"role": "assistant", "content": f"{n + 1}"},
+            ]
+        }
+        for n in range(12)
+    ]
+    train, held_out = (
+        served.openai.files.create(
+            file=("chats.jsonl", b"\n".join(map(orjson.dumps, rows))), purpose="fine-tune"
+        ).id
+        for rows in (chats[:8], chats[8:])
+    )
+    job = served.openai.fine_tuning.jobs.create(
+        model="chat",
+        training_file=train,
+        validation_file=held_out,
+        method={
+            "type": "supervised",
+            "supervised": {
+                "hyperparameters": {
+                    "n_epochs": 2,
+                    "batch_size": 4,
+                    "learning_rate_multiplier": "auto",
+                }
+            },
+        },
+    )
+    assert (job.method.type, job.validation_file) == ("supervised", held_out)
+    assert (job.hyperparameters.n_epochs, job.hyperparameters.batch_size) == (2, 4)
+    done = served.tuned(job.id, "succeeded", "failed")
+    assert (done.status, done.fine_tuned_model) == ("succeeded", job.id)
+    events = list(served.openai.fine_tuning.jobs.list_events(job.id))
+    losses = [event.data["loss"] for event in events if event.type == "metrics"]
+    assert len(losses) == 4 + 2  # steps, and evaluations before and after
+    assert losses[0] < losses[-1]  # newest first
+    by_default = served.openai.fine_tuning.jobs.create(model="chat", training_file=train)
+    assert by_default.method.type == "supervised"
+    served.openai.fine_tuning.jobs.cancel(by_default.id)
+
+
+def test_supervised_rows_and_files_that_are_no_use_are_refused_by_name(served):
+    bad = b'{"messages": [{"role": "user", "content": "hi"}]}'
+    file = served.openai.files.create(file=("bad.jsonl", bad), purpose="fine-tune").id
+    good = served.openai.files.create(file=("good.jsonl", b'{"text": "a"}'), purpose="fine-tune").id
+
+    def refused(training_file: str, **options: Any) -> Any:
+        hyperparameters = options.pop("hyperparameters", {})
+        method: Any = {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}}
+        with pytest.raises(openai.BadRequestError) as caught:
+            served.openai.fine_tuning.jobs.create(
+                model="chat", training_file=training_file, **{"method": method, **options}
+            )
+        return caught.value
+
+    error = refused(file)
+    assert error.param == "training_file"
+    assert "line 1: messages[0]: role: must be assistant, for the last message" in error.message
+    assert refused(good, validation_file=file).param == "validation_file"
+    assert refused("arithmetic").param == "training_file"
+    where = "method.supervised.hyperparameters"
+    error = refused(good, hyperparameters={"learning_rate_multiplier": 2})
+    assert error.param == f"{where}.learning_rate_multiplier"
+    error = refused(good, hyperparameters={"eval_dataset": "/etc/passwd"})
+    assert error.param == f"{where}.eval_dataset"
+    mlm: Any = {"type": "mlm"}
+    assert refused(good, validation_file=good, method=mlm).param == "validation_file"
 
 
 @pytest.mark.slow

@@ -20,11 +20,13 @@ from warmd.jobs.compute.quantized import WeightOnlyInt8Linear
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.sampling import BatchSampler, NotFiniteError
 from warmd.jobs.grpo import packed_trainer
-from warmd.jobs.grpo.logprobs import score
 from warmd.jobs.grpo.packed_trainer import PackedTrainer, weight_sharing_clone
-from warmd.jobs.grpo.packing import Sample, can_pack
+from warmd.jobs.grpo.packing import Sample
 from warmd.jobs.grpo.rollout import generate
-from warmd.jobs.grpo.scoring import split, tokens_that_fit
+from warmd.jobs.grpo.scoring import split
+from warmd.jobs.packing.attention import can_pack
+from warmd.jobs.packing.logprobs import score
+from warmd.jobs.packing.passes import tokens_that_fit
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
@@ -242,12 +244,12 @@ def test_a_pack_is_smaller_where_memory_is_short(monkeypatch):
 @pytest.mark.parametrize("kept_bytes", [0, 2**30])
 @pytest.mark.parametrize("chunk_bytes", [1, 2**30])
 def test_scores_and_their_gradients_are_those_of_log_softmax(monkeypatch, kept_bytes, chunk_bytes):
-    monkeypatch.setattr("warmd.jobs.grpo.logprobs.CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("warmd.jobs.packing.logprobs.CHUNK_BYTES", chunk_bytes)
     torch.manual_seed(0)
     hidden = torch.randn(7, 16, requires_grad=True)
     weight = torch.randn(50, 16, requires_grad=True)
     targets = torch.randint(50, (7,))
-    logps, entropies = score(hidden, weight, targets, temperature=0.7, kept_bytes=kept_bytes)
+    logps, entropies, _ = score(hidden, weight, targets, temperature=0.7, kept_bytes=kept_bytes)
     (logps * torch.arange(7)).sum().backward()
     ours = [hidden.grad, weight.grad]
     hidden.grad = weight.grad = None

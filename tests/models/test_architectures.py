@@ -18,11 +18,11 @@ from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.grpo.kind import run as run_grpo
 from warmd.jobs.grpo.options import GrpoSpec
-from warmd.jobs.grpo.packing import can_pack
 from warmd.jobs.infer.kind import run as run_infer
 from warmd.jobs.infer.options import InferSpec
 from warmd.jobs.mlm.kind import run as run_mlm
 from warmd.jobs.mlm.options import MlmSpec
+from warmd.jobs.packing.attention import can_pack
 
 SIZES: dict[str, Any] = {
     "vocab_size": 81, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TOP = ("cli", "configs", "daemon", "jobs")
-KINDS = ("jobs.grpo", "jobs.mlm", "jobs.infer", "jobs.encode")
+KINDS = ("jobs.grpo", "jobs.mlm", "jobs.sft", "jobs.infer", "jobs.encode")
 CONTRACT = ("jobs.spec", "jobs.context", "jobs.errors")
 
 
@@ -111,6 +111,7 @@ ALLOWED = {
     "jobs.engine": (*CONTRACT, "jobs.compute", "jobs.files", "jobs.models"),
     "jobs.models": (*CONTRACT, "configs"),
     "jobs.training": (*CONTRACT, "jobs.compute", "jobs.files", "jobs.models", "jobs.user_code"),
+    "jobs.packing": (*CONTRACT, "jobs.compute", "jobs.engine", "jobs.files"),
     "jobs.codegraph": CONTRACT,
     "daemon.runs": ("jobs",),
     "daemon.host": ("configs", "jobs"),

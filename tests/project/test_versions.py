@@ -50,8 +50,10 @@ OVERRIDDEN = {
     "GRPOTrainer._get_train_sampler": "self dataset",
     "GRPOTrainer._tokenize_prompts": "self prompts",
     "GRPOTrainer.compute_loss": "self model inputs return_outputs num_items_in_batch",
+    "SFTTrainer.compute_loss": "self model inputs return_outputs num_items_in_batch",
     "Trainer._evaluate": "self trial ignore_keys_for_eval skip_scheduler",
     "Trainer._get_grad_norm": "self model grad_norm",
+    "Trainer._get_train_sampler": "self train_dataset",
     "Trainer._load_from_checkpoint": "self resume_from_checkpoint model",
     "Trainer._load_optimizer_and_scheduler": "self checkpoint",
     "Trainer._maybe_log_save_evaluate": (
@@ -61,6 +63,7 @@ OVERRIDDEN = {
     "Trainer.compute_loss": "self model inputs return_outputs num_items_in_batch",
     "Trainer.get_batch_samples": "self epoch_iterator num_batches device",
     "Trainer.get_train_dataloader": "self",
+    "GRPOTrainer.log": "self logs start_time",
     "Trainer.log": "self logs start_time",
     "Trainer.training_step": "self model inputs num_items_in_batch",
     "_BaseTrainer._send_telemetry": "self",

@@ -32,8 +32,9 @@ from warmd.jobs.errors import JobFailed
 from warmd.jobs.grpo.kind import run
 from warmd.jobs.grpo.options import GrpoSpec
 from warmd.jobs.grpo.packed_trainer import PackedTrainer
-from warmd.jobs.grpo.packing import Pack, Sample, packed_attention
-from warmd.jobs.grpo.scoring import score_pack
+from warmd.jobs.grpo.packing import Pack, Sample
+from warmd.jobs.packing.attention import packed_attention
+from warmd.jobs.packing.passes import score_pack
 
 CAPACITY = SHORTEST + 100
 
@@ -314,8 +315,8 @@ def gradients(model: Any, *, is_half: bool) -> tuple[torch.Tensor, torch.Tensor]
     model.requires_grad_(True).zero_grad()
     with packed_attention(model):
         with torch.no_grad():  # as for a reference: its casts have no gradient
-            before, _ = score_pack(model, pack, 1.0, is_half=is_half)
-        logps, entropies = score_pack(model, pack, 1.0, is_half=is_half)
+            before, *_ = score_pack(model, pack, 1.0, is_half=is_half)
+        logps, entropies, _ = score_pack(model, pack, 1.0, is_half=is_half)
     assert torch.equal(before, logps)
     assert logps.dtype == entropies.dtype == torch.float32
     logps.sum().backward()

@@ -1,4 +1,4 @@
-"""`/v1/fine_tuning/jobs`: GRPO and MLM jobs by OpenAI's API."""
+"""`/v1/fine_tuning/jobs`: SFT, GRPO and MLM jobs by OpenAI's API."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ _Limit = Annotated[int, Query(ge=1, le=100)]
 
 
 class CreateJob(BaseModel):
-    """A training job. `method` is {"type": "reinforcement" | "mlm", TYPE: {"hyperparameters": …}}.
+    """A training job. `method` is {"type": TYPE, TYPE: {"hyperparameters": …}}.
 
-    Hyperparameters are the options of `warmd submit grpo` and `warmd submit mlm`. `suffix` and
-    `metadata` are stored with the job; the trained model is named by the job's id.
+    TYPE is supervised, reinforcement or mlm; hyperparameters are the options of `warmd submit sft`,
+    `warmd submit grpo` and `warmd submit mlm`. `suffix` and `metadata` are stored with the job; the
+    trained model is named by the job's id.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -50,7 +51,7 @@ class CreateJob(BaseModel):
         ]
         | None
     ) = None
-    validation_file: Unsupported = None
+    validation_file: Annotated[str, Field(min_length=1, max_length=500)] | None = None
     integrations: Unsupported = None
     hyperparameters: Annotated[
         None, only([], {}, unsupported="not supported: use method.TYPE.hyperparameters")
@@ -77,7 +78,7 @@ class Job(BaseModel):
     model: str
     fine_tuned_model: str | None
     training_file: str
-    validation_file: None
+    validation_file: str | None
     method: dict[str, Any]
     hyperparameters: dict[str, Any]
     seed: int
@@ -144,13 +145,20 @@ async def create_job(body: CreateJob, state: StateDep, caller: CallerDep) -> Any
     """Queue a training job."""
     await state.queue_length(TRAIN)
     kind, options = await state.in_thread(
-        methods.options, body.method, body.model, body.training_file, body.seed, state.files
+        methods.options,
+        body.method,
+        body.model,
+        body.training_file,
+        body.validation_file,
+        body.seed,
+        state.files,
     )
     if options["model"] is not None:
         await state.in_thread(state.model_index.check, body.model)
     about = {
         ABOUT: {
             "training_file": body.training_file,
+            "validation_file": body.validation_file,
             "method": body.method,
             "suffix": body.suffix,
             "metadata": body.metadata,
@@ -175,6 +183,8 @@ def _by_request(error: SpecError, kind: str) -> SpecError:
         return error
     if error.field == methods.DATA[kind][0]:
         return SpecError("training_file", problem)
+    if error.field == methods.VALIDATION.get(kind):
+        return SpecError("validation_file", problem)
     method = methods.METHODS[kind]
     return SpecError(f"method.{method}.hyperparameters.{error.field}", problem)
 

@@ -15,13 +15,18 @@ from ....jobs.grpo import problems, rewards
 from ....jobs.mlm.options import CODE_GRAPH, STDLIB
 from ..core.file_store import FileStore
 
-# Method type -> job kind. `reinforcement` is OpenAI's; `mlm` is a warmd extension.
-KINDS = {"reinforcement": "grpo", "mlm": "mlm"}
+# Method type -> job kind. `mlm` is an extension of warmd, the others are OpenAI's.
+KINDS = {"supervised": "sft", "reinforcement": "grpo", "mlm": "mlm"}
 METHODS = {kind: method for method, kind in KINDS.items()}
 _FIELDS = {"grpo": {"hyperparameters", "grader"}, "mlm": {"hyperparameters"}}
 
 # Job kind -> the option that names the data, and its value for built-in data.
-DATA = {"grpo": ("dataset", problems.ARITHMETIC), "mlm": ("data", STDLIB)}
+DATA: dict[str, tuple[str, str | None]] = {
+    "sft": ("dataset", None),
+    "grpo": ("dataset", problems.ARITHMETIC),
+    "mlm": ("data", STDLIB),
+}
+VALIDATION = {"sft": "eval_dataset"}  # job kind -> the option that names the held-out data
 
 _HARMLESS_TEXT = {
     "template",
@@ -36,6 +41,7 @@ _HARMLESS_TEXT = {
 _NOT_OVER_HTTP = {"report_to"}  # would send data to a third party
 # OpenAI's name -> warmd's name, where they differ.
 _RENAMED: dict[str, dict[str, str]] = {
+    "sft": {"n_epochs": "epochs"},
     "grpo": {"n_epochs": "epochs", "batch_size": "prompts_per_step"},
     "mlm": {},
 }
@@ -51,11 +57,17 @@ def options(
     method: Mapping[str, Any] | None,
     model: str,
     training_file: str,
+    validation_file: str | None,
     seed: int | None,
     files: FileStore,
 ) -> tuple[str, dict[str, Any]]:
-    """Return the job kind and its options. A SpecError names the field of the request."""
-    type = "reinforcement" if method is None else method.get("type")
+    """Return the job kind and its options. A SpecError names the field of the request.
+
+    Without a method it is `supervised`, as in OpenAI's API; for arithmetic, which only GRPO has, it
+    is `reinforcement`.
+    """
+    default = "reinforcement" if training_file == problems.ARITHMETIC else "supervised"
+    type = default if method is None else method.get("type")
     if not isinstance(type, str) or type not in KINDS:
         raise SpecError("method.type", f"must be one of {', '.join(KINDS)}, got {type!r}")
     kind, inside = KINDS[type], (method or {}).get(type) or {}
@@ -86,6 +98,10 @@ def options(
         given[option] = str(path)
         if kind == "grpo" and "samples" not in given:
             given["samples"] = len(problems.load(str(path)))
+    if validation_file is not None:
+        if kind not in VALIDATION:
+            raise SpecError("validation_file", f"must be left out for {type}, got a file")
+        given[VALIDATION[kind]] = str(files.locate(validation_file, "validation_file"))
     return kind, given
 
 
@@ -98,6 +114,11 @@ def _hyperparameters(kind: str, where: str, inside: Mapping[str, Any]) -> dict[s
     for name, value in values.items():
         if value == "auto" or value is None:
             continue
+        if name == "learning_rate_multiplier":
+            raise SpecError(
+                f"{where}.hyperparameters.{name}",
+                f"must be 'auto', got {value!r}; set learning_rate, which is absolute",
+            )
         option = known.get(_RENAMED[kind].get(str(name), str(name)))
         is_text = option is not None and option.type is str and option.choices is None
         if (

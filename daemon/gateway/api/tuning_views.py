@@ -16,7 +16,7 @@ from ...client.views import UNREGISTERED
 from ...runs import events
 from ...runs.checkpoints import Checkpoints
 from ...runs.rundir import is_job_id
-from .methods import DATA, METHODS
+from .methods import DATA, METHODS, VALIDATION
 
 ABOUT = "http"  # key in spec.json for the fields of the request that are not options
 
@@ -50,10 +50,9 @@ def view(client: Client, job_id: str) -> dict[str, Any]:
     job = client.job(job_id)
     status = _status(job)
     made = client.rundir(job_id).path / "model"
+    hidden = {"model", "seed", DATA[kind][0], VALIDATION.get(kind)}
     options = {
-        name: value
-        for name, value in spec.items()
-        if value is not None and name not in ("model", "seed", DATA[kind][0])
+        name: value for name, value in spec.items() if value is not None and name not in hidden
     }
     method = {"type": METHODS[kind], METHODS[kind]: {"hyperparameters": options}}
     return {
@@ -66,7 +65,7 @@ def view(client: Client, job_id: str) -> dict[str, Any]:
         "model": spec["model"] or spec["architecture"],
         "fine_tuned_model": job_id if status == "succeeded" and made.is_dir() else None,
         "training_file": about.get("training_file") or spec[DATA[kind][0]],
-        "validation_file": None,
+        "validation_file": about.get("validation_file") or spec.get("eval_dataset"),
         "method": method,
         "hyperparameters": {
             "n_epochs": spec.get("epochs", "auto"),

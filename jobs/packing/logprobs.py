@@ -6,13 +6,24 @@ Here it runs only at target positions, in chunks, and computes the entropies as 
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 CHUNK_BYTES = 512 * 2**20  # of logits per chunk: enough rows for full GEMM speed
 KEPT_BYTES = 1024 * 2**20  # of probabilities kept for the backward pass
+
+
+class Scores(NamedTuple):
+    """Of K tokens: log-probabilities and entropies, (K,) float32 each, in nats.
+
+    `is_top`, (K,) bool: whether no token is more likely; (0,) unless requested.
+    """
+
+    logps: Tensor
+    entropies: Tensor
+    is_top: Tensor
 
 
 def score(
@@ -22,18 +33,18 @@ def score(
     *,
     temperature: float = 1.0,
     kept_bytes: int = KEPT_BYTES,
-) -> tuple[Tensor, Tensor]:
+    wants_top: bool = False,
+) -> Scores:
     """Return log softmax(hidden @ weight.T / temperature) at `targets`, and the entropies.
 
-    hidden: (K, H), weight: (V, H), targets: (K,) int64; both results are (K,) float32. Only the
+    hidden: (K, H), weight: (V, H), targets: (K,) int64. Only the
     log-probabilities are differentiable. The probabilities are kept for the backward pass when
     they take at most `kept_bytes`, and recomputed otherwise. Matrix multiplications run in the
     dtype of `hidden`, everything else in float32.
     """
-    scores: tuple[Tensor, Tensor] = cast(Any, _Score).apply(
-        hidden, weight, targets, temperature, kept_bytes
+    return Scores(
+        *cast(Any, _Score).apply(hidden, weight, targets, temperature, kept_bytes, wants_top)
     )
-    return scores
 
 
 class _Score(torch.autograd.Function):
@@ -47,25 +58,29 @@ class _Score(torch.autograd.Function):
         targets: Tensor,
         temperature: float,
         kept_bytes: int,
-    ) -> tuple[Tensor, Tensor]:
+        wants_top: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         count, words = len(hidden), len(weight)
         needs_gradient = any(ctx.needs_input_grad)
         keeps = needs_gradient and 4 * count * words <= kept_bytes
         kept = hidden.new_empty((count, words), dtype=torch.float32) if keeps else None
         logps = hidden.new_empty(count, dtype=torch.float32)
         entropies = torch.empty_like(logps)
+        is_top = logps.new_empty(count if wants_top else 0, dtype=torch.bool)
         product = weight.to(hidden.dtype)
         for rows in _chunks(count, words):
             log_p = _log_softmax(hidden[rows], product, temperature)
             logps[rows] = log_p.gather(1, targets[rows, None])[:, 0]
+            if wants_top:
+                is_top[rows] = logps[rows] >= log_p.amax(-1)
             p = torch.exp(log_p, out=None if kept is None else kept[rows])
             # A token of probability 0 contributes 0, although its log-probability is -inf.
             entropies[rows] = -torch.linalg.vecdot(p, log_p.nan_to_num_(neginf=0.0))
         if needs_gradient:
             ctx.save_for_backward(hidden, weight, targets, kept)
             ctx.temperature = temperature
-        ctx.mark_non_differentiable(entropies)
-        return logps, entropies
+        ctx.mark_non_differentiable(entropies, is_top)
+        return logps, entropies, is_top
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -87,7 +102,7 @@ class _Score(torch.autograd.Function):
             if ctx.needs_input_grad[1]:
                 part = (p.t() @ hidden[rows]).to(weight.dtype)
                 for_weight = part if for_weight is None else for_weight.add_(part)
-        return for_hidden, for_weight, None, None, None
+        return for_hidden, for_weight, None, None, None, None
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:

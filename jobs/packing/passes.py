@@ -1,0 +1,119 @@
+"""One pass of a model over a pack: the log-probabilities that a loss asks for, and its gradients.
+
+Imports torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..compute.device import free_bytes
+from ..files.atomic import write_atomic
+from .attention import Attention, hidden_states
+from .logprobs import KEPT_BYTES, Scores, score
+
+MOST_TOKENS = 4096  # of a pack: larger ones are no faster and take memory
+MEMORY_SHARE = 0.5  # of the free memory that one pack may take
+
+
+class Pack(Attention, Protocol):
+    """Sequences in one row of N tokens, and the K of their tokens that are scored.
+
+    ids, positions: (1, N). predictors: (K,), the place in the row that predicts token k; targets:
+    (K,), that token.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    predictors: Tensor
+    targets: Tensor
+
+
+def score_pack(
+    model: Any,
+    pack: Pack,
+    temperature: float = 1.0,
+    embedded: Tensor | None = None,
+    *,
+    is_half: bool = False,
+    wants_top: bool = False,
+) -> Scores:
+    """Return the log-probabilities and the entropies of a pack's K scored tokens.
+
+    `embedded`, (1, N, H), stands for the embeddings of its tokens. Inside `packed_attention` only.
+    `is_half`: matrix multiplications are in bfloat16, weights and sums in float32.
+    """
+    if embedded is None:
+        embedded = model.get_input_embeddings()(pack.ids)
+    # Around this pass only: autocast caches casts, and those made under no_grad have no gradient.
+    with torch.autocast(embedded.device.type, torch.bfloat16, enabled=is_half):
+        states = hidden_states(model, embedded, pack.positions, pack)[0, pack.predictors]
+    states = states.bfloat16() if is_half else states
+    weight = model.get_output_embeddings().weight
+    return score(states, weight, pack.targets, temperature=temperature, wants_top=wants_top)
+
+
+class Embedded:
+    """The embeddings of a pack's tokens, (1, N, H), with a sparse gradient for tied weights.
+
+    Autograd would allocate a dense gradient of the embedding and add it to that of the head: 0.5 GB
+    of memory traffic, three times, for a 0.5B model.
+    """
+
+    def __init__(self, model: Any, ids: Tensor) -> None:
+        self._ids = ids
+        self._module = model.get_input_embeddings()
+        weight = self._module.weight
+        # Only with tied weights: the backward pass of the head leaves a gradient to add to.
+        self._is_short = (
+            type(self._module) is nn.Embedding
+            and weight.requires_grad
+            and weight is model.get_output_embeddings().weight
+        )
+        with torch.set_grad_enabled(not self._is_short):
+            self.output: Tensor = self._module(ids)
+        if self._is_short:
+            self.output.requires_grad_()
+
+    def finish(self) -> None:
+        """Add the gradient to that of the weights, after the backward pass."""
+        if not self._is_short or self.output.grad is None:
+            return
+        ids, gradient = self._ids[0], self.output.grad[0]
+        if self._module.padding_idx is not None:  # which learns nothing as an input
+            is_taught = ids != self._module.padding_idx
+            ids, gradient = ids[is_taught], gradient[is_taught]
+        self._module.weight.grad.index_add_(0, ids, gradient)
+
+
+def tokens_that_fit(model: Any, device: torch.device) -> int:
+    """Return how many tokens a pack may have, from the memory that training will leave free."""
+    weights = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    # Training allocates a copy of mapped weights, gradients and two AdamW moments; then the head.
+    left = (free_bytes(device) - 4 * weights) * MEMORY_SHARE - KEPT_BYTES
+    return int(min(MOST_TOKENS, max(left / _bytes_per_token(model.config), 1)))
+
+
+def _bytes_per_token(config: Any) -> int:
+    """Return an upper estimate of the activation memory per token, in float32.
+
+    In a layer: 12 vectors of hidden size (residuals, norms, queries, keys, values, attention) and 5
+    of intermediate size.
+    """
+    layer = 12 * config.hidden_size + 5 * config.intermediate_size
+    return 4 * int(config.num_hidden_layers) * int(layer)
+
+
+def stored_number(path: Path, number: int) -> int:
+    """Return the number stored at `path` by the first execution of the job; store it if none is.
+
+    The pack size depends on free memory, and rounding depends on the pack size: a job killed before
+    its first checkpoint must restart with the same size.
+    """
+    if not path.exists():
+        write_atomic(path, b"%d" % number)
+    return int(path.read_text())

@@ -1,0 +1,107 @@
+"""Packed supervised fine-tuning: the same losses, gradients and weights as TRL's SFTTrainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sft_jobs
+import torch
+
+from warmd.jobs.compute.aten_overrides import fast_kernels
+from warmd.jobs.packing.attention import packed_attention
+from warmd.jobs.packing.passes import score_pack
+from warmd.jobs.sft.packed_trainer import SequencePack, Tokens, split
+
+pytestmark = pytest.mark.usefixtures("like_a_work_horse")
+
+ARCHITECTURES: dict[str, tuple[dict[str, Any], bool]] = {
+    "llama": ({"tie_word_embeddings": False}, True),
+    "qwen2": ({"tie_word_embeddings": True}, True),
+    "qwen3": ({"tie_word_embeddings": True}, True),
+    "gemma2": ({"query_pre_attn_scalar": 4, "sliding_window": 8}, False),
+    "gpt2": ({}, False),
+}
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "completions": ("prompt and completion", {}, {}),
+    "prompts, too": ("prompt and completion", {"completion_only_loss": False}, {}),
+    "whole chats": ("chat", {}, {}),
+    "assistant turns": ("chat", {"assistant_only_loss": True}, {}),
+    "chat prompts": ("chat prompt", {}, {}),
+    "texts": ("text", {}, {}),
+    "cut": ("text", {"max_length": 9}, {}),
+    "micro-steps": (
+        "prompt and completion",
+        {},
+        {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+    ),
+    "AdamW": ("text", {}, {"optim": "adamw_torch_fused", "learning_rate": 1e-3}),
+}
+
+
+def assert_same(folder: Any, model: Any, case: str, *, most_tokens: int | None = None) -> Any:
+    form, how, options = CASES[case]
+    theirs = sft_jobs.train(sft_jobs.trainer("trl", folder, model, form, how=how, **options))
+    made = sft_jobs.trainer("warmd", folder, model, form, how=how, **options)
+    if most_tokens is not None:
+        made.most_tokens = most_tokens
+    with fast_kernels():  # as in a job
+        ours = sft_jobs.train(made)
+    assert len(ours[0]) == len(theirs[0]) == 6  # with the summary
+    for our, their in zip(ours[0], theirs[0], strict=True):
+        assert our == pytest.approx(their, rel=2e-5, abs=2e-6)
+    largest = max(float(gradient.abs().max()) for gradient in theirs[1])
+    for our_gradient, their_gradient in zip(ours[1], theirs[1], strict=True):
+        torch.testing.assert_close(our_gradient, their_gradient, rtol=2e-5, atol=2e-5 * largest)
+    moved = max(
+        float((weight - start).abs().max())
+        for weight, start in zip(theirs[2], model.parameters(), strict=True)
+    )
+    for our_weight, their_weight in zip(ours[2], theirs[2], strict=True):
+        torch.testing.assert_close(our_weight, their_weight, rtol=0, atol=2e-4 * moved)
+    return made
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_trains_as_with_trl(tmp_path, architecture):
+    changes, is_packed = ARCHITECTURES[architecture]
+    made = assert_same(tmp_path, sft_jobs.small(architecture, **changes), "completions")
+    assert (made.most_tokens is not None) == is_packed
+
+
+@pytest.mark.parametrize("case", list(CASES)[1:])
+def test_every_form_of_row_trains_as_with_trl(tmp_path, case):
+    assert_same(tmp_path, sft_jobs.small("qwen2", tie_word_embeddings=True), case)
+
+
+@pytest.mark.parametrize("most_tokens", [1, 25])
+def test_a_step_that_does_not_fit_into_one_pack_comes_to_the_same(tmp_path, most_tokens):
+    assert_same(tmp_path, sft_jobs.small("llama"), "texts", most_tokens=most_tokens)
+
+
+def test_rows_of_a_pack_do_not_see_each_other():
+    model = sft_jobs.small("qwen3")
+    draw = torch.Generator().manual_seed(0)
+    rows = []
+    for length in (9, 2, 14, 5):
+        ids = tuple(torch.randint(3, 80, (length,), generator=draw).tolist())
+        rows.append(Tokens(ids, ids))
+    with torch.no_grad(), packed_attention(model):
+        together = score_pack(model, SequencePack(rows)).logps
+        alone = torch.cat([score_pack(model, SequencePack([row])).logps for row in rows])
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
+    padded: list[torch.Tensor] = []
+    with torch.no_grad():
+        for row in rows:
+            alone = torch.tensor([row.ids])
+            logps = model(alone).logits.log_softmax(-1)[0, :-1]
+            padded.append(logps.gather(1, alone[0, 1:, None])[:, 0])
+    torch.testing.assert_close(together, torch.cat(padded), rtol=1e-5, atol=1e-5)
+
+
+def test_packs_hold_what_fits_and_are_the_same_in_any_order():
+    rows = [Tokens((number,) * size, (number,) * size) for number, size in enumerate((4, 9, 6, 3))]
+    packs = split(rows, 10)
+    assert [[len(row.ids) - 1 for row in pack] for pack in packs] == [[8, 2], [5, 3]]
+    assert split(rows[::-1], 10) == packs
+    assert [len(pack) for pack in split(rows, 1)] == [1] * 4

@@ -1,0 +1,322 @@
+"""The SFT kind: rows that are read or refused, training that learns, a resume without a trace."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import sft_jobs
+import tiny
+import torch
+from sft_jobs import message, spec, write
+from transformers import AutoModelForCausalLM
+
+from warmd.jobs import spec_class
+from warmd.jobs.errors import JobFailed, SpecError, Stopped
+from warmd.jobs.sft.dataset import Source
+from warmd.jobs.sft.kind import run
+from warmd.jobs.sft.options import SftSpec
+
+pytestmark = pytest.mark.usefixtures("like_a_work_horse")
+
+CLOCKS = {"seconds"}
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    return dict(model.state_dict())
+
+
+def same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+def steps(events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    return {
+        event["step"]: {key: event[key] for key in event.keys() - CLOCKS}
+        for event in events
+        if event["type"] == "step"
+    }
+
+
+def chatty(folder: Path, warm: Any = None) -> tiny.Surroundings:
+    job = tiny.surroundings(folder, tiny.model(positions=128) if warm is None else warm)
+    job.ctx.models.tokenizer.chat_template = sft_jobs.TEMPLATE  # type: ignore[attr-defined]
+    return job
+
+
+# Options.
+
+
+def test_every_option_has_help_and_comes_back_from_json(tmp_path):
+    assert spec_class("sft") is SftSpec
+    assert all(info.help for info in SftSpec.options().values())
+    made = spec(tmp_path)
+    assert SftSpec.parse(made.to_json()) == made
+
+
+def test_the_command_line_can_read_the_options_without_torch():
+    code = "import sys, warmd.jobs.sft.options as g; g.SftSpec.options()"
+    code += "; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert child.stdout == "False False\n", child.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "samples", "steps_total"),
+    [
+        ({}, 14, 7),
+        ({"batch_size": 4}, 14, 4),
+        ({"batch_size": 4, "eval_samples": 6, "epochs": 2}, 8, 4),
+        ({"samples": 5, "gradient_accumulation": 2}, 5, 2),
+        ({"steps": 3}, 14, 3),
+    ],
+)
+def test_rows_are_counted_when_the_job_is_submitted(tmp_path, options, samples, steps_total):
+    made = spec(tmp_path, **options)
+    assert (made.samples, made.steps_total) == (samples, steps_total)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dataset": None}, "dataset: must be given: a JSONL file"),
+        ({"template": "none"}, "template: must contain {question}, got 'none'"),
+        ({"eval_every": 5}, "eval_every: must go with eval_samples or eval_dataset, got it alone"),
+        (
+            {"keep_best": "eval_loss"},
+            "keep_best: must go with eval_samples or eval_dataset, got it alone",
+        ),
+        ({"keep_best": "reward"}, "keep_best: must be one of loss, eval_loss"),
+    ],
+)
+def test_options_that_do_not_fit_together_are_refused_by_name(tmp_path, options, message):
+    with pytest.raises(SpecError) as caught:
+        spec(tmp_path, **options)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples": 20}, "samples: must be at most 14 (the rows of"),
+        ({"samples": 10, "eval_samples": 5}, "samples: must be at most 9 (the rows of"),
+        ({"eval_samples": 14}, "eval_samples: must be below 14 (the rows of"),
+        ({"max_length": 100}, "max_length: must be at most 64 (the positions of demo), got 100"),
+    ],
+)
+def test_inputs_that_cannot_work_are_refused_before_they_are_queued(tmp_path, options, message):
+    with pytest.raises(SpecError) as caught:
+        spec(tmp_path, **options).check_inputs({"max_position_embeddings": 64})
+    assert str(caught.value).startswith(message)
+
+
+# Rows.
+
+USER, ASSISTANT = message("user", "hi"), message("assistant", "ho")
+
+BAD_ROWS: list[tuple[Any, str]] = [
+    (
+        {"prompt": "a"},
+        ": must be an object with a completion for its prompt, got the keys ['prompt']",
+    ),
+    ({"prompt": "a", "completion": " "}, ": completion: must be text, got an empty one"),
+    ({"prompt": [USER], "completion": "ho"}, ": completion: must be chat messages, got text"),
+    (
+        {"prompt": [USER], "completion": []},
+        ": completion: must be chat messages, got an empty list",
+    ),
+    ({"question": "a"}, ": must be an object with an answer for its question, got the keys"),
+    ({"question": "a", "answer": ""}, ": answer: must be text, got an empty one"),
+    ({"text": 3}, ": text: must be text, got a number"),
+    ({"messages": []}, ": messages: must be chat messages, got an empty list"),
+    (
+        {"messages": [ASSISTANT, USER]},
+        ": messages[1]: role: must be assistant, for the last message, got user",
+    ),
+    (
+        {"messages": [USER, {"role": "assistant", "content": ""}]},
+        ": messages[1]: content: must be text, got an empty one",
+    ),
+    (
+        {"messages": [USER, {**ASSISTANT, "weight": 0}]},
+        ": messages[1]: weight: must be 1 or absent, got 0",
+    ),
+    (
+        {"messages": [USER, {"role": "assistant", "tool_calls": []}]},
+        ": messages[1]: must be an object of role and content, got the keys",
+    ),
+    ({"other": 1}, ": must be an object with prompt and completion, messages, question"),
+    (b"{", ": must be a JSON object, got"),
+]
+
+
+@pytest.mark.parametrize(("bad", "message"), BAD_ROWS, ids=[text for _, text in BAD_ROWS])
+def test_a_bad_row_is_refused_by_file_line_and_field_or_skipped(tmp_path, bad, message):
+    path = write(tmp_path / "rows.jsonl", [{"text": "good"}, bad, {"text": "better"}])
+    with pytest.raises(SpecError) as caught:
+        Source(dataset=path).load()
+    assert str(caught.value).startswith(f"dataset: {path}, line 2{message}")
+    rows = Source(dataset=path, skip_bad_rows=True).load()
+    assert [row.learned for row in rows.train] == ["good", "better"]
+    assert (rows.num_skipped, rows.first_fault) == (1, str(caught.value))
+
+
+def test_a_file_of_nothing_but_bad_rows_is_refused(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [{"text": ""}, {"text": ""}])
+    with pytest.raises(
+        SpecError, match=r"must have a row to learn from, got .*2 bad rows, the first"
+    ):
+        Source(dataset=path, skip_bad_rows=True).load()
+
+
+def test_questions_go_into_the_template_and_into_chats_when_asked(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [{"question": "1+1?", "answer": 2}])
+    (row,) = Source(dataset=path, template="Q: {question}\nA:").load().train
+    assert (row.prompt, row.learned) == ("Q: 1+1?\nA:", " 2")
+    source = Source(dataset=path, template="{question}", chat_template=True, system="brief")
+    (row,) = source.load().train
+    assert row.prompt == [message("system", "brief"), message("user", "1+1?")]
+    assert row.learned == [message("assistant", "2")]
+
+
+# Training.
+
+
+def test_training_lowers_the_loss_on_held_out_rows(tmp_path):
+    job = tiny.surroundings(tmp_path)
+    result = run(spec(tmp_path, eval_samples=4, epochs=6, eval_every=10), job.ctx)
+    assert result["steps"] == 30
+    assert result["eval_after"]["loss"] < result["eval_before"]["loss"] - 0.5
+    assert 0 < result["eval_after"]["mean_token_accuracy"] <= 1
+    found = [(event["phase"], event["step"], event["n"]) for event in job.of_type("eval")]
+    assert found == [
+        *[("before", 0, 4), ("during", 10, 4), ("during", 20, 4)],
+        ("after", 30, 4),
+    ]
+    (begin,) = job.of_type("begin")
+    assert begin["packing"]
+    for event in job.of_type("step"):
+        assert {"loss", "grad_norm", "learning_rate", "mean_token_accuracy", "tokens"} <= set(event)
+        assert all(math.isfinite(event[name]) for name in ("loss", "grad_norm", "entropy"))
+        orjson.dumps(event)
+
+
+def test_lengths_and_what_is_cut_are_an_event(tmp_path):
+    job = tiny.surroundings(tmp_path)
+    run(spec(tmp_path, max_length=8, steps=1), job.ctx)
+    (event,) = job.of_type("lengths")
+    assert event["rows"] == 14
+    assert event["truncated"] > 0
+    assert event["longest"] > 8
+    assert event["histogram"] == {"<=32": 14}
+
+
+def test_a_model_that_cannot_be_packed_is_padded_and_it_is_said(tmp_path):
+    job = tiny.surroundings(tmp_path, sft_jobs.small("gpt2"))
+    run(spec(tmp_path, eval_samples=4), job.ctx)
+    (begin,) = job.of_type("begin")
+    assert (begin["packing"], begin["pack_tokens"]) == (False, None)
+
+
+def test_chats_are_learned_by_the_assistants_turns(tmp_path):
+    learned = {}
+    for only in (False, True):
+        job = chatty(tmp_path / str(only))
+        run(spec(tmp_path, "chat", assistant_only_loss=only, steps=2), job.ctx)
+        learned[only] = job.of_type("lengths")[0]["learned_tokens"]
+    assert 0 < learned[True] < learned[False]
+
+
+def test_a_template_that_marks_no_assistant_fails_in_one_line(tmp_path):
+    job = chatty(tmp_path)
+    tokenizer: Any = job.ctx.models.tokenizer  # type: ignore[attr-defined]
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    with pytest.raises(JobFailed, match=r"^assistant_only_loss: must be false for this model"):
+        run(spec(tmp_path, "chat", assistant_only_loss=True), job.ctx)
+
+
+def test_skipped_rows_are_counted_in_an_event(tmp_path):
+    path = write(tmp_path / "bad.jsonl", [{"text": "good one"}, {"text": ""}, {"text": "other"}])
+    job = tiny.surroundings(tmp_path)
+    run(spec(tmp_path, dataset=path, skip_bad_rows=True), job.ctx)
+    (warning,) = job.of_type("warning")
+    assert warning["rows_skipped"] == 1
+    assert "line 2: text: must be text" in warning["message"]
+
+
+# Stop and resume.
+
+CASES: dict[str, dict[str, Any]] = {
+    "second epoch": {"epochs": 2, "batch_size": 4},
+    "micro-steps": {"batch_size": 1, "gradient_accumulation": 2, "warmup_steps": 2},
+    "evaluated": {"eval_samples": 4, "eval_every": 2, "keep_best": "eval_loss", "epochs": 2},
+}
+
+
+class PowerCut(BaseException):
+    """Ends a run like a kill: nothing is saved any more."""
+
+
+@pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
+def test_a_run_that_died_resumes_bit_by_bit_where_its_checkpoint_was(tmp_path, options, is_packed):
+    dropout = 0.0 if is_packed else 0.1  # which packs do not have
+    job = spec(tmp_path, **options)
+    whole = tiny.surroundings(tmp_path / "whole", tiny.model(dropout=dropout))
+    run(job, whole.ctx)
+    first = tiny.surroundings(tmp_path / "died", tiny.model(dropout=dropout))
+    first.raise_at_step[4] = PowerCut()
+    with pytest.raises(PowerCut):
+        run(job, first.ctx)
+    second = tiny.surroundings(tmp_path / "died", tiny.model(dropout=dropout))
+    torch.rand(7)  # another process has used up randomness differently
+    run(job, second.ctx)
+    assert second.of_type("begin")[0]["resumed_from"] == 3
+    again, expected = steps(second.events), steps(whole.events)
+    assert list(again) == list(range(4, job.steps_total + 1))
+    assert again == {step: expected[step] for step in again}
+    assert same_weights(weights(tmp_path / "died" / "model"), weights(tmp_path / "whole" / "model"))
+
+
+def test_kill_9_in_mid_run_loses_nothing_but_the_steps_since_the_checkpoint(tmp_path):
+    run(spec(tmp_path), tiny.surroundings(tmp_path / "whole").ctx)
+    child = os.fork()
+    if child == 0:
+        job = tiny.surroundings(tmp_path / "killed")
+        job.kill_at_step = 5
+        run(spec(tmp_path), job.ctx)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    second = tiny.surroundings(tmp_path / "killed")
+    run(spec(tmp_path), second.ctx)
+    assert list(steps(second.events)) == [4, 5, 6, 7]
+    assert same_weights(weights(tmp_path / "killed/model"), weights(tmp_path / "whole/model"))
+
+
+def test_a_stop_saves_at_the_steps_end_and_the_resume_continues_from_there(tmp_path):
+    job = spec(tmp_path, eval_samples=4)
+    first = tiny.surroundings(tmp_path / "run")
+    first.stop_at_step = 2
+    with pytest.raises(Stopped):
+        run(job, first.ctx)
+    second = tiny.surroundings(tmp_path / "run")
+    result = run(job, second.ctx)
+    assert [event["phase"] for event in second.of_type("eval")] == ["after"]
+    assert result["eval_before"]["n"] == 4
+    again = tiny.surroundings(tmp_path / "run")
+    assert run(job, again.ctx) == result
+    assert not again.of_type("step")
+
+
+def test_a_resume_on_other_data_is_refused(tmp_path):
+    run(spec(tmp_path, steps=3), tiny.surroundings(tmp_path / "run").ctx)
+    with pytest.raises(JobFailed, match=r"^dataset: its rows are not those"):
+        run(spec(tmp_path, "text", steps=5), tiny.surroundings(tmp_path / "run").ctx)

@@ -1,0 +1,191 @@
+"""SFT jobs that take a second: rows in files, tiny models, and trainers of TRL's and warmd's."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import tiny
+import torch
+from datasets import Dataset
+from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
+
+from warmd.jobs.sft.dataset import Source, Tokenization
+from warmd.jobs.sft.options import SftSpec
+from warmd.jobs.sft.packed_trainer import PackedSftTrainer
+from warmd.jobs.sft.trainer import EpochOrder
+
+# Marks what the assistant says, its end of turn with it.
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}: "
+    "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}{{ eos_token }}"
+    "{% endgeneration %}{% else %}{{ m['content'] }}\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+SIZES = {
+    "vocab_size": 85,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GPT2 = {
+    **{"vocab_size": 85, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 128},
+    **{"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "initializer_range": 0.2},
+    **{"bos_token_id": 1, "eos_token_id": 2},
+}
+
+
+def message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def turns(number: int) -> list[dict[str, str]]:
+    return [
+        message("user", f"what is {number}+{number}"),
+        message("assistant", f"{2 * number}"),
+        message("user", "and one more" + "?" * (number % 5)),
+        message("assistant", f"{2 * number + 1}, of course" * (1 + number % 2)),
+    ]
+
+
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "prompt and completion": [
+        {"prompt": f"{n}+{n * 7}=", "completion": str(n * 8) * (1 + n % 3)} for n in range(14)
+    ],
+    "chat": [{"messages": turns(n)} for n in range(14)],
+    "chat prompt": [{"prompt": turns(n)[:3], "completion": turns(n)[3:]} for n in range(14)],
+    "text": [{"text": f"{n} and {n + 1}" + " more" * (n % 4)} for n in range(14)],
+}
+
+
+def write(path: Path, rows: Sequence[Any]) -> str:
+    path.write_bytes(
+        b"\n".join(row if isinstance(row, bytes) else orjson.dumps(row) for row in rows)
+    )
+    return str(path)
+
+
+def spec(folder: Path, form: str = "prompt and completion", **options: Any) -> SftSpec:
+    """A job of a few steps of a tiny model on short rows."""
+    small = {
+        "dataset": write(folder / "rows.jsonl", ROWS[form]),
+        "batch_size": 2,
+        "learning_rate": 1e-2,
+        "save_every": 3,
+        "keep": 100,
+    }
+    return SftSpec.parse(small | options).located(folder)
+
+
+def tokenizer() -> Any:
+    made = tiny.tokenizer()
+    made.chat_template = TEMPLATE
+    return made
+
+
+def small(architecture: str, **changes: Any) -> Any:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = GPT2 if architecture == "gpt2" else SIZES
+    config = AutoConfig.for_model(architecture, **sizes | changes)
+    made: Any = AutoModelForCausalLM.from_config(config)
+    return made.requires_grad_(False).eval()
+
+
+class _InOrder:
+    """TRL draws its order from a generator that runs on; both sides are given the same one."""
+
+    def _get_train_sampler(self, dataset: Any = None) -> EpochOrder:
+        return EpochOrder(len(self.train_dataset), 3)  # type: ignore[attr-defined]
+
+
+class Stock(_InOrder, SFTTrainer):
+    pass
+
+
+class Packed(_InOrder, PackedSftTrainer):
+    pass
+
+
+def trainer(
+    side: str, folder: Path, model: Any, form: str, *, how: dict[str, Any], **options: Any
+) -> Any:
+    """A trainer of 5 steps on a copy of `model`: TRL's on rows, warmd's on its own tokens."""
+    # Plain descent: AdamW makes of a weight that learns nothing but rounding one that moves.
+    usual: dict[str, Any] = {"per_device_train_batch_size": 4, "optim": "sgd", "learning_rate": 0.1}
+    rows: list[dict[str, Any]] = ROWS[form]
+    if side == "warmd":
+        source = Source(dataset=write(folder / "rows.jsonl", rows))
+        made = Tokenization(
+            tokenizer=tokenizer(),
+            max_length=how.get("max_length", 1024),
+            **{name: value for name, value in how.items() if name != "max_length"},
+        )
+        rows = [
+            {"input_ids": example.ids, "labels": example.labels}
+            for example in made.encode(source.load().train)[0]
+        ]
+        how = {"max_length": None, "dataset_kwargs": {"skip_prepare_dataset": True}}
+    config = SFTConfig(
+        output_dir=str(folder),
+        max_steps=5,
+        bf16=False,
+        activation_checkpointing=False,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        logging_steps=1,
+        seed=3,
+        **usual | how | options,
+    )
+    kind: Any = Packed if side == "warmd" else Stock
+    return kind(
+        model=copy.deepcopy(model).requires_grad_(True),
+        args=config,
+        processing_class=tokenizer(),
+        train_dataset=Dataset.from_list(rows),
+    )
+
+
+class _Gradients(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Keeps the gradients of the first step."""
+
+    def __init__(self) -> None:
+        self.first: list[torch.Tensor] = []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not self.first:
+            self.first = [weight.grad.clone() for weight in kwargs["model"].parameters()]
+
+
+def train(made: Any) -> tuple[list[dict[str, Any]], list[torch.Tensor], list[torch.Tensor]]:
+    """Train and return what was logged, the first step's gradients, and the weights."""
+    logged: list[dict[str, Any]] = []
+    gradients = _Gradients()
+    made.add_callback(gradients)
+    log = made.log
+
+    def keep(logs: dict[str, Any], *rest: Any) -> None:
+        log(logs, *rest)
+        clocks = ("runtime", "per_second", "flos")
+        logged.append({k: v for k, v in logs.items() if not any(word in k for word in clocks)})
+
+    made.log = keep
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".is_gradient_checkpointing", FutureWarning)
+        made.train()
+    return logged, gradients.first, [weight.detach() for weight in made.model.parameters()]
