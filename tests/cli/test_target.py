@@ -31,7 +31,7 @@ def test_with_answers_alone_there_is_no_latest_job(desk):
     ask_over_http(desk)
     done = desk.warmd("show")
     assert done.is_refusal(2)
-    assert "`warmd submit` makes one" in done.err
+    assert "`warmd submit` creates one" in done.err
 
 
 @pytest.mark.parametrize(

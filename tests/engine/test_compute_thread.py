@@ -148,7 +148,7 @@ def test_an_error_in_a_step_fails_the_requests_of_that_engine_only(error):
 
 
 class Stuck:
-    """A grammar that the first choice cannot keep to at its last token."""
+    """A grammar whose first sequence has no allowed token at its third."""
 
     def __init__(self, error: type[BaseException]) -> None:
         self.error = error
@@ -165,7 +165,7 @@ class Stuck:
     def allowed(self, logits: torch.Tensor) -> torch.Tensor:
         return logits
 
-    def take(self, _token: int) -> bool:
+    def advance(self, _token: int) -> bool:
         self.tokens -= 1
         if not self.tokens:
             raise self.error("stuck")
