@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import click
 
 from ...jobs import KINDS, spec_class
-from ...jobs.errors import Conflict, JobFailed
+from ...jobs.errors import Conflict, JobFailed, NotFound
 from ..shared.app import App, common_options, note
 from ..shared.job_argument import job_argument
 from ..view import render
@@ -216,8 +217,9 @@ def show(app: App, job: str | None) -> None:
         shown["rows"] = f"{found['rows_done']}/{found['rows_total']}"
     if (took_s := _took_s(found)) is not None:
         shown["took"] = render.duration(took_s)
-    if changed := changed_options(client.rundir(job_id).read_spec()):
-        shown["options"] = ", ".join(render.phrase(f"{n} {v}") for n, v in changed.items())
+    with suppress(NotFound):  # its files were removed by hand
+        if changed := changed_options(client.rundir(job_id).read_spec()):
+            shown["options"] = ", ".join(render.phrase(f"{n} {v}") for n, v in changed.items())
     render.print_fields(shown)
 
 

@@ -224,7 +224,7 @@ def test_clean_goes_through_a_chain_of_jobs_from_its_end(desk):
     reader = desk.submit("--model", parent)
     begin(desk, reader).fail("no reason")
     stays = desk.warmd("clean", "--older-than", "30d")
-    assert f"{parent} stays: still needed by {reader}" in stays.err
+    assert f"{parent} is kept: it is still needed by {reader}" in stays.err
     age(desk, reader, 40)
     assert [row["id"] for row in desk.rows("clean", "--older-than", "30d")] == [reader, parent]
 

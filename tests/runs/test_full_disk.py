@@ -97,7 +97,7 @@ def test_without_room_submit_and_resume_refuse_and_rm_makes_room(tmp_path, lacks
     assert found["rm"][0] == 0, found["rm"]
     if lacks == "space":
         assert is_one_line(found["dead"])
-        assert "is full, and Redis has ended: make room" in found["dead"][2]
+        assert "is full, and Redis has ended: free some space" in found["dead"][2]
 
 
 def test_in_a_home_that_cannot_be_written_each_command_says_so(tmp_path):
