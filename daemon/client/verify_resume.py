@@ -131,7 +131,7 @@ class _ScratchJobs:
     def resume_and_kill(self, job_id: str, *, stop_at: int, after_s: float) -> bool:
         """Resume the job, and kill its process `after_s` after it began.
 
-        False if it had ended before.
+        False if it had ended before, or had saved its last step.
         """
         rundir = self._client.rundir(job_id)
         seq = max(event["seq"] for event in events.read(rundir.events))
@@ -148,9 +148,10 @@ class _ScratchJobs:
                 self._report(f"{job_id}: killed {after_s:.2f} s after it resumed")
                 break
         self.wait(job_id)
-        # A job that had already written its last event is not started again.
+        # A job that had already written its last event is not started again, and one that had saved
+        # its last step has none left to repeat.
         begins = [e for e in events.read(rundir.events) if e["type"] == "begin" and e["seq"] > seq]
-        return len(begins) > 1
+        return len(begins) > 1 and begins[-1]["resumed_from"] < stop_at
 
     def remove(self, job_id: str) -> None:
         with contextlib.suppress(Conflict):  # it has ended

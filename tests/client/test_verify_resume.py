@@ -44,7 +44,7 @@ def test_the_resume_of_a_job_is_proved_and_nothing_is_left_of_the_proof(shared_d
     assert verdict["exact"] is True
     assert verdict["differences"] == dict.fromkeys(COMPARED)
     assert (verdict["steps"], verdict["resumed_from"]) == (4, 2)
-    assert "4 steps straight" in done.err
+    assert "4 steps without interruption" in done.err
     assert "killed " in done.err
     assert jobs_of(shared_daemon) == before
 

@@ -141,7 +141,7 @@ def test_health_of_a_daemon_that_does_not_respond_is_503(served):
     finally:
         os.kill(supervisor, signal.SIGCONT)
     assert answer.status_code == 503
-    assert "does not answer" in answer.json()["error"]["message"]
+    assert "does not reply" in answer.json()["error"]["message"]
 
 
 def test_killed_gateway_is_restarted_while_its_jobs_continue(served):

@@ -537,7 +537,11 @@ TUNING = {"model": "tiny", "training_file": "arithmetic"}
             {**TUNING, "hyperparameters": {"n_epochs": 1}},
             "hyperparameters: not supported: use method.TYPE.hyperparameters",
         ),
-        ("fine_tuning/jobs", {**TUNING, "validation_file": "f"}, "validation_file: not supported"),
+        (
+            "fine_tuning/jobs",
+            {**TUNING, "validation_file": "f"},
+            "validation_file: must be left out for reinforcement, got a file",
+        ),
         (
             "fine_tuning/jobs",
             {**TUNING, "method": {"type": "mlm", "mlm": {"grader": {}}}},

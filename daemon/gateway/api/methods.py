@@ -1,4 +1,4 @@
-"""Translates the `method` of a fine-tuning request into options of the job kinds grpo and mlm.
+"""Translates the `method` of a fine-tuning request into options of the job kind that trains.
 
 An HTTP request must not name code or files of this machine, so free-text options are allowed only
 when they are listed here as harmless.
@@ -18,7 +18,11 @@ from ..core.file_store import FileStore
 # Method type -> job kind. `mlm` is an extension of warmd, the others are OpenAI's.
 KINDS = {"supervised": "sft", "reinforcement": "grpo", "mlm": "mlm"}
 METHODS = {kind: method for method, kind in KINDS.items()}
-_FIELDS = {"grpo": {"hyperparameters", "grader"}, "mlm": {"hyperparameters"}}
+_FIELDS = {
+    "sft": {"hyperparameters"},
+    "grpo": {"hyperparameters", "grader"},
+    "mlm": {"hyperparameters"},
+}
 
 # Job kind -> the option that names the data, and its value for built-in data.
 DATA: dict[str, tuple[str, str | None]] = {
