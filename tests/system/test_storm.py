@@ -518,7 +518,7 @@ def test_worker_that_hangs_is_replaced_and_its_job_resumed(sturdy: Daemon):
     let_go(sturdy)
     job = sturdy.wait(job_id)
     assert (job["status"], job["execution"], steps(sturdy, job_id)) == ("finished", 2, STEPS)
-    assert "train-0: hangs: no sign of life" in sturdy.home.log.read_text()
+    assert "train-0: hangs: no heartbeat" in sturdy.home.log.read_text()
 
 
 @pytest.mark.slow
