@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import redis
-from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.retry import Retry
 
 _RETRIES = 10  # of a failed command, in about 3 s: redis-py's default
@@ -110,12 +110,12 @@ def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
 
 
 def connect_for_person(url: str) -> redis.Redis:
-    """The same for somebody who waits: a server that is away may come back, one that hangs is told.
+    """The same for commands of people: repeated while Redis is unreachable, but not after a timeout.
 
-    A command that timed out may have been done, and is not repeated.
+    A Redis that hangs is reported at once, and a command that timed out may have been executed.
     """
     connection = connect(url)
-    backoff = ExponentialWithJitterBackoff(cap=1, base=0.01)
+    backoff = ExponentialBackoff(cap=1, base=0.01)
     connection.set_retry(Retry(backoff, _RETRIES, (redis.ConnectionError,)))
     return connection
 
