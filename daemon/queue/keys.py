@@ -110,7 +110,7 @@ def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
 
 
 def connect_for_person(url: str) -> redis.Redis:
-    """The same for commands of people: repeated while Redis is unreachable, but not after a timeout.
+    """The same for commands of people: retried while Redis is unreachable, not after a timeout.
 
     A Redis that hangs is reported at once, and a command that timed out may have been executed.
     """
