@@ -174,6 +174,7 @@ def _with_fingerprint(model: LocalModel | None) -> LocalModel | None:
     if model is None or model.folder is None:
         return model
     files = ""
-    with contextlib.suppress(OSError, ValueError):  # the zygote reports what is wrong
+    # The zygote reads the same files after this, and reports what it cannot read.
+    with contextlib.suppress(OSError, ValueError):
         files = fingerprint(Path(model.folder))
     return replace(model, files=files)

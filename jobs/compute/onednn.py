@@ -77,7 +77,10 @@ def is_available() -> bool:
         has_all &= torch.equal(linear_int8(x.to(torch.uint8) + ZERO_POINT, eights, scale, zeros), x)
         _ops.mkldnn._is_mkldnn_bf16_supported()
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):
-        return False  # removed, renamed, or with other arguments
+        # These are private operations: another torch may lack one (AttributeError), not implement
+        # it for this processor (NotImplementedError, RuntimeError) or take other arguments
+        # (TypeError, RuntimeError). The portable path is used then.
+        return False
     return has_all
 
 

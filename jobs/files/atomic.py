@@ -188,7 +188,7 @@ def _finish_replacement(aside: Path) -> None:
     if target.exists():
         shutil.rmtree(aside)
     else:
-        # The writer died between the two renames of _replace: the former folder is still whole.
+        # The writer died between the two renames of _replace: `aside` is the complete old folder.
         aside.rename(target)
 
 

@@ -93,7 +93,7 @@ def too_long(row: int, num_tokens: int | str, limit: int) -> tuple[str, str]:
 
 
 def field_of(problem: Problem) -> str:
-    """Name a prompt, where a message says what is wrong with it."""
+    """Return the field name of a prompt for error messages."""
     return f"dataset: the prompt of row {problem.row}"
 
 

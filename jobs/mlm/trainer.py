@@ -258,9 +258,9 @@ class MaskedTrainer(JobTrainer):
         return fields
 
     def metrics(self) -> dict[str, Any]:
-        """Return the metrics of the step, and of an evaluation of the same weights.
+        """Return the metrics of the step, and those of an evaluation after it, if there was one.
 
-        The latter are prefixed with `eval_` where a step metric has the same name.
+        An evaluation metric gets the prefix `eval_` if a step metric has the same name.
         """
         of_step = super().metrics()
         found = (self.last_eval or {}) if self._eval_step == self.state.global_step else {}

@@ -250,7 +250,7 @@ class Lengths:
 
     rows: int
     tokens: int
-    learned_tokens: int  # of what is left after the cut
+    learned_tokens: int  # tokens with a loss, after truncation
     mean: float
     longest: int
     truncated: int

@@ -85,10 +85,10 @@ class Progress:
         with progress.during("evaluation"):  # the step's clock stands still meanwhile
         progress.end()                       # nothing is expected now, as while paused
 
-    `report` is called whenever an activity begins, continues or ends; a watchdog outside of this
-    process compares it with the clock (daemon/work/watchdog.py). The limit of an activity follows
-    from the latest durations of the same name. The monotonic clock is common to all processes and
-    stands still while a machine is suspended (Linux, macOS). Not thread-safe.
+    `report` is called whenever an activity begins, continues or ends. The worker's watchdog, which
+    is another process, compares it with the clock. The limit of an activity follows from the latest
+    durations of the same name. The monotonic clock is common to all processes and stands still
+    while a machine is suspended (Linux, macOS). Not thread-safe.
     """
 
     def __init__(

@@ -92,8 +92,8 @@ class JobTrainer(CheckpointingTrainer):
             self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             self.progress.end()
         except Exception:
-            # A save may be in progress: report its outcome before the error ends the job. On a full
-            # disk the report itself may fail, and the original error is raised all the same.
+            # Whatever ended the training is raised again below. A save may be in progress: its
+            # outcome is reported first. On a full disk the report itself may fail (OSError).
             with suppress(OSError):
                 self.report_save(patience_s=None)
             raise

@@ -5,8 +5,8 @@
 MODEL is the folder of a model of the Qwen2-VL family, REQUEST a JSON list of messages with a
 screenshot. All tokens are forced: no answer ends early. For each way, stock (transformers in the
 model's dtype), int8, bf16 (where this machine serves it) and native: the seconds of a first turn,
-where they go, and of a second turn that goes on from it by a line. A 2B model takes 18 GB. Every
-line has the load average beside it; to run it in slices, skip the other layouts.
+by phase, and of a second turn that adds one line to it. A 2B model takes 18 GB. Every line of the
+output includes the load average. `--skip` leaves out formats, to run the others separately.
 """
 
 from __future__ import annotations

@@ -71,9 +71,9 @@ def play(level: str, tmp_path: Path) -> dict[str, str]:
     flags, told = LEVELS[level]
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     has = next((line for line in lines if line.startswith("flags")), "").split()
-    if missing := flags - set(has):  # CI's machines differ: each tries the levels that it has
+    if missing := flags - set(has):  # a processor can be capped to lower levels, not to higher ones
         pytest.skip(f"this processor lacks {', '.join(sorted(missing))}")
-    if level == instructions():
+    if level == instructions():  # nothing to cap: a child would repeat the same tests
         pytest.skip("the machine's own level, at which all other tests in tests/compute run")
     paths = list(sys.path)
     if level == "torch alone":
@@ -167,7 +167,9 @@ def test_a_precision_is_served_where_a_kernel_for_it_was_measured_to_be_faster()
 def test_int8_has_the_same_bits_by_every_kernel():
     """Sums of integers are exact, so the kernel does not matter: warmd's and oneDNN's are equal."""
     if not (native.is_available() and onednn.has_exact_int8() and levels().int8):
-        # Without VNNI oneDNN's sums saturate: there is no second kernel to compare with.
+        # Without VNNI oneDNN's sums saturate, and without numba warmd has no kernel: then there is
+        # no second exact kernel to compare with. On every processor the kernel that is served is
+        # compared with exact sums by test_int8_sums_are_exact_here.
         pytest.skip("one kernel alone has exact sums on this processor")
     from warmd.jobs.compute.native import panels
     from warmd.jobs.compute.quantized import Int8Linear

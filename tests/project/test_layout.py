@@ -59,7 +59,8 @@ def package_of(module: str) -> str:
 
 
 def circles(arrows: dict[str, frozenset[str]]) -> list[list[str]]:
-    """The groups that can all be reached from each other: what is left without ends."""
+    """The modules on circles: those left when all without an arrow in or out are removed, again
+    and again."""
     left = dict(arrows)
     while True:
         ends = [

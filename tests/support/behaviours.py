@@ -106,8 +106,9 @@ def leaves_processes(
     if child == 0:
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(600)  # longer than any test: only its being killed ends it in time
+        time.sleep(600)  # longer than any test's time limit: it ends in time only if it is killed
         os._exit(0)
+    # A grandchild that sleeps as long, for the same reason, and whose parent exits at once.
     script = "import os, time; print(os.fork() or time.sleep(600), flush=True); os._exit(0)"
     command = [sys.executable, "-S", "-c", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as parent:
@@ -121,7 +122,7 @@ def leaves_processes(
 
 
 def forks(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
-    """Comes back in two processes."""
+    """Returns in two processes: the horse and a forked child."""
     _note(answers)
     os.fork()
     return _lengths(completions)
@@ -164,7 +165,9 @@ def hangs_alone(
     """The same for ever, without letting any other thread of its process run."""
     health.SHORTEST_STALL_S = 0.3
     if steps_seen(_note(answers)) == 8:
-        # The horse reports its activity once a second, from a thread that runs no more after this.
+        # A thread of the horse reports the activity to the worker once a second, and PyDLL, which
+        # keeps the GIL, stops that thread. No condition in this process says that the worker has
+        # the report, so this waits for more than one period.
         time.sleep(1.5)
         ctypes.PyDLL(None).sleep(600)
     return _lengths(completions)

@@ -8,14 +8,14 @@ import pytest
 
 
 def needs(condition: object, what: str) -> None:
-    """Go on where `condition` holds; otherwise skip with `what` is missing, and fail in CI.
+    """Skip the test unless `condition` holds; in CI fail it, naming `what` is missing.
 
-    A skip in CI would be a claim that nobody checks any more, and that nobody misses.
+    In CI a skip would go unnoticed, and the test would no longer check anything anywhere.
     """
     if condition:
         return
     if os.environ.get("CI"):
         pytest.fail(f"needs {what}, and CI must have it", pytrace=False)
-    # Whoever works on a machine without it cannot mend that, and CI checks the claim for them
-    # (but of a GPU: what is marked `gpu` is left out there).
+    # A developer may be unable to install it, and CI runs the test anyway. The exception is a GPU:
+    # CI leaves out the tests that are marked `gpu`.
     pytest.skip(f"needs {what}")

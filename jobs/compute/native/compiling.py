@@ -45,8 +45,8 @@ def _kept(decorator: Any, function: _Function, *types_of_it: Any) -> Any:
     try:
         return decorator(*types_of_it, **options)(function)
     except Exception:
-        # Any error at all: what is kept on disk may be spoilt in whatever way, and is not needed.
-        # An error of the compiling itself is raised again by the second try.
+        # Any error: numba raises whatever a damaged cache makes it run into, and the cache can be
+        # deleted. An error of the function itself is raised again by the second attempt.
         if folder is None:
             raise
         shutil.rmtree(folder, ignore_errors=True)
