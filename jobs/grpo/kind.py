@@ -81,10 +81,9 @@ def _encode(spec: GrpoSpec, warm: WarmModel, found: Sequence[problems.Problem]) 
 
 
 def _config(spec: GrpoSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Prompt]) -> GRPOConfig:
-    import torch
     from trl.trainer.grpo_config import GRPOConfig
 
-    from ..compute.device import has_bfloat16
+    from ..training.arguments import common_arguments
 
     if spec.rollout_dtype == "int8" and ctx.device != "cpu":
         raise JobFailed(f"rollout_dtype: must be float32 on a GPU ({ctx.device}), got int8")
@@ -98,8 +97,7 @@ def _config(spec: GrpoSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Pro
         default=warm.model.generation_config.max_new_tokens or COMPLETION_LENGTH,
     )
     return GRPOConfig(
-        output_dir=str(ctx.run_dir),
-        run_name=ctx.job_id,
+        **common_arguments(spec, ctx),
         max_steps=spec.steps_total,
         per_device_train_batch_size=batch_size,
         gradient_accumulation_steps=accumulation,
@@ -113,24 +111,13 @@ def _config(spec: GrpoSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Pro
         reward_weights=[reward.weight for reward in spec.reward_specs],
         scale_rewards=spec.scale_rewards,
         learning_rate=spec.learning_rate or _default_learning_rate(warm.model.num_parameters()),
-        lr_scheduler_type=spec.lr_scheduler,
         warmup_steps=spec.warmup_steps,
-        weight_decay=spec.weight_decay,
-        max_grad_norm=spec.max_grad_norm,
         beta=spec.beta,
         epsilon=spec.epsilon,
         epsilon_high=spec.epsilon_high,
         loss_type=spec.loss_type,
-        seed=spec.seed,
-        save_strategy="no",  # JobTrainer saves, by spec.save_every
-        report_to=[tracker for tracker in spec.report_to if tracker != "none"],
-        use_cpu=ctx.device == "cpu",
-        # TRL's defaults (bf16, activation checkpointing) are three times slower on a CPU.
-        bf16=has_bfloat16(torch.device(ctx.device)),
+        # TRL's defaults (this, and bf16) are three times slower on a CPU.
         activation_checkpointing=False,
-        logging_steps=1,
-        logging_nan_inf_filter=False,
-        disable_tqdm=True,
     )
 
 
@@ -150,15 +137,11 @@ def _trainer(
     functions: Mapping[str, rewards.Reward | KeywordReward],
     data: Mapping[str, str],
 ) -> GroupTrainer:
-    import torch
-
+    from ..training.arguments import in_float32
     from .packed_trainer import weight_sharing_clone
     from .trainer import GroupTrainer
 
-    model, reference = warm.model, None
-    weights = (*model.parameters(), *model.buffers())
-    if any(weight.is_floating_point() and weight.dtype != torch.float32 for weight in weights):
-        model = model.float()  # visits every module, also when nothing changes
+    model, reference = in_float32(warm.model), None
     if spec.beta > 0:
         # The warm model is the reference; the policy shares its weights until the first update.
         reference, model = model.requires_grad_(False).eval(), weight_sharing_clone(model)

@@ -166,31 +166,18 @@ def measured(corpus: Corpus, most: int) -> Any:
 
 
 def _arguments(spec: MlmSpec, ctx: Context) -> TrainingArguments:
-    import torch
     from transformers import TrainingArguments
 
-    from ..compute.device import has_bfloat16
+    from ..training.arguments import common_arguments
 
     return TrainingArguments(
-        output_dir=str(ctx.run_dir),
-        run_name=ctx.job_id,
+        **common_arguments(spec, ctx),
         max_steps=spec.steps,
         per_device_train_batch_size=spec.batch_size,
         gradient_accumulation_steps=spec.gradient_accumulation,
         learning_rate=spec.learning_rate,
-        lr_scheduler_type=spec.lr_scheduler,
         warmup_steps=spec.warmup,
-        weight_decay=spec.weight_decay,
-        max_grad_norm=spec.max_grad_norm,
         optim="adamw_torch_fused",
-        seed=spec.seed,
-        save_strategy="no",  # JobTrainer saves, by spec.save_every
-        report_to=[tracker for tracker in spec.report_to if tracker != "none"],
-        use_cpu=ctx.device == "cpu",
-        bf16=has_bfloat16(torch.device(ctx.device)),
-        logging_steps=1,
-        logging_nan_inf_filter=False,
-        disable_tqdm=True,
     )
 
 

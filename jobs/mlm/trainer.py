@@ -20,14 +20,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainingArguments
 
 from ..codegraph.sequences import IGNORED
 from ..context import Context
-from ..errors import JobFailed, Stopped
+from ..errors import JobFailed
+from ..training.evaluation import EvaluatingTrainer
 from ..training.options import TrainingSpec
 from ..training.snapshot import read_job_state
-from ..training.trainer import JobTrainer
 from .corpus import Corpus
 from .objectives import Batch, GraphObjective, Objective, Sample, sum_of_losses, targets
 
@@ -158,7 +158,7 @@ def _csv(row: Sequence[float]) -> str:
     )
 
 
-class MaskedTrainer(JobTrainer):
+class MaskedTrainer(EvaluatingTrainer):
     """Trains a model on a corpus and evaluates it on the examples `held_out`."""
 
     model: Any
@@ -183,16 +183,18 @@ class MaskedTrainer(JobTrainer):
         self.held_out = held_out[np.argsort(corpus.lengths[held_out], kind="stable")]
         self.objective = objective
         self.weights = weights
-        self.eval_every = eval_every
-        self.last_eval: dict[str, Any] | None = None  # the fields of the latest eval event
-        self._eval_step: int | None = None  # whose weights it measured, if in this execution
         self.curve = Curve(job.run_dir / "metrics.csv")
-        self._eval_is_due = False
         self._sums = dict.fromkeys(objective.parts, 0.0)  # of the losses in this step
         self._tokens = 0  # in this step, without padding
-        super().__init__(job=job, spec=spec, model=model, args=args, processing_class=tokenizer)
+        super().__init__(
+            job=job,
+            spec=spec,
+            model=model,
+            args=args,
+            processing_class=tokenizer,
+            eval_every=eval_every if eval_every and len(held_out) else None,
+        )
         self.loss_is_scaled_for_ga = True  # by `compute_loss`, whatever the model is
-        self.add_callback(_EvalSchedule(self))
 
     # Data.
 
@@ -257,22 +259,11 @@ class MaskedTrainer(JobTrainer):
         self._sums = dict.fromkeys(self._sums, 0.0)
         return fields
 
-    def metrics(self) -> dict[str, Any]:
-        """Return the metrics of the step, and those of an evaluation after it, if there was one.
-
-        An evaluation metric gets the prefix `eval_` if a step metric has the same name.
-        """
-        of_step = super().metrics()
-        found = (self.last_eval or {}) if self._eval_step == self.state.global_step else {}
-        return {**of_step, **{f"eval_{n}" if n in of_step else n: found[n] for n in found}}
-
     def job_state(self) -> dict[str, Any]:
         return {
             **super().job_state(),
             "data": self.corpus.name,
             "curve": torch.tensor(self.curve.rows, dtype=torch.float64),
-            "last_eval": self.last_eval,
-            "eval_is_due": self._eval_is_due,
         }
 
     def check_checkpoint(self, checkpoint: Path) -> None:
@@ -284,37 +275,10 @@ class MaskedTrainer(JobTrainer):
     def load_job_state(self, state: dict[str, Any]) -> None:
         super().load_job_state(state)
         self.curve = Curve(self.curve.path, state["curve"].tolist())
-        self.last_eval = state["last_eval"]
-        self._eval_is_due = state["eval_is_due"]
 
     # Evaluation.
 
-    def train_to_end(self, checkpoint: Path | None) -> None:
-        super().train_to_end(checkpoint)
-        self.evaluate_if_due()
-
-    def evaluate_if_due(self) -> None:
-        """Run the evaluation that a stop has deferred. Raises Stopped."""
-        if self._eval_is_due:
-            self._evaluate()
-            if self.was_stopped:
-                raise Stopped(self.state.global_step)
-
-    def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate at this step and emit the event; deferred when the job is to stop."""
-        self._eval_is_due = True
-        self.control.should_evaluate = False  # or the end of the training would ask once more
-        found = self.measure()
-        if found is None:
-            self.was_stopped = True
-            self.control.should_save = self.control.should_training_stop = True
-            return
-        self._eval_is_due = False
-        self.last_eval, self._eval_step = found, self.state.global_step
-        is_last = self.state.global_step >= self.args.max_steps
-        self.job.emit(
-            "eval", step=self.state.global_step, phase="after" if is_last else "during", **found
-        )
+    def evaluated(self, found: dict[str, Any]) -> None:
         self.curve.amend(
             {
                 f"{part}_validation_accuracy": found[f"{part}_acc"]
@@ -322,13 +286,6 @@ class MaskedTrainer(JobTrainer):
                 if f"{part}_acc" in found
             }
         )
-
-    def evaluate_before(self) -> None:
-        """Evaluate the initial weights. Raises Stopped on a stop request."""
-        found = self.measure()
-        if found is None:
-            raise Stopped(0)
-        self.job.emit("eval", step=0, phase="before", **found)
 
     @torch.no_grad()
     def measure(self) -> dict[str, Any] | None:
@@ -423,19 +380,3 @@ def _summary(part: str, ranks: Tensor, loss: float) -> dict[str, Any]:
         f"{part}_hits{HITS}": float((ranks <= HITS).sum()) / count,
         f"{part}_tokens": len(ranks),
     }
-
-
-class _EvalSchedule(TrainerCallback):
-    """Asks for an evaluation where one is due."""
-
-    def __init__(self, trainer: MaskedTrainer) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.evaluate_if_due()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        every = self.trainer.eval_every
-        if len(self.trainer.held_out) and every:
-            is_last = state.global_step >= args.max_steps
-            control.should_evaluate = is_last or state.global_step % every == 0

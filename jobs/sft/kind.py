@@ -57,7 +57,7 @@ def run(spec: SftSpec, ctx: Context) -> dict[str, Any]:
     with fast_kernels(onednn=gemm == ONEDNN):
         if checkpoint is None and held_out:
             trainer.check_weights()
-            trainer.evaluate_before()
+            trainer.before = trainer.evaluate_before()
         trainer.train_to_end(checkpoint)
     trainer.save_final_model(ctx.run_dir / "model")
     return {
@@ -121,35 +121,22 @@ def _examples(ctx: Context, how: Tokenization, rows: Sequence[Row], part: str) -
 
 
 def _config(spec: SftSpec, ctx: Context, warm: WarmModel, *, packs: bool) -> SFTConfig:
-    import torch
     from trl.trainer.sft_config import SFTConfig
 
-    from ..compute.device import has_bfloat16
+    from ..training.arguments import common_arguments
 
     return SFTConfig(
-        output_dir=str(ctx.run_dir),
-        run_name=ctx.job_id,
+        **common_arguments(spec, ctx),
         max_steps=spec.steps_total,
         # Packs hold all rows of a step, whatever its micro-steps are: the loss is the same.
         per_device_train_batch_size=spec.rows_per_step if packs else spec.batch_size,
         gradient_accumulation_steps=1 if packs else spec.gradient_accumulation,
         learning_rate=spec.learning_rate or _usual_learning_rate(warm.model.num_parameters()),
-        lr_scheduler_type=spec.lr_scheduler,
         warmup_steps=spec.warmup_steps,
-        weight_decay=spec.weight_decay,
-        max_grad_norm=spec.max_grad_norm,
         max_length=None,  # the rows are cut already
         dataset_kwargs={"skip_prepare_dataset": True},
         optim="adamw_torch_fused",
-        seed=spec.seed,
-        save_strategy="no",  # JobTrainer saves, by spec.save_every
-        report_to=[tracker for tracker in spec.report_to if tracker != "none"],
-        use_cpu=ctx.device == "cpu",
-        bf16=has_bfloat16(torch.device(ctx.device)),
         activation_checkpointing=False,
-        logging_steps=1,
-        logging_nan_inf_filter=False,
-        disable_tqdm=True,
     )
 
 
@@ -167,15 +154,11 @@ def _trainer(
     held_out: Sequence[Example],
     data: str,
 ) -> SupervisedTrainer:
-    import torch
-
     from ..packing.attention import can_pack
+    from ..training.arguments import in_float32
     from .trainer import SupervisedTrainer
 
-    model = warm.model
-    weights = (*model.parameters(), *model.buffers())
-    if any(weight.is_floating_point() and weight.dtype != torch.float32 for weight in weights):
-        model = model.float()
+    model = in_float32(warm.model)
     return SupervisedTrainer(
         job=ctx,
         spec=spec,

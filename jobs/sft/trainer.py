@@ -14,15 +14,14 @@ import torch
 from datasets import Dataset
 from datasets.table import InMemoryTable
 from torch.utils.data import Sampler
-from transformers import TrainerCallback
 from trl.trainer.sft_config import SFTConfig
 
 from ..context import Context
-from ..errors import JobFailed, Stopped
+from ..errors import JobFailed
 from ..packing.passes import stored_number
+from ..training.evaluation import EvaluatingTrainer
 from ..training.options import TrainingSpec
 from ..training.snapshot import read_job_state
-from ..training.trainer import JobTrainer
 from .dataset import Example
 from .packed_trainer import PackedSftTrainer
 
@@ -49,7 +48,7 @@ class EpochOrder(Sampler[int]):
         yield from torch.randperm(self.count, generator=generator).tolist()
 
 
-class SupervisedTrainer(JobTrainer, PackedSftTrainer):
+class SupervisedTrainer(EvaluatingTrainer, PackedSftTrainer):
     """An SFTTrainer inside a job. `data` identifies the rows: a resume on others is refused."""
 
     model: Any
@@ -70,11 +69,7 @@ class SupervisedTrainer(JobTrainer, PackedSftTrainer):
     ) -> None:
         self.data = data
         self.held_out = held_out
-        self.eval_every = eval_every
         self.before: dict[str, Any] | None = None  # the evaluation before the first step
-        self.last_eval: dict[str, Any] | None = None  # the fields of the latest eval event
-        self._eval_step: int | None = None  # whose weights it measured, if in this execution
-        self._eval_is_due = False
         self._tokens = 0  # trained on, at the end of the step before
         super().__init__(
             job=job,
@@ -83,10 +78,10 @@ class SupervisedTrainer(JobTrainer, PackedSftTrainer):
             args=config,
             processing_class=tokenizer,
             train_dataset=_dataset(examples, data),
+            eval_every=eval_every if held_out else None,
         )
         if self.most_tokens is not None:
             self.most_tokens = stored_number(job.run_dir / "pack_tokens", self.most_tokens)
-        self.add_callback(_EvalSchedule(self))
 
     def _send_telemetry(self) -> None:
         """Send nothing to anybody."""
@@ -103,8 +98,6 @@ class SupervisedTrainer(JobTrainer, PackedSftTrainer):
             "data": self.data,
             "tokens": self._total_train_tokens,
             "before": self.before,
-            "last_eval": self.last_eval,
-            "eval_is_due": self._eval_is_due,
         }
 
     def check_checkpoint(self, checkpoint: Path) -> None:
@@ -116,8 +109,6 @@ class SupervisedTrainer(JobTrainer, PackedSftTrainer):
         super().load_job_state(state)
         self._total_train_tokens = self._tokens = state["tokens"]
         self.before = state["before"]
-        self.last_eval = state["last_eval"]
-        self._eval_is_due = state["eval_is_due"]
 
     # Events.
 
@@ -131,47 +122,7 @@ class SupervisedTrainer(JobTrainer, PackedSftTrainer):
             "seconds": self.step_seconds(),
         }
 
-    def metrics(self) -> dict[str, Any]:
-        """Return those of the step, and as `eval_…` an evaluation of these very weights."""
-        found = (self.last_eval or {}) if self._eval_step == self.state.global_step else {}
-        return {**super().metrics(), **{f"eval_{name}": value for name, value in found.items()}}
-
     # Evaluation.
-
-    def train_to_end(self, checkpoint: Path | None) -> None:
-        super().train_to_end(checkpoint)
-        self.evaluate_if_due()
-
-    def evaluate_if_due(self) -> None:
-        """Make up for the evaluation that a stop has put off. Raises Stopped."""
-        if self._eval_is_due:
-            self._evaluate()
-            if self.was_stopped:
-                raise Stopped(self.state.global_step)
-
-    def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Measure the model at this step; or put it off when stopped."""
-        self._eval_is_due = True
-        self.control.should_evaluate = False  # or the end of the training would ask once more
-        found = self.measure()
-        if found is None:
-            self.was_stopped = True
-            self.control.should_save = self.control.should_training_stop = True
-            return
-        self._eval_is_due = False
-        self.last_eval, self._eval_step = found, self.state.global_step
-        is_last = self.state.global_step >= self.args.max_steps
-        self.job.emit(
-            "eval", step=self.state.global_step, phase="after" if is_last else "during", **found
-        )
-
-    def evaluate_before(self) -> None:
-        """Measure the weights that the training begins with. Raises Stopped when asked to."""
-        found = self.measure()
-        if found is None:
-            raise Stopped(0)
-        self.before = found
-        self.job.emit("eval", step=0, phase="before", **found)
 
     @torch.no_grad()
     def measure(self) -> dict[str, Any] | None:
@@ -201,22 +152,6 @@ class SupervisedTrainer(JobTrainer, PackedSftTrainer):
             "n": len(by_length),
             "eval_s": time.perf_counter() - started,
         }
-
-
-class _EvalSchedule(TrainerCallback):
-    """Asks for an evaluation where one is due."""
-
-    def __init__(self, trainer: SupervisedTrainer) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.evaluate_if_due()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.trainer.held_out:
-            every = self.trainer.eval_every
-            is_last = state.global_step >= args.max_steps
-            control.should_evaluate = is_last or (every and state.global_step % every == 0)
 
 
 def _dataset(examples: Sequence[Example], data: str) -> Dataset:
