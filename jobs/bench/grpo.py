@@ -9,10 +9,7 @@ its own, so that neither has the other's memory. Prints one JSON object. Imports
 from __future__ import annotations
 
 import sys
-import tempfile
-import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,41 +21,19 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from ..compute.allocator import keep_freed_memory
-from ..compute.aten_overrides import fast_kernels
 from ..grpo.packed_trainer import PackedTrainer, weight_sharing_clone
-from . import machine, model
-from .clock import Clock
-from .memory import Peak
+from . import model
+from .training import timed
 from .works import GRPO, GrpoWork
 
 
 def run(side: str, work: GrpoWork, folder: Path, steps: int) -> dict[str, Any]:
-    """Train and return the seconds of each step but the first, which makes AdamW's memory."""
-    rates = machine.measure()
-    if side == "warmd":
-        keep_freed_memory()
-    clock = Clock()
-    with (
-        tempfile.TemporaryDirectory() as output,
-        Peak() as peak,
-        fast_kernels() if side == "warmd" else nullcontext(),
-        warnings.catch_warnings(),
-    ):
-        warnings.filterwarnings("ignore", ".is_gradient_checkpointing", FutureWarning)
-        trainer = _trainer(side, work, folder, steps + 1, output)
-        trainer.add_callback(clock)
-        trainer.train()
-    floor_s = work.floor_s(trainer.model.num_parameters(), rates.flops, rates.bytes_s)
-    return {
-        "seconds": clock.seconds[1:],
-        "processor_s": clock.processor_s[1:],
-        "private_bytes": peak.private_bytes,
-        "resident_bytes": peak.resident_bytes,
-        "floor_s": floor_s,
-        "flops": rates.flops,
-        "bytes_s": rates.bytes_s,
-    }
+    """Train and return the measurements (`training.timed`)."""
+    return timed(
+        side,
+        lambda output: _trainer(side, work, folder, steps + 1, output),
+        lambda parameters, rates: work.floor_s(parameters, rates.flops, rates.bytes_s),
+    )
 
 
 def _trainer(side: str, work: GrpoWork, folder: Path, steps: int, output: str) -> Any:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import random
 import sys
-import tempfile
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,40 +20,22 @@ from transformers import PrinterCallback
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from ..compute.allocator import keep_freed_memory
-from ..compute.aten_overrides import fast_kernels
 from ..sft.dataset import IGNORED
 from ..sft.packed_trainer import PackedSftTrainer
-from . import machine, model
-from .clock import Clock
-from .memory import Peak
+from . import model
+from .training import timed
 from .works import SFT, SftWork
 
 
 def run(side: str, work: SftWork, folder: Path, steps: int) -> dict[str, Any]:
-    """Train and return the seconds of each step but the first, which makes AdamW's memory."""
-    rates = machine.measure()
-    if side == "warmd":
-        keep_freed_memory()
-    clock = Clock()
-    with (
-        tempfile.TemporaryDirectory() as output,
-        Peak() as peak,
-        fast_kernels() if side == "warmd" else nullcontext(),
-    ):
-        trainer = _trainer(side, work, folder, steps + 1, output)
-        trainer.add_callback(clock)
-        trainer.train()
-    parameters = trainer.model.num_parameters()
-    return {
-        "seconds": clock.seconds[1:],
-        "processor_s": clock.processor_s[1:],
-        "private_bytes": peak.private_bytes,
-        "resident_bytes": peak.resident_bytes,
-        "floor_s": work.floor_s(parameters, rates.flops, rates.bytes_s, steps=steps + 1),
-        "flops": rates.flops,
-        "bytes_s": rates.bytes_s,
-    }
+    """Train and return the measurements (`training.timed`)."""
+    return timed(
+        side,
+        lambda output: _trainer(side, work, folder, steps + 1, output),
+        lambda parameters, rates: work.floor_s(
+            parameters, rates.flops, rates.bytes_s, steps=steps + 1
+        ),
+    )
 
 
 def _trainer(side: str, work: SftWork, folder: Path, steps: int, output: str) -> Any:
