@@ -16,18 +16,19 @@ from ..models.architectures import check_generates
 from ..models.tokenizer_folder import TokenizerFolder
 from ..spec import option, override, path_of
 from ..training.options import (
+    DEFAULT_TEMPLATE,
     MOST_AT_ONCE,
+    MOST_CHARACTERS,
     MOST_ROWS,
     MOST_TOKENS,
     TrainingSpec,
 )
 from ..user_code.modules import own_modules
 from . import problems, rewards
-from .prompts import NO_TEMPLATE, field_of, messages_of, too_long
+from .prompts import field_of, messages_of, too_long
 from .user_rewards import KeywordReward
 
 LOSSES = ("dapo", "bnpo", "grpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
-MOST_CHARACTERS = 100_000  # in template and system message
 MOST_QUESTIONS = 16  # occurrences of {question} in the template
 MICRO_BATCH = 8  # default maximum, in completions
 COMPLETION_LENGTH = 64  # default, in tokens
@@ -62,7 +63,7 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
     )
     system: str | None = option(None, "system message at the start of a chat", group="data")
     template: str = option(
-        problems.DEFAULT_TEMPLATE,
+        DEFAULT_TEMPLATE,
         "prompt template with {question}; prompt records are used unchanged",
         group="data",
     )
@@ -380,7 +381,7 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
         has_chats = self.chat_template or any(not isinstance(p.prompt, str) for p in found)
         files = TokenizerFolder(folder)
         if has_chats and files.lacks_chat_template():
-            raise SpecError(*NO_TEMPLATE)
+            raise SpecError(*chat_templates.NO_TEMPLATE)
         texts = self._texts(found, files.chat_template() if has_chats else None, until)
         limit = files.positions()
         if limit is None or self.max_prompt_length is not None:

@@ -16,9 +16,9 @@ import orjson
 
 from ..errors import SpecError
 from ..files import jsonl
+from ..training.options import DEFAULT_TEMPLATE
 
 ARITHMETIC = "arithmetic"  # the built-in source; a file of that name is ./arithmetic
-DEFAULT_TEMPLATE = "Solve this math problem step by step:\n\n{question}\n\nSolution:"
 NUM_EVAL_SUMS = 1000
 
 Prompt: TypeAlias = str | list[dict[str, str]]

@@ -10,8 +10,6 @@ from ..errors import JobFailed
 from ..models import chat_templates
 from .problems import Problem
 
-NO_TEMPLATE = ("chat_template", "the tokenizer of this model has none")  # the option, the problem
-
 
 @dataclass(frozen=True)
 class Prompt:
@@ -117,5 +115,5 @@ def _text(problem: Problem, messages: list[dict[str, str]] | None, tokenizer: An
         assert isinstance(problem.prompt, str)
         return problem.prompt
     if not tokenizer.chat_template:
-        raise JobFailed(": ".join(NO_TEMPLATE))
+        raise JobFailed(": ".join(chat_templates.NO_TEMPLATE))
     return chat_templates.render(tokenizer, messages, field=field_of(problem))

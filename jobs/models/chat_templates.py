@@ -17,6 +17,8 @@ from ..errors import JobFailed
 
 LIMIT_S = 10.0  # a template takes milliseconds
 
+NO_TEMPLATE = ("chat_template", "the tokenizer of this model has none")  # option, problem
+
 Chat = list[dict[str, Any]]
 
 
@@ -90,7 +92,7 @@ class Refused(Exception):
 
 
 def _environment() -> Any:
-    """The environment that transformers gives to templates (utils/chat_template_utils.py)."""
+    """Return a Jinja environment equal to that of transformers (utils/chat_template_utils.py)."""
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser

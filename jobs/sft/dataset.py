@@ -23,10 +23,10 @@ import orjson
 
 from ..errors import JobFailed, SpecError
 from ..files import jsonl
+from ..models.chat_templates import NO_TEMPLATE
+from ..training.options import DEFAULT_TEMPLATE
 
-DEFAULT_TEMPLATE = "Solve this math problem step by step:\n\n{question}\n\nSolution:"
 IGNORED = -100  # label of a token that is not learned
-NO_TEMPLATE = ("chat_template", "the tokenizer of this model has none")  # the option, the problem
 HISTOGRAM = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)  # tokens, inclusive
 
 Messages = list[dict[str, str]]
@@ -246,7 +246,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long the rows are in tokens, before they are cut."""
+    """Lengths of the rows in tokens, before truncation except where noted."""
 
     rows: int
     tokens: int

@@ -9,18 +9,20 @@ from typing import Any, ClassVar, Self
 
 from ..errors import SpecError
 from ..models.architectures import check_generates
+from ..models.chat_templates import NO_TEMPLATE
 from ..models.tokenizer_folder import TokenizerFolder
 from ..spec import option, override, path_of
 from ..training.options import (
+    DEFAULT_TEMPLATE,
+    MOST_CHARACTERS,
     MOST_ROWS,
     MOST_STEPS,
     MOST_TOKENS,
     TrainingSpec,
 )
-from .dataset import DEFAULT_TEMPLATE, NO_TEMPLATE, Rows, Source
+from .dataset import Rows, Source
 
 MAX_LENGTH = 1024  # tokens of a row, unless the options or the model's positions say otherwise
-MOST_CHARACTERS = 100_000  # of template and system message
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,8 @@ MOST_STEPS = 10**9  # of a job
 MOST_ROWS = 10**9  # of its data
 MOST_AT_ONCE = 10**5  # samples of one step
 MOST_TOKENS = 2**20  # of one sample
+DEFAULT_TEMPLATE = "Solve this math problem step by step:\n\n{question}\n\nSolution:"
+MOST_CHARACTERS = 100_000  # in a prompt template or a system message
 SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
 _MINUTES = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*(?:m|min|minutes?)")
 
