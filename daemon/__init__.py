@@ -15,7 +15,7 @@ supervisor        the process that starts, watches and replaces the others; neve
 warm model        a model whose weights the zygote has mapped
 run directory     the folder of one job: spec, events, log, checkpoints, model, result
 event             one line of a job's `events.jsonl`
-stream            the same events in Redis, for whoever watches; may be trimmed and is rebuilt
+stream            a copy of the events in Redis for commands that follow a job; can be rebuilt
 step              one optimizer update; a micro-step is one forward/backward
 checkpoint        all that the next step depends on, committed to disk as one
 resume            go on from the latest checkpoint

@@ -199,7 +199,7 @@ def check_uploads(config: DaemonConfig) -> Check:
 
 
 def check_sockets(config: DaemonConfig) -> Check:
-    """Whether unix sockets have a place where nobody else can put theirs."""
+    """Check that the folder for unix sockets cannot be taken over by another user."""
     from ...daemon.host.home import Home
 
     folder = Home(config.home).sockets

@@ -1,13 +1,13 @@
-"""Mapped files that keep their content for this process, whoever writes to them.
+"""Read leases on mapped files, so that another program's writes do not change warm weights.
 
-Warm weights are private mappings of files. The kernel shows a mapping what is written to its file
-in place, and ends a process with SIGBUS that reads behind a file's new end. A file that is replaced
-by renaming another one to its name, as safetensors does, stays as it is for who has mapped it.
+Warm weights are private mappings of files. Writes to such a file in place show in the mapping, and
+reading behind a truncated file's end kills the process with SIGBUS. A file that is replaced by a
+rename, as safetensors does, stays unchanged for processes that have mapped it.
 
-`HeldFiles` takes a read lease (fcntl(2), F_SETLEASE) on each file: who opens one for writing waits
-until the lease is given back, for up to /proc/sys/fs/lease-break-time (45 s), and this process has
-a signal. Leases are to be had on local file systems of Linux, by a file's owner; elsewhere nothing
-is held, and a change is noticed by the next job that begins (model_files.fingerprint).
+`HeldFiles` takes a read lease (fcntl(2), F_SETLEASE) on each file: a process that opens one for
+writing waits until the lease is released, for up to /proc/sys/fs/lease-break-time (45 s), and this
+process gets a signal. Leases need a local Linux file system and the file's owner; elsewhere nothing
+is held, and the next job to begin notices the change (model_files.fingerprint).
 """
 
 from __future__ import annotations

@@ -77,10 +77,10 @@ class WarmModels:
     def ensure(self, config: ModelConfig, folder: Path, *, in_use: Collection[str]) -> Loaded:
         """Return the model, loading it from `folder` if it is not warm, or another one there.
 
-        One whose files have changed is read again; horses go on with what they began with. The
-        least recently used go when it does not fit, never one `in_use`. Raises JobFailed with the
-        numbers when it cannot fit, or when the folder holds no model; Conflict when a model of that
-        name is in use with other settings, or when its files are being written to.
+        A model whose files have changed is loaded again; running horses keep the old weights. To
+        make room, the least recently used models are unloaded, never one `in_use`. Raises JobFailed
+        with the sizes if it cannot fit, or if the folder holds no model; Conflict if a model of
+        that name is in use with other settings, or if its files are being written.
         """
         with _blaming(config, folder):
             files = model_files.fingerprint(folder)
@@ -139,7 +139,7 @@ class WarmModels:
     def hold_in_fork(self, name: str | None) -> None:
         """Hold the files of one model for this process, a fork, and no others.
 
-        Where they were written to since the fork, whoever takes the model is told.
+        If they were written since the fork, the job that takes the model gets an error.
         """
         for loaded in self.loaded.values():
             if loaded.config.name != name:

@@ -142,7 +142,7 @@ class Zygote:
         self._own_sockets = [listener, wake, waker]
         self._report_loaded()
         _report(ChildReady())
-        self._release_to_writers()  # signals before `set_wakeup_fd` woke nobody
+        self._release_to_writers()  # for signals that came before `set_wakeup_fd`
         self._idle_since = time.monotonic()
         while True:
             ready = self._selector.select(self._timeout_s())
@@ -335,7 +335,7 @@ class Horse:
 def import_libraries(on_import: Callable[[str], None] = lambda name: None) -> None:
     """Import all that a job needs, so that no horse has to. Leaves one thread behind.
 
-    `on_import` is told what is imported next.
+    `on_import` is called with the name of each library before it is imported.
     """
     on_import("torch")
     import torch

@@ -16,7 +16,7 @@ class Heartbeat:
     """Sends heartbeats on stdout."""
 
     def __init__(self) -> None:
-        os.set_blocking(1, False)  # nobody reads while the supervisor is suspended
+        os.set_blocking(1, False)  # a suspended supervisor does not read: do not block then
         self._sent_at = 0.0
 
     def send_if_due(self) -> None:

@@ -1,8 +1,9 @@
 """Images of chat requests, each stored once however many jobs ask about it.
 
 RUNS/.images/SHA256 is an image, named by its content, as specs name it. The run directory of a job
-that does has a hard link to it, images/SHA256. So the file system counts who needs an image, and
-whatever dies at whatever moment leaves no wrong count: with no link but its own nobody needs it.
+that names it has a hard link to it, images/SHA256. The link count of the file system is the number
+of jobs that need an image, so no process that dies can leave a wrong count: an image with one link
+is not needed.
 """
 
 from __future__ import annotations

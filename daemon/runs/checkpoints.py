@@ -84,7 +84,7 @@ class Checkpoints:
         *,
         about: Mapping[str, Any],
     ) -> Save:
-        """Commit a checkpoint beside what the caller goes on to do (jobs.context.Checkpoints)."""
+        """Commit a checkpoint concurrently with the caller (jobs.context.Checkpoints)."""
         path = self.folder / checkpoint_name(step)
         rest = ExitStack()
         try:
@@ -163,7 +163,7 @@ class Staging:
 def verify(path: Path, *, on_bytes: Callable[[int], None] | None = None) -> None:
     """Compare every file with the manifest. Raises CheckpointDamaged at the first difference.
 
-    `on_bytes` is told how many bytes were read since it was last told.
+    `on_bytes` is called with the number of bytes read since its last call.
     """
     for name, expected in _read_manifest(path)["files"].items():
         try:

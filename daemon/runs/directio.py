@@ -1,6 +1,6 @@
 """Writing large files past the page cache.
 
-Gigabytes that nobody reads soon are not worth a copy in the kernel: on the development machine a
+Files that are not read again soon need no copy in the page cache: on the development machine a
 checkpoint written through the cache takes 1.8 s of a core for each gigabyte, past it 0.1 s.
 """
 

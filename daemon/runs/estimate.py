@@ -60,7 +60,7 @@ class Estimate:
             self.phase = "starting"
         elif kind == "begin":
             self.phase = "starting"
-            # The steps since the checkpoint are computed once more, and nobody is told of them.
+            # The steps since the checkpoint are computed again, without events.
             self._known = (event.get("resumed_from") or 0, event["time"])
         elif kind == "progress":
             self._take_progress(event)
@@ -139,10 +139,10 @@ class Estimate:
         return sum(self._between.values()) / max(latest - self._first_step + 1, 1)
 
     def eta_s(self, now: float) -> float | None:
-        """Seconds until the last step or row at the recent pace, or None where nobody can know.
+        """Return the seconds until the last step or row at the recent pace, None if unknown.
 
-        It stands still while a step takes longer than it should, and where the clock has been put
-        back since the last step.
+        The estimate is constant while a step takes longer than usual, and if the clock was set back
+        since the last step.
         """
         rate = self.rows_per_s
         if rate is not None and self.rows_total is not None and self.activity is None:

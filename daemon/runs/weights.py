@@ -77,9 +77,9 @@ def checkpoint(
 
 
 def link(weights: Weights, folder: Path) -> None:
-    """Make `folder` with the files of the model, without a copy where the file system can.
+    """Create `folder` with the files of the model, by hard links where the file system has them.
 
-    Pruning the checkpoint then takes nothing from it. For folders that nobody writes to.
+    Pruning the checkpoint does not affect them. Only for folders whose files are never modified.
     """
     for source in weights.files():
         target = folder / source.relative_to(weights.folder)
@@ -94,7 +94,7 @@ def link(weights: Weights, folder: Path) -> None:
 def export(weights: Weights, folder: Path, *, with_optimizer: bool = False) -> int:
     """Copy the files of the model into a new folder, whole or not at all; return their bytes.
 
-    Copies, and no links: whoever saves into the folder later must not write into the checkpoint.
+    Copies, not links: a later save into the folder must not modify the checkpoint.
     Raises SpecError when there is something at its place, Conflict when the job pruned the
     checkpoint meanwhile.
     """

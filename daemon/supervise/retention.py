@@ -1,8 +1,7 @@
-"""Answers that nobody asks for any more: jobs of the queue infer are removed some time after their
-end, the oldest first. A training job is never touched.
+"""Removes old answers: ended jobs of the queue infer, the oldest first. Never a training job.
 
-An agent asks thousands of times a day. What each answer leaves, a run directory, a hash and a
-stream, would otherwise fill the disk and the server's memory.
+An agent sends thousands of requests a day. The run directory, hash and stream of each would
+otherwise fill the disk and the memory of Redis.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ..runs.rundir import RunDir, is_job_id
 
 log = logging.getLogger(__name__)
 
-GRACE_S = 10.0  # in which whoever waits for an answer can read it, however many there are
+GRACE_S = 10.0  # for clients to read an answer after its end, however many answers there are
 _LOOK_S = 5.0  # between two looks for what is due
 _FINISH_S = 60.0  # between two scans for removals that a killed process left half done
 _SOON_S = 0.5  # after the start, or after a try that failed

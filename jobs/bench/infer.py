@@ -54,7 +54,7 @@ def measure(work: InferWork, folder: Path, pairs: int) -> dict[str, Any]:
         else:
             engine.close()
     while any(engine.has_idle_work for engine in engines.values()):
-        time.sleep(0.1)  # what they do while nobody asks would slow what is measured
+        time.sleep(0.1)  # their idle work would slow the measurement
     found: dict[str, list[float]] = {name: [] for name in ("stock", *engines)}
     bytes_s: dict[str, list[float]] = {precision: [] for precision in engines}
     for _ in range(pairs):

@@ -29,7 +29,7 @@ class Row:
 
     `stock` and `warmd` are medians, `faster` is what the one gains over the other, `floor` what the
     machine permits at best, `share` how much of that warmd reaches (1: all of it). The bytes are
-    the most memory of a process that it shares with nobody, None where both sides are in one.
+    the peak private memory of a process, None where both sides are in one.
     """
 
     work: str

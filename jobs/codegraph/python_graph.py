@@ -111,9 +111,9 @@ def _is_source(name: str) -> bool:
 def read_modules(
     sources: Iterable[Path], root: Path, *, on_skip: Callable[[Path, str], None] | None = None
 ) -> Iterator[Module]:
-    """Yield what each file gives, in the order of the files, which lie below `root`.
+    """Yield the module of each file, in the order of the files, which are below `root`.
 
-    A file that cannot be read or parsed is left out; `on_skip` is told its path and the reason.
+    A file that cannot be read or parsed is skipped; `on_skip` gets its path and the reason.
     """
     for path in sources:
         try:

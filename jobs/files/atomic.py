@@ -24,7 +24,7 @@ from typing import BinaryIO
 _NOW = fcntl.LOCK_EX | fcntl.LOCK_NB
 _WAIT_S = 0.05  # between two tries to get a lock, where waiting for it can be interrupted
 _STAGING = ".staging-"  # being filled; never valid
-_REPLACED = ".replaced-"  # the former folder, put aside while the new one takes its place
+_REPLACED = ".replaced-"  # prefix of the old folder while it is replaced
 
 
 def write_atomic(path: Path, content: bytes, *, mode: int = 0o600) -> None:
@@ -76,7 +76,7 @@ def _open_locked(
         except BaseException:
             os.close(descriptor)
             raise
-        release(descriptor)  # whoever had it has renamed or removed it meanwhile
+        release(descriptor)  # its previous holder has renamed or removed the file
 
 
 def _lock(descriptor: int, while_waiting: Callable[[], None] | None) -> None:

@@ -1,8 +1,8 @@
-"""What a GUI agent's model wrote, as a list of actions: clicks in pixels, keys, texts.
+"""Parses the completion of a GUI agent into actions: clicks in pixels, keys, texts.
 
 The words are those of UI-TARS (arXiv:2501.12326): `Thought: …` and then `Action:` with calls such
 as `click(start_box='(x,y)')`, one a line, whose coordinates are thousandths of the screen. A model
-may write anything: what cannot be read is told as an error beside the actions that can.
+may generate anything: text that cannot be parsed becomes an error next to the parsed actions.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def base_of(folder: Path) -> str:
     named = settings.get("base_model_name_or_path")
     if not isinstance(named, str) or not named:
         raise ValueError(f"{CONFIG} says base_model_name_or_path {named!r}: no base model")
-    base = folder / os.path.expanduser(named)  # where nobody has that name it stays as it is
+    base = folder / os.path.expanduser(named)  # unchanged for a user that does not exist
     if (base / "config.json").is_file():
         return str(base.resolve())
     if not HUB_ID.fullmatch(named):

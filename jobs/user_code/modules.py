@@ -71,7 +71,7 @@ def _load_aside(name: str, found: ModuleSpec) -> ModuleType:
     finally:
         own = _taken_out(found.name)
         sys.modules.update(hidden)
-        # Where `digests` finds them, under names that nobody imports.
+        # Kept for `digests`, under names that no import statement can have.
         sys.modules.update({f"{found.origin}:{name}": module for name, module in own.items()})
 
 

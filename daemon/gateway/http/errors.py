@@ -135,7 +135,7 @@ def _problem(error: Mapping[str, Any]) -> str:
     return must
 
 
-# Raised when nobody reads the response any more.
+# Raised when the client has closed the connection.
 CLIENT_DISCONNECTED = ApiError(499, "the client has disconnected")
 
 
