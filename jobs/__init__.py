@@ -1,31 +1,25 @@
-"""Registry of the job kinds: a new kind adds its line to KINDS."""
+"""The job kinds: a kind of warmd's own adds its line to KINDS, another package an entry point."""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 
 from .context import Context
 from .errors import SpecError
+from .registry import Kind, Kinds
 from .spec import Spec
 
-
-class Kind(NamedTuple):
-    """The modules of a kind, and the name of its Spec class."""
-
-    options: str  # has the Spec
-    spec: str
-    module: str  # has `run`
-    heavy: str  # imports torch and other slow libraries
-
-
-KINDS = {
-    "grpo": Kind("grpo.options", "GrpoSpec", "grpo.kind", "grpo.trainer"),
-    "sft": Kind("sft.options", "SftSpec", "sft.kind", "sft.trainer"),
-    "mlm": Kind("mlm.options", "MlmSpec", "mlm.kind", "mlm.trainer"),
-    "encode": Kind("encode.options", "EncodeSpec", "encode.kind", "encode.embedder"),
-    "infer": Kind("infer.options", "InferSpec", "infer.kind", "infer.answering"),
-}
+KINDS = Kinds(
+    {
+        "grpo": Kind(".grpo.options", "GrpoSpec", ".grpo.kind", ".grpo.trainer"),
+        "sft": Kind(".sft.options", "SftSpec", ".sft.kind", ".sft.trainer"),
+        "dpo": Kind(".dpo.options", "DpoSpec", ".dpo.kind", ".dpo.trainer"),
+        "mlm": Kind(".mlm.options", "MlmSpec", ".mlm.kind", ".mlm.trainer"),
+        "encode": Kind(".encode.options", "EncodeSpec", ".encode.kind", ".encode.embedder"),
+        "infer": Kind(".infer.options", "InferSpec", ".infer.kind", ".infer.answering"),
+    }
+)
 
 
 class Run(Protocol):
@@ -63,4 +57,4 @@ def _kind(kind: str) -> Kind:
 
 
 def _module(name: str) -> Any:
-    return import_module(f".{name}", __name__)
+    return import_module(name, __name__)

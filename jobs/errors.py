@@ -10,6 +10,8 @@ WarmdError                 one-line message; `exit_code` is the exit code of the
 Stopped                    not an error: `run` saved its state and ended early, as requested
 """
 
+LOST_CONTEXT_EXIT = 70  # exit code of a process whose CUDA context is lost
+
 
 class WarmdError(Exception):
     """Base of the errors that the CLI prints as one line."""

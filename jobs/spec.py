@@ -27,6 +27,8 @@ GROUPS = {
     "sampling": "Sampling",
     "reward": "Reward",
     "optimization": "Optimization",
+    "loss": "Loss",
+    "lora": "LoRA",
     "evaluation": "Evaluation and logging",
     "checkpoints": "Checkpoints",
     "stopping": "Stopping",
@@ -44,12 +46,13 @@ def option(
     maximum: float | None = None,
     choices: tuple[str, ...] | None = None,
     former_names: Mapping[str, str] | None = None,
+    none_word: str = "none",
 ) -> Any:
     """Declare a field of a spec. `minimum` and `maximum` are inclusive, `above` is not.
 
     `default_text` says what the default None stands for. `group` is one of GROUPS; within a group,
     the options most used are declared first. `former_names`: spellings of choices in earlier
-    versions, and the choice that each means.
+    versions, and the choice that each means. `none_word`: the text that means None.
     """
     return field(
         default=default,
@@ -62,6 +65,7 @@ def option(
             "maximum": maximum,
             "choices": choices,
             "former_names": former_names or {},
+            "none_word": none_word,
         },
     )
 
@@ -93,6 +97,7 @@ class OptionInfo:
     maximum: float | None
     choices: tuple[str, ...] | None
     former_names: Mapping[str, str]
+    none_word: str  # the text that means None, of an option that may be None
 
     @property
     def takes(self) -> str:
@@ -110,11 +115,13 @@ class OptionInfo:
         limits = " and ".join(bounds)
         of = "of " if limits.startswith("at ") else ""
         text = f"{words[self.type]} {of}{limits}".rstrip()
+        if self.optional and self.none_word != "none":
+            text += f", or {self.none_word}"
         return f"a list, each {text}" if self.many else text
 
     def convert(self, value: Any) -> Any:
         """Turn text, a YAML or a JSON value into the field's type. Raises SpecError."""
-        if value is None or (self.optional and value == "none"):
+        if value is None or (self.optional and value == self.none_word):
             if self.optional:
                 return None
             raise SpecError(self.name, f"must be {self.takes}, got nothing")
@@ -211,12 +218,32 @@ _CONVERTERS = {int: _to_int, float: _to_float, bool: _to_bool, str: _to_str}
 
 
 @dataclass(frozen=True, kw_only=True)
+class HttpMethod:
+    """How a training kind is requested over HTTP: a method of `/v1/fine_tuning/jobs`.
+
+    A request must not name code or files of this machine. So it may set text options only if they
+    have choices, or are `harmless_text`.
+    """
+
+    type: str  # `method.type` of the request
+    training_file: str  # the option that names the data
+    validation_file: str | None = None  # the option that names held-out data
+    builtin_data: str | None = None  # the value of `training_file` that is no file
+    harmless_text: tuple[str, ...] = ()  # options whose text names neither code nor a file
+    renamed: Mapping[str, str] = field(default_factory=dict)  # OpenAI's name -> option
+
+
+@dataclass(frozen=True, kw_only=True)
 class Spec:
     """Base of every kind's spec. Fields are int, float, bool, str, `X | None`, `tuple[X, ...]`."""
 
     kind: ClassVar[str]
     queue: ClassVar[str] = TRAIN
     argument: ClassVar[str | None] = None  # the option that may be a positional argument
+    http: ClassVar[HttpMethod | None] = None  # None: not among the fine-tuning methods
+    # Of a kind from outside warmd: the module that has `run`. It is imported once, before the forks
+    # of jobs, and may import torch; the module of the Spec must not.
+    run_module: ClassVar[str | None] = None
 
     # The options that may change when a job is resumed; the others determine what the job has
     # computed so far. `otherwise` is the advice for those.
@@ -255,6 +282,9 @@ class Spec:
 
     def check_model_files(self, folder: Path) -> None:
         """Check what needs other files of the model folder than config.json. Raises SpecError."""
+
+    def check_layers(self, folder: Path) -> None:
+        """Check what depends on the layers of the model in `folder`. Raises SpecError."""
 
     def located(self, folder: Path) -> Self:
         """Return the spec with paths made absolute: the daemon has another working directory.

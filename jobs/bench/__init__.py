@@ -1,5 +1,6 @@
-"""Benchmarks for users: warmd, a stock library on the same workload, and the hardware limit.
+"""Benchmarks: warmd, a stock library on the same workload, and the limit of the hardware.
 
-`works` names what is measured and `rows` runs it; both need no torch. In processes of their own
-`grpo`, `mlm` and `infer` measure, each with `machine` for what processor and memory can do.
+`works` defines the workloads; `rows` runs them and returns the rows of the table (no torch).
+`grpo`, `sft`, `mlm` and `infer` measure, each in a process of its own, with a synthetic `model`;
+`machine` measures GEMM throughput and memory bandwidth, the limits.
 """

@@ -2,7 +2,7 @@
 
     python -m warmd.jobs.bench.infer WORK FOLDER PAIRS
 
-FOLDER holds the model (`model.py`). The sides take turns in one process; prompts are random words.
+FOLDER holds the model (`model.py`). The sides alternate in one process; prompts are random words.
 Prints one JSON object: tokens per second. Imports torch and transformers.
 """
 
@@ -25,15 +25,15 @@ from . import machine, model
 from .apart import apart
 from .works import INFER, WEIGHT_BYTES, InferWork
 
-WARM_UP_TOKENS = 40  # until the engine has all layers in the form that it keeps
+WARM_UP_TOKENS = 40  # after which the engine has packed all layers
 
 
 def measure(work: InferWork, folder: Path, pairs: int) -> dict[str, Any]:
-    """Return the tokens per second of each round: `stock`, `native`, `bf16` and `int8`.
+    """Return the decode speed of each round, in tokens/s: `stock`, `native`, `bf16`, `int8`.
 
-    Counted from the first token on: what reading the prompt takes is left out. `bytes_s` has the
-    bandwidth of memory for each precision, measured right before, for it changes on a machine that
-    others use. `weights` is their number. A precision that is not served here is left out.
+    Prefill and the first token do not count. `bytes_s`: memory bandwidth per precision, measured
+    just before it, since it varies on a shared machine; `weights`: their number. Precisions without
+    a kernel for this processor are left out.
     """
     causal_lm = model.read(folder)
     causal_lm.generation_config.eos_token_id = None  # every answer has all its tokens
@@ -48,26 +48,28 @@ def measure(work: InferWork, folder: Path, pairs: int) -> dict[str, Any]:
     engines: dict[str, Engine] = {}
     for precision in WEIGHT_BYTES:
         engine = Engine(warm, precision=precision)
-        _ask(engine, prompt(), max(WARM_UP_TOKENS, work.completion))
+        _engine_speed(engine, prompt(), max(WARM_UP_TOKENS, work.completion))
         if engine.precision == precision:
             engines[precision] = engine
         else:
             engine.close()
     while any(engine.has_idle_work for engine in engines.values()):
-        time.sleep(0.1)  # their idle work would slow the measurement
+        time.sleep(0.1)  # idle work would slow the measurement
     found: dict[str, list[float]] = {name: [] for name in ("stock", *engines)}
     bytes_s: dict[str, list[float]] = {precision: [] for precision in engines}
     for _ in range(pairs):
-        found["stock"].append(apart(partial(_generate, causal_lm, prompt(), work.completion)))
+        found["stock"].append(apart(partial(_stock_speed, causal_lm, prompt(), work.completion)))
         for precision, engine in engines.items():
             bytes_s[precision].append(apart(machine.measure).bytes_s)
-            found[precision].append(_ask(engine, prompt(), work.completion))
+            found[precision].append(_engine_speed(engine, prompt(), work.completion))
     for engine in engines.values():
         engine.close()
-    return {**found, "bytes_s": bytes_s, "weights": causal_lm.num_parameters()}
+    rest = {"device": machine.device().type, "weights": causal_lm.num_parameters()}
+    return {**found, "bytes_s": bytes_s, **rest}
 
 
-def _ask(engine: Engine, ids: list[int], tokens: int) -> float:
+def _engine_speed(engine: Engine, ids: list[int], tokens: int) -> float:
+    """Return the tokens per second of the engine after the first token."""
     request = Request(ids=ids, sampling=Sampling(temperature=0), max_tokens=tokens)
     engine.submit(request)
     while not isinstance(piece := request.pieces.get(), End):
@@ -77,9 +79,12 @@ def _ask(engine: Engine, ids: list[int], tokens: int) -> float:
     return (tokens - 1) / request.stats.decode_s
 
 
-def _generate(causal_lm: Any, prompt: list[int], tokens: int) -> float:
-    """The same of transformers: what all tokens take without what the first one takes."""
-    ids = torch.tensor([prompt])
+def _stock_speed(causal_lm: Any, prompt: list[int], tokens: int) -> float:
+    """Return the tokens per second of transformers' generate after the first token.
+
+    The time of one token, which includes the prefill, is subtracted.
+    """
+    ids = torch.tensor([prompt], device=causal_lm.device)
 
     def seconds(count: int) -> float:
         begun = time.perf_counter()
@@ -91,10 +96,11 @@ def _generate(causal_lm: Any, prompt: list[int], tokens: int) -> float:
             min_new_tokens=count,
             pad_token_id=0,
         )
+        machine.synchronize()
         return time.perf_counter() - begun
 
     with torch.inference_mode():
-        seconds(1)  # the first call of a thread has more to do
+        seconds(1)  # warm up: the first call in a thread is slower
         first = seconds(1)
         return (tokens - 1) / (seconds(tokens) - first)
 

@@ -1,18 +1,18 @@
-"""The memory of a process that is being measured."""
+"""Peak memory of the current process."""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
 
-SAMPLED_S = 0.02  # between two looks at it
+SAMPLED_S = 0.02  # sampling period
 
 
 class Peak:
-    """The most memory that this process has had while inside, from /proc; 0 without one."""
+    """Context manager: samples the peak memory of this process from /proc; 0 without /proc."""
 
     def __init__(self) -> None:
-        self.private_bytes = 0  # anonymous: no other process could share it
+        self.private_bytes = 0  # anonymous memory, which no other process shares
         self.resident_bytes = 0
         self._status = Path("/proc/self/status")
         self._done = threading.Event()

@@ -1,10 +1,10 @@
-"""How fast masked learning is on this machine: with stock kernels, with ours, and at best.
+"""The MLM benchmark: micro-steps with stock kernels and with warmd's, and the hardware limit.
 
     python -m warmd.jobs.bench.mlm WORK PAIRS
 
-Both sides compute the same loss and its gradients on the same batch, in turn, so that whatever
-else the machine does falls on both. The floor is what the arithmetic alone takes at the rate that
-the machine's best matrix product has. Prints one JSON object. Imports torch and transformers.
+Both sides compute the same loss and gradients on the same batch, alternately, so that other load on
+the machine affects both. The floor is the time of the arithmetic alone, at the machine's GEMM
+throughput. Prints one JSON object. Imports torch and transformers.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from ..mlm.objectives import Batch, GraphObjective, Objective, Sample, TextObjec
 from . import machine
 from .works import MLM, MlmWork
 
-FIRST_ORDINARY = 6  # the ids below are of special tokens
-CODE_SHARE = 0.6  # of the tokens of an example; the rest is its walk, in relations and entities
-RELATION, ENTITY = 2, 4  # tokens
+FIRST_ORDINARY = 6  # first id that is not a special token
+CODE_SHARE = 0.6  # share of code in the tokens of an example; the rest is its walk
+RELATION, ENTITY = 2, 4  # tokens of a relation and of an entity
 LEARNING_RATE = 1e-5
 
 
 class Bench:
-    """A work with its model, its optimizer and its examples, each of which is another one."""
+    """A workload with its model, optimizer and synthetic examples, all of them different."""
 
     def __init__(self, work: MlmWork) -> None:
         self.work = work
@@ -54,15 +54,17 @@ class Bench:
             self.model = BertForMaskedLM(BertConfig(**work.settings))
             tokenizer = as_pretrained(train_tokenizer([], MIN_VOCAB_SIZE))
             self.objective = TextObjective(self.model, tokenizer, masker)
-        self.model.train()
+        self._device = machine.device()
+        self.model.to(self._device).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, fused=True)
 
     def batch(self, number: int) -> Batch:
-        """Make up, mask and collate the examples of a micro-step."""
-        first = number * self.work.rows
-        rows = [self._example(first + row) for row in range(self.work.rows)]
-        masked = [self.objective.mask(row, 0, first + i) for i, row in enumerate(rows)]
-        return self.objective.collate(masked)
+        """Return the synthetic examples of a micro-step, masked and collated."""
+        first = number * self.work.batch_size
+        examples = [self._example(first + i) for i in range(self.work.batch_size)]
+        masked = [self.objective.mask(each, 0, first + i) for i, each in enumerate(examples)]
+        batch = self.objective.collate(masked)
+        return {name: values.to(self._device) for name, values in batch.items()}
 
     def _example(self, number: int) -> Sample:
         if self.work.is_graph:
@@ -70,7 +72,7 @@ class Bench:
         return {"ids": _ids(self._vocab_size, self.work.length, number)}
 
     def stock(self, batch: Batch) -> None:
-        """Forward and backward as they are without warmd; for BERT with its own loss, too."""
+        """Forward and backward pass without warmd's kernels; BERT computes its own loss, too."""
         if self.work.is_graph:
             self._learn(batch)
             return
@@ -81,7 +83,7 @@ class Bench:
         ).loss.backward()
 
     def warmd(self, batch: Batch) -> None:
-        """Forward and backward as in a job."""
+        """Forward and backward pass as in a job."""
         with fast_kernels():
             self._learn(batch)
 
@@ -96,17 +98,17 @@ class Bench:
         cast(Any, sum(losses.values())).backward()
 
     def update(self, side: Callable[[Batch], None], number: int) -> None:
-        """A whole update: data, forward, backward, clipping and AdamW."""
+        """A whole update: data, forward and backward pass, gradient clipping, AdamW."""
         side(self.batch(number))
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)  # as at the beginning of a step
 
     def operations(self, batch: Batch) -> float:
-        """Count the multiplications and additions of the matrices, forward (1) and backward (2).
+        """Count the multiplications and additions of the linear layers, forward and backward.
 
-        Those of the heads at the labels alone; without the products inside of attention, a few
-        percent.
+        A backward pass has twice those of the forward pass. Heads count at labeled tokens only. The
+        GEMMs inside attention, a few percent, do not count.
         """
         tokens = batch["input_ids"].numel()
         total = 0.0
@@ -122,13 +124,13 @@ class Bench:
 
 
 def measure(work: MlmWork, pairs: int) -> dict[str, Any]:
-    """Time so many pairs of micro-steps after one to warm up, then whole updates.
+    """Time `pairs` micro-steps of each side after one for warm-up, then whole updates.
 
-    Returns `stock_s` and `warmd_s`, one number for each pair, and `floor_s`; with updates in the
-    work, also `stock_update_s`, as many, `warmd_update_s` and `update_floor_s`.
+    Returns `stock_s` and `warmd_s`, one number per pair, and `floor_s`; if the workload has
+    updates, also `stock_update_s`, one number per pair, `warmd_update_s` and `update_floor_s`.
     """
     rates = machine.measure()
-    keep_freed_memory()  # as in every work horse; for both sides
+    keep_freed_memory()  # for both sides, as in every work horse
     bench = Bench(work)
     batch = bench.batch(0)
     found: dict[str, Any] = {"stock_s": [], "warmd_s": []}
@@ -144,11 +146,12 @@ def measure(work: MlmWork, pairs: int) -> dict[str, Any]:
         # AdamW reads four arrays and writes three.
         moved = 7 * sum(weight.nbytes for weight in bench.model.parameters())
         found["update_floor_s"] = found["floor_s"] + moved / rates.bytes_s
-    return {**found, "flops": rates.flops, "bytes_s": rates.bytes_s}
+    rest = {"device": machine.device().type, "flops": rates.flops, "bytes_s": rates.bytes_s}
+    return {**found, **rest}
 
 
 def _updates(bench: Bench, pairs: int) -> dict[str, list[float]]:
-    """Time the work's updates of our side, the first of them in turn with as many of stock's."""
+    """Time the workload's updates; the first `pairs` of them alternate with stock updates."""
     stock: list[float] = []
     ours: list[float] = []
     for number in range(bench.work.updates):
@@ -163,7 +166,7 @@ def _ids(vocab_size: int, length: int, number: int) -> Any:
 
 
 def _graph_example(config: CodeGraphConfig, length: int, number: int) -> Sample:
-    """Make up an example of the form that `chains` describes."""
+    """Return a synthetic example in the form that `codegraph.sequences` describes."""
     columns = {name: np.zeros(length, np.int64) for name in ("rel_ids", "chain_ids", "depth_ids")}
     role = np.full(length, Role.SPECIAL, np.int64)
     ids = _ids(config.vocab_size, length, number)
@@ -182,8 +185,10 @@ def _graph_example(config: CodeGraphConfig, length: int, number: int) -> Sample:
 
 
 def _seconds(work: Callable[[], Any]) -> float:
+    machine.synchronize()
     begun = time.perf_counter()
     work()
+    machine.synchronize()
     return time.perf_counter() - begun
 
 

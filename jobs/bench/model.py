@@ -1,9 +1,9 @@
-"""A causal language model with random weights, made from the numbers of a shape alone.
+"""A synthetic causal language model: random weights in a given shape.
 
-    python -m warmd.jobs.bench.model grpo|sft|infer WORK FOLDER
+    python -m warmd.jobs.bench.model grpo|sft|dpo|infer WORK FOLDER
 
-Both sides of a benchmark map the weights in its folder, as they would those of a real model;
-nothing is read from anywhere else. Imports torch and transformers when it makes or reads one.
+Both sides of a benchmark map its weights from FOLDER, as they would those of a real model. Imports
+torch and transformers when it makes or reads a model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .works import Shape
 
 
 def make(shape: Shape, folder: Path) -> None:
-    """Write a model in float32: 2 GB for the 24 layers of a 0.5B one."""
+    """Write a float32 model into a folder: 2 GB for the 24 layers of a 0.5B model."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -28,22 +28,27 @@ def make(shape: Shape, folder: Path) -> None:
 
 
 def read(folder: Path) -> Any:
-    """Return the model of a folder, in eval mode and without gradients, its weights mapped."""
+    """Return the model of a folder on the measured device, in eval mode and without gradients.
+
+    On a CPU its weights are mapped.
+    """
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
+    from .machine import device
+
     logging.disable_progress_bar()
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return model.requires_grad_(False).eval()
+    return model.to(device()).requires_grad_(False).eval()
 
 
 def tokenizer(shape: Shape) -> Any:
-    """Return a tokenizer whose words are numbers from 2 on, each of them its own token."""
+    """Return a tokenizer whose words are the numbers from 2 on, one token each."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    # Special tokens are looked for within words, too: they may be no part of a number.
+    # Special tokens are matched within words, too, so none may be part of a number.
     words = ["<pad>", "<eos>", *map(str, range(2, shape.vocab_size))]
     ids = {word: number for number, word in enumerate(words)}
     core = Tokenizer(models.WordLevel(ids, unk_token="<pad>"))
@@ -63,5 +68,10 @@ def prompts(shape: Shape, length: int, count: int) -> list[str]:
 
 if __name__ == "__main__":
     kind, work, folder = sys.argv[1:]
-    shapes: dict[str, Any] = {"grpo": works.GRPO, "sft": works.SFT, "infer": works.INFER}
+    shapes: dict[str, Any] = {
+        "grpo": works.GRPO,
+        "sft": works.SFT,
+        "dpo": works.DPO,
+        "infer": works.INFER,
+    }
     make(shapes[kind][work].shape, Path(folder))

@@ -1,6 +1,6 @@
-"""The benchmarks from outside: their processes one after another, and the rows of the table.
+"""Runs the benchmarks, each in processes of its own, and returns the rows of their table.
 
-Imports no torch: the processes do.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from typing import Any
 
 import orjson
 
+from ...configs.gpus import AUTO, CPU, visible_devices
 from ...configs.precision import NATIVE
 from ..errors import JobFailed
-from .works import GRPO, MLM, SFT, WEIGHT_BYTES
+from .works import DPO, GRPO, MLM, SFT, WEIGHT_BYTES
 
-OnProgress = Callable[[str], None]  # is called with what is being done
+OnProgress = Callable[[str], None]  # receives a description of the current measurement
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A work in the table. In seconds or hours less is better, in tokens per second more.
+    """A workload's row in the table.
 
-    `stock` and `warmd` are medians, `faster` is what the one gains over the other, `floor` what the
-    machine permits at best, `share` how much of that warmd reaches (1: all of it). The bytes are
-    the peak private memory of a process, None where both sides are in one.
+    `stock`, `warmd`: medians in `unit`; `faster`: warmd's speedup; `floor`: the limit of the
+    hardware in `unit`; `share`: the share of that limit that warmd reaches (0 to 1). The bytes
+    are peaks of a process, private or on the GPU; None if both sides run in one process.
     """
 
     work: str
@@ -41,52 +42,61 @@ class Row:
     share: float
     stock_private_bytes: int | None = None
     warmd_private_bytes: int | None = None
-    flops: float | None = None  # of float32 products a second, as measured for the floor
-    bytes_s: float  # read from memory, the same
+    flops: float | None = None  # operations per second of a GEMM, measured for the floor
+    bytes_s: float  # memory bandwidth in bytes per second, measured for the floor
+    device: str  # cpu or cuda
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
     """How much is measured."""
 
-    pairs: int  # of both sides in turn
-    steps: int = 2  # of GRPO and SFT in each process, after one to warm up
-    threads: int | None = None  # None: as many as torch takes
+    pairs: int  # measurements of each side, alternately
+    steps: int = 2  # steps of GRPO, SFT and DPO per process, after one for warm-up
+    threads: int | None = None  # None: torch's default
+    device: str = CPU  # as WorkerConfig.device
 
 
-def grpo(works: list[str], effort: Effort, told: OnProgress) -> Iterator[Row]:
+def grpo(works: list[str], effort: Effort, report: OnProgress) -> Iterator[Row]:
     """Yield a row for each work: TRL's and warmd's steps, each side in processes of its own."""
     for work in works:
         made = GRPO[work]
         beta = f", beta {made.beta}" if made.beta else ""
         text = f"GRPO {work}: {made.generations} x {made.prompt}+{made.completion}{beta}, a step"
-        yield _steps_row(text, *_steps("grpo", work, effort, told))
+        yield _steps_row(text, *_steps("grpo", work, effort, report))
 
 
-def sft(works: list[str], effort: Effort, told: OnProgress) -> Iterator[Row]:
+def sft(works: list[str], effort: Effort, report: OnProgress) -> Iterator[Row]:
     """Yield a row for each work: TRL's and warmd's steps, each side in processes of its own."""
     for work in works:
         made = SFT[work]
         prompt, completion = (f"{least}..{most}" for least, most in (made.prompt, made.completion))
-        text = f"SFT {work}: {made.rows} x {prompt}+{completion}, a step"
-        yield _steps_row(text, *_steps("sft", work, effort, told))
+        text = f"SFT {work}: {made.batch_size} x {prompt}+{completion}, a step"
+        yield _steps_row(text, *_steps("sft", work, effort, report))
+
+
+def dpo(works: list[str], effort: Effort, report: OnProgress) -> Iterator[Row]:
+    """Yield a row for each work: TRL's and warmd's steps, each side in processes of its own."""
+    for work in works:
+        made = DPO[work]
+        prompt, completion = (f"{least}..{most}" for least, most in (made.prompt, made.completion))
+        text = f"DPO {work}: {made.pairs} x ({prompt})+2x({completion}), a step"
+        yield _steps_row(text, *_steps("dpo", work, effort, report))
 
 
 def _steps(
-    kind: str, work: str, effort: Effort, told: OnProgress
+    kind: str, work: str, effort: Effort, report: OnProgress
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Run both sides of a trainer in turn; return what TRL's and warmd's processes measured."""
+    """Run both sides alternately; return the measurements of TRL's and of warmd's processes."""
     found: dict[str, list[dict[str, Any]]] = {"trl": [], "warmd": []}
     with tempfile.TemporaryDirectory(prefix="warmd-bench-") as folder:
-        told(f"{kind} {work}: making the model")
-        _child("model", kind, work, folder, threads=effort.threads)
+        report(f"{kind} {work}: making the model")
+        _child("model", kind, work, folder, effort=effort)
         for pair in range(effort.pairs):
-            # The second pair in the other order: the machine may be warming up, or cooling.
+            # Every second pair in reverse order: the machine may be warming up or cooling down.
             for side in ("trl", "warmd") if pair % 2 == 0 else ("warmd", "trl"):
-                told(f"{kind} {work}: pair {pair + 1} of {effort.pairs}, {side}")
-                found[side].append(
-                    _child(kind, side, work, folder, effort.steps, threads=effort.threads)
-                )
+                report(f"{kind} {work}: pair {pair + 1} of {effort.pairs}, {side}")
+                found[side].append(_child(kind, side, work, folder, effort.steps, effort=effort))
     return found["trl"], found["warmd"]
 
 
@@ -105,17 +115,18 @@ def _steps_row(text: str, stock: list[dict[str, Any]], ours: list[dict[str, Any]
         warmd_private_bytes=max(run["private_bytes"] for run in ours),
         flops=best["flops"],
         bytes_s=best["bytes_s"],
+        device=best["device"],
     )
 
 
-def mlm(works: list[str], effort: Effort, told: OnProgress) -> Iterator[Row]:
-    """Yield a row for each work's micro-step, and one for many updates where it projects them."""
+def mlm(works: list[str], effort: Effort, report: OnProgress) -> Iterator[Row]:
+    """Yield a row for each workload's micro-step, and one for its projected updates, if any."""
     for name in works:
         work = MLM[name]
-        told(f"mlm {name}: {effort.pairs} pairs, {work.updates} updates")
-        found = _child("mlm", name, effort.pairs, threads=effort.threads)
+        report(f"mlm {name}: {effort.pairs} pairs, {work.updates} updates")
+        found = _child("mlm", name, effort.pairs, effort=effort)
         model = "code-graph encoder" if work.is_graph else "BERT"
-        text = f"{model} {name}: {work.rows} x {work.length}"
+        text = f"{model} {name}: {work.batch_size} x {work.length}"
         yield _mlm_row(f"{text}, forward + backward", found, "", found["floor_s"], "s", 1)
         if work.updates:
             yield _mlm_row(
@@ -137,23 +148,24 @@ def _mlm_row(
         unit=unit,
         stock=median(stock) * scale,
         warmd=median(ours) * scale,
-        # Pair by pair: of what disturbs, most falls on both.
+        # Pair by pair: most disturbances affect both sides of a pair.
         faster=median(a / b for a, b in zip(stock, ours, strict=False)),
         floor=floor_s * scale,
         share=floor_s / median(ours),
         flops=found["flops"],
         bytes_s=found["bytes_s"],
+        device=found["device"],
     )
 
 
-def infer(works: list[str], effort: Effort, told: OnProgress) -> Iterator[Row]:
-    """Yield a row for each work and precision: one request at a time, after its prompt."""
+def infer(works: list[str], effort: Effort, report: OnProgress) -> Iterator[Row]:
+    """Yield a row for each workload and precision: single-sequence decode, without prefill."""
     for work in works:
         with tempfile.TemporaryDirectory(prefix="warmd-bench-") as folder:
-            told(f"infer {work}: making the model")
-            _child("model", "infer", work, folder, threads=effort.threads)
-            told(f"infer {work}: {effort.pairs} rounds")
-            found = _child("infer", work, folder, effort.pairs, threads=effort.threads)
+            report(f"infer {work}: making the model")
+            _child("model", "infer", work, folder, effort=effort)
+            report(f"infer {work}: {effort.pairs} rounds")
+            found = _child("infer", work, folder, effort.pairs, effort=effort)
         for precision, weight_bytes in WEIGHT_BYTES.items():
             if precision not in found:
                 continue
@@ -166,19 +178,25 @@ def infer(works: list[str], effort: Effort, told: OnProgress) -> Iterator[Row]:
                 unit="tok/s",
                 stock=median(found["stock"]),
                 warmd=median(rates),
-                # Round by round: of what disturbs, most falls on all.
+                # Round by round: most disturbances affect all of a round.
                 faster=median(a / b for a, b in zip(rates, found["stock"], strict=True)),
                 floor=median(floors),
                 share=median(a / b for a, b in zip(rates, floors, strict=True)),
                 bytes_s=median(bandwidths),
+                device=found["device"],
             )
 
 
-def _child(module: str, *words: object, threads: int | None) -> dict[str, Any]:
-    """Run a module of this package and return what it printed. Raises JobFailed."""
-    environ = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    if threads is not None:
-        environ["OMP_NUM_THREADS"] = str(threads)
+def _child(module: str, *words: object, effort: Effort) -> dict[str, Any]:
+    """Run a module of this package in a process; return the JSON that it printed.
+
+    Raises JobFailed.
+    """
+    visible = visible_devices(effort.device, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    environ = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": visible}
+    environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    if effort.threads is not None:
+        environ["OMP_NUM_THREADS"] = str(effort.threads)
     package = __package__ or ""
     done = subprocess.run(
         [sys.executable, "-m", f"{package}.{module}", *map(str, words)],
@@ -187,10 +205,12 @@ def _child(module: str, *words: object, threads: int | None) -> dict[str, Any]:
         text=True,
     )
     if done.returncode != 0:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
         raise JobFailed(
             f"bench {module} {words[0]} ended with {done.returncode}: "
-            f"{said[-1] if said else 'it said nothing'}"
+            f"{lines[-1] if lines else 'it printed nothing'}"
         )
     printed: dict[str, Any] = orjson.loads(done.stdout.splitlines()[-1]) if done.stdout else {}
+    if printed.get("device") == "cpu" and effort.device not in (AUTO, CPU):
+        raise JobFailed(f"device: must be a GPU that CUDA can use, got {effort.device}")
     return printed

@@ -1,9 +1,9 @@
-"""One side of the SFT benchmark: some steps of one trainer on made-up rows, timed.
+"""One side of the SFT benchmark: times some steps of TRL's or warmd's trainer.
 
     python -m warmd.jobs.bench.sft trl|warmd WORK FOLDER STEPS
 
-FOLDER holds the model (`model.py`), the rows are random words. Each side runs in a process of its
-own, so that neither has the other's memory. Prints one JSON object. Imports torch and trl.
+FOLDER holds the model (`model.py`); records are random words. Each side has its own process, so
+that its memory can be measured. Prints one JSON object. Imports torch and trl.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from transformers import PrinterCallback
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
+from ..compute.device import has_bfloat16
 from ..sft.dataset import IGNORED
 from ..sft.packed_trainer import PackedSftTrainer
-from . import model
+from . import machine, model
 from .training import timed
 from .works import SFT, SftWork
 
@@ -39,17 +40,18 @@ def run(side: str, work: SftWork, folder: Path, steps: int) -> dict[str, Any]:
 
 
 def _trainer(side: str, work: SftWork, folder: Path, steps: int, output: str) -> Any:
+    device = machine.device()
     config = SFTConfig(
         output_dir=output,
         max_steps=steps,
-        per_device_train_batch_size=work.rows,
+        per_device_train_batch_size=work.batch_size,
         max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},
         learning_rate=2e-5,
-        # TRL's own defaults are slower on a CPU: this is its best.
-        bf16=False,
+        # TRL's fastest settings on a CPU.
+        bf16=has_bfloat16(device),
         activation_checkpointing=False,
-        use_cpu=True,
+        use_cpu=device.type == "cpu",
         report_to=[],
         save_strategy="no",
         logging_steps=1,
@@ -60,14 +62,14 @@ def _trainer(side: str, work: SftWork, folder: Path, steps: int, output: str) ->
         model=model.read(folder).requires_grad_(True),
         args=config,
         processing_class=model.tokenizer(work.shape),
-        train_dataset=Dataset.from_list(_rows(work, steps)),
+        train_dataset=Dataset.from_list(_records(work, steps)),
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
-def _rows(work: SftWork, steps: int) -> list[dict[str, list[int]]]:
-    """Make up the tokens of every row, learned after its prompt."""
+def _records(work: SftWork, steps: int) -> list[dict[str, list[int]]]:
+    """Return tokenized records of random words, with labels for the completions only."""
     draw = random.Random(1)
     found = []
     for prompt, completion in work.lengths(steps):

@@ -1,4 +1,4 @@
-"""The works that `warmd bench` measures, by name: shapes of models and batches."""
+"""The workloads of `warmd bench`, by name: shapes of models and batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...configs.precision import NATIVE
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A decoder of transformers' qwen2, by default as wide as Qwen2-0.5B."""
+    """The sizes of a qwen2 decoder, by default as wide as Qwen2-0.5B."""
 
     layers: int
     vocab_size: int = 151_936
@@ -23,11 +23,11 @@ class Shape:
 
     @property
     def head(self) -> int:
-        """The weights of the vocabulary head, which the embeddings share."""
+        """Number of weights of the vocabulary head, which is tied to the embedding."""
         return self.vocab_size * self.hidden_size
 
     def settings(self) -> dict[str, Any]:
-        """Return what transformers' config of it is made from."""
+        """Return the fields of transformers' config."""
         return {
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
@@ -44,7 +44,7 @@ _TINY = Shape(layers=1, vocab_size=512, hidden_size=64, intermediate_size=128, h
 
 @dataclass(frozen=True, kw_only=True)
 class GrpoWork:
-    """One optimizer step: a group of completions for one prompt, all of the same length."""
+    """One optimizer step of GRPO: one prompt, and a group of completions of equal length."""
 
     shape: Shape
     prompt: int  # tokens
@@ -52,22 +52,22 @@ class GrpoWork:
     generations: int
     accumulation: int = 1
     beta: float = 0.0
-    rollout_dtype: str = "float32"  # of warmd's side: what completions are written by
+    rollout_dtype: str = "float32"  # precision of warmd's rollouts
 
     def floor_s(self, parameters: int, flops: float, bytes_s: float) -> float:
-        """Return the seconds that a step's products, decoding reads and AdamW take at least.
+        """Return the minimum seconds of a step: GEMMs, weight traffic of decoding, AdamW.
 
-        The prompt counts once for its group; of decoding, every weight is read for each token.
+        The prompt counts once per group. Decoding reads every weight once per token.
         """
         backbone = parameters - self.shape.head
         tokens = self.prompt + self.generations * (self.completion - 1)
         scored = self.generations * self.completion
-        passes = 3 if self.beta == 0 else 4  # forward, two products backward; the reference
-        operations = 2 * passes * (tokens * backbone + scored * self.shape.head)
-        operations += 2 * self.prompt * backbone  # read once for the writing
-        written_by = 1 if self.rollout_dtype == "int8" else 4  # bytes of a weight
+        gemms = 3 if self.beta == 0 else 4  # forward, two backward; the reference's forward
+        operations = 2 * gemms * (tokens * backbone + scored * self.shape.head)
+        operations += 2 * self.prompt * backbone  # prefill
+        weight_bytes = 1 if self.rollout_dtype == "int8" else 4
         # AdamW reads four arrays and writes three.
-        moved = parameters * (written_by * self.completion + 4 * 7)
+        moved = parameters * (weight_bytes * self.completion + 4 * 7)
         return operations / flops + moved / bytes_s
 
 
@@ -94,52 +94,99 @@ GRPO = {
 
 @dataclass(frozen=True, kw_only=True)
 class SftWork:
-    """One optimizer step: rows of a prompt and a completion, of the lengths that are drawn."""
+    """One optimizer step of SFT: records with a prompt and a completion of random lengths."""
 
     shape: Shape
-    rows: int
+    batch_size: int
     prompt: tuple[int, int]  # least and most tokens
     completion: tuple[int, int]
 
     def lengths(self, steps: int) -> list[tuple[int, int]]:
-        """Draw the tokens of prompt and completion of every row of so many steps."""
+        """Draw the number of tokens of prompt and completion for each record of `steps` steps."""
         draw = random.Random(0)
         return [
             (draw.randint(*self.prompt), draw.randint(*self.completion))
-            for _ in range(self.rows * steps)
+            for _ in range(self.batch_size * steps)
         ]
 
     def floor_s(self, parameters: int, flops: float, bytes_s: float, *, steps: int) -> float:
-        """Return the seconds that a step's products and AdamW take at least, on average.
+        """Return the minimum seconds of an average step: GEMMs and AdamW.
 
-        The head counts at the tokens of completions, the other layers at all that are read.
+        The head counts at the tokens of completions, the other layers at all tokens.
         """
         lengths = self.lengths(steps)
         tokens = sum(prompt + completion - 1 for prompt, completion in lengths) / steps
         learned = sum(completion for _, completion in lengths) / steps
-        # Forward, and two products backward.
+        # One GEMM forward, two backward.
         operations = 6 * (tokens * (parameters - self.shape.head) + learned * self.shape.head)
         # AdamW reads four arrays and writes three.
         return operations / flops + 4 * 7 * parameters / bytes_s
 
 
 SFT = {
-    "0.5b": SftWork(shape=Shape(layers=24), rows=4, prompt=(40, 120), completion=(40, 220)),
-    "4-layers": SftWork(shape=Shape(layers=4), rows=8, prompt=(40, 120), completion=(40, 220)),
-    "tiny": SftWork(shape=_TINY, rows=2, prompt=(4, 8), completion=(2, 6)),
+    "0.5b": SftWork(shape=Shape(layers=24), batch_size=4, prompt=(40, 120), completion=(40, 220)),
+    "4-layers": SftWork(
+        shape=Shape(layers=4), batch_size=8, prompt=(40, 120), completion=(40, 220)
+    ),
+    "tiny": SftWork(shape=_TINY, batch_size=2, prompt=(4, 8), completion=(2, 6)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpoWork:
+    """One optimizer step: pairs of a prompt and two completions, of the lengths that are drawn."""
+
+    shape: Shape
+    pairs: int
+    prompt: tuple[int, int]  # least and most tokens
+    completion: tuple[int, int]
+
+    def lengths(self, steps: int) -> list[tuple[int, int, int]]:
+        """Draw the tokens of prompt and both completions of every pair of so many steps."""
+        draw = random.Random(0)
+        return [
+            (
+                draw.randint(*self.prompt),
+                draw.randint(*self.completion),
+                draw.randint(*self.completion),
+            )
+            for _ in range(self.pairs * steps)
+        ]
+
+    def floor_s(self, parameters: int, flops: float, bytes_s: float, *, steps: int) -> float:
+        """Return the seconds that a step's products and AdamW take at least, on average.
+
+        The prompt counts once for both completions, the head at the tokens of completions.
+        """
+        lengths = self.lengths(steps)
+        tokens = sum(prompt + chosen + rejected - 2 for prompt, chosen, rejected in lengths) / steps
+        scored = sum(chosen + rejected for _, chosen, rejected in lengths) / steps
+        # Forward, two products backward, and the forward pass of the reference.
+        operations = 8 * (tokens * (parameters - self.shape.head) + scored * self.shape.head)
+        # AdamW reads four arrays and writes three.
+        return operations / flops + 4 * 7 * parameters / bytes_s
+
+
+DPO = {
+    "0.5b": DpoWork(shape=Shape(layers=24), pairs=2, prompt=(40, 120), completion=(40, 220)),
+    "4-layers": DpoWork(shape=Shape(layers=4), pairs=4, prompt=(40, 120), completion=(40, 220)),
+    "4-layers-long-prompt": DpoWork(
+        shape=Shape(layers=4), pairs=4, prompt=(400, 600), completion=(20, 100)
+    ),
+    "tiny": DpoWork(shape=_TINY, pairs=2, prompt=(4, 8), completion=(2, 6)),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class MlmWork:
-    """One micro-step: so many examples of one length through a model, forward and backward."""
+    """One micro-step of MLM: a forward and a backward pass over examples of equal length."""
 
-    rows: int
+    batch_size: int
     length: int  # tokens
-    is_graph: bool = True  # for the code-graph encoder, else for a BERT
-    updates: int = 0  # whole ones to project `projected` from; 0: none
+    is_graph: bool = True  # the code-graph encoder; False: a BERT
+    updates: int = 0  # whole updates that are measured to project `projected` of them; 0: none
     projected: int = 10_000
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the model; else its usual ones
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the model's config
 
 
 _SMALL = {
@@ -152,24 +199,24 @@ _SMALL = {
 }
 
 MLM = {
-    "encoder": MlmWork(rows=1, length=111),
-    "encoder-8x128": MlmWork(rows=8, length=128, updates=50),
-    "bert": MlmWork(rows=8, length=128, is_graph=False, settings={"num_hidden_layers": 4}),
-    "tiny-encoder": MlmWork(rows=2, length=40, updates=3, projected=100, settings=_SMALL),
-    "tiny-bert": MlmWork(rows=2, length=40, is_graph=False, settings=_SMALL),
+    "encoder": MlmWork(batch_size=1, length=111),
+    "encoder-8x128": MlmWork(batch_size=8, length=128, updates=50),
+    "bert": MlmWork(batch_size=8, length=128, is_graph=False, settings={"num_hidden_layers": 4}),
+    "tiny-encoder": MlmWork(batch_size=2, length=40, updates=3, projected=100, settings=_SMALL),
+    "tiny-bert": MlmWork(batch_size=2, length=40, is_graph=False, settings=_SMALL),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferWork:
-    """One request at a time: so many tokens written after a prompt, greedily."""
+    """Greedy single-sequence decode of `completion` tokens after a prompt of `prompt` tokens."""
 
     shape: Shape
     prompt: int
     completion: int
 
 
-WEIGHT_BYTES = {NATIVE: 4, "bf16": 2, "int8": 1}  # of one weight, in each precision
+WEIGHT_BYTES = {NATIVE: 4, "bf16": 2, "int8": 1}  # bytes per weight
 
 INFER = {
     "0.5b": InferWork(shape=Shape(layers=24), prompt=32, completion=48),
@@ -178,5 +225,5 @@ INFER = {
 
 
 def usual(works: Mapping[str, Any]) -> list[str]:
-    """The works that are measured unless others are named: those of a size that is in use."""
+    """Return the workloads that are measured by default: all but the tiny ones, for tests."""
     return [name for name in works if not name.startswith("tiny")]

@@ -1,21 +1,21 @@
 """The code-graph encoder: a transformer over code and a walk through its knowledge graph.
 
-Post-LN layers with GELU and learned biases. The input of a token is the sum of its token, its
-graph position (place + 0.5 chain + 0.3 depth + 0.2 role) and its relation. In every layer two
-scalars per relation r, shared by all heads and 0 at the start, are added to the attention
-scores of tokens i and j:
+Post-LN layers with GELU and learned biases. A token's input is the sum of three embeddings: token,
+graph position (place + 0.5 chain + 0.3 depth + 0.2 role) and relation. Each layer learns two
+scalars per relation r, initially 0 and shared by all heads, which are added to the attention scores
+of tokens i and j:
 
-    leaf[r]    where both have relation r > 0 (i = j included)
-    cross[r]   where one has relation r > 0 and the other is code
+    leaf[r]    if both have relation r > 0 (also if i = j)
+    cross[r]   if one has relation r > 0 and the other is code
 
-`sequences.py` says what the tokens and their relations, chains, depths and roles are. The two
-vocabulary heads, for masked code (MLM) and for masked nodes of the graph (MNM), are not tied to
-the embedding and are computed at labeled positions only.
+`sequences.py` defines tokens, relations, chains, depths and roles. The two vocabulary heads, for
+masked code (MLM) and masked nodes of the graph (MNM), are not tied to the embedding and run only at
+labeled positions.
 
     loss = w_mlm · CE(mlm) + w_mnm · CE(mnm) + w_constraint · constraint
 
-Importing this module makes the Auto classes of transformers know it, as `AutoModel` and as
-`AutoModelForMaskedLM`: a folder that `save_pretrained` has written is a model like any other.
+Importing this module registers the model with transformers' `AutoModel` and `AutoModelForMaskedLM`,
+so that they load a folder written by `save_pretrained`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from transformers.utils.generic import ModelOutput
 
 from .sequences import IGNORED, NUM_RELATION_IDS, PAD_ID, Role
 
-CHAIN_SHARE, DEPTH_SHARE, ROLE_SHARE = 0.5, 0.3, 0.2  # of the graph position, beside 1 of place
+CHAIN_SHARE, DEPTH_SHARE, ROLE_SHARE = 0.5, 0.3, 0.2  # weights in the graph position; place has 1
 ANTISYMMETRY_WEIGHT = ACYCLICITY_WEIGHT = 0.2
 TEMPERATURE = 0.07
 
 
 class CodeGraphConfig(PreTrainedConfig):
-    """The sizes of an encoder; the defaults are those of the one with 107,445,664 parameters."""
+    """The sizes of an encoder; by default 107,445,664 parameters."""
 
     model_type = "code_graph"
 
@@ -54,9 +54,10 @@ class CodeGraphConfig(PreTrainedConfig):
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     intermediate_size: int = 3072
-    num_relations: int = NUM_RELATION_IDS  # with 0, which is none
+    num_relations: int = NUM_RELATION_IDS  # including 0, no relation
     max_position_embeddings: int = 4096
-    trained_length: int | None = None  # most tokens of a row in its training; places beyond are raw
+    # Longest sequence in training, in tokens: later positions have untrained embeddings.
+    trained_length: int | None = None
     max_chains: int = 1000
     max_depth: int = 20
     num_roles: int = len(Role)
@@ -69,19 +70,19 @@ class CodeGraphConfig(PreTrainedConfig):
 
 @dataclass
 class CodeGraphOutput(ModelOutput):
-    """What the encoder returns. The parts of the loss are scalars without their weights."""
+    """The encoder's output. The parts of the loss are unweighted scalars."""
 
     loss: Tensor | None = None
     mlm_loss: Tensor | None = None
     mnm_loss: Tensor | None = None
     constraint_loss: Tensor | None = None
-    mlm_logits: Tensor | None = None  # (labelled, V), in the order of the labels, row by row
+    mlm_logits: Tensor | None = None  # (labeled tokens, V), sequence by sequence
     mnm_logits: Tensor | None = None
     last_hidden_state: Tensor | None = None  # (B, T, H)
 
 
 class GraphEmbedding(nn.Module):
-    """Token + graph position + relation."""
+    """The input embedding: token + graph position + relation."""
 
     def __init__(self, config: CodeGraphConfig) -> None:
         super().__init__()
@@ -112,9 +113,11 @@ class RelationBias(nn.Module):
         self.cross = nn.Parameter(torch.zeros(num_relations))
 
     def forward(self, related: Tensor, is_code: Tensor) -> Tensor:
-        """Return (B, T, T) from one-hot relations (B, T, R), all zero where r = 0, and
-        is_code (B, T, 1) of ones and zeros."""
-        # A GEMM of two thin matrices, whose gradient is a GEMM too, not a scatter into T x T.
+        """Return the bias (B, T, T).
+
+        related: (B, T, R), one-hot, all 0 for relation 0; is_code: (B, T, 1), 0 or 1.
+        """
+        # A GEMM of two thin matrices: its gradient is a GEMM, too, and not a scatter into T x T.
         cross = (related @ self.cross).unsqueeze(-1)
         left = torch.cat([related * self.leaf, cross, is_code], dim=-1)
         right = torch.cat([related, is_code, cross], dim=-1)
@@ -122,7 +125,7 @@ class RelationBias(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Attention and a feed-forward network, each added to its input and then normalized."""
+    """A Post-LN layer: attention and an MLP, each with a residual, then LayerNorm."""
 
     def __init__(self, config: CodeGraphConfig) -> None:
         super().__init__()
@@ -162,7 +165,7 @@ class EncoderLayer(nn.Module):
 
 
 class CodeGraphEncoder(PreTrainedModel):
-    """The encoder with both heads."""
+    """The encoder with its MLM and MNM heads."""
 
     config_class = CodeGraphConfig
     base_model_prefix = "encoder"
@@ -205,14 +208,13 @@ class CodeGraphEncoder(PreTrainedModel):
         num_mnm: int | Tensor | None = None,
         num_rows: int | Tensor | None = None,
     ) -> CodeGraphOutput:
-        """Encode rows of tokens, and compute the losses that there are labels for.
+        """Encode sequences, and compute the losses for which there are labels.
 
         All tensors are (B, T) int64, padded on the right: ids with PAD_ID, labels with IGNORED,
-        the others with 0. Without the four of the graph all is code.
+        the others with 0. Without rel_ids, chain_ids, depth_ids and role_ids all tokens are code.
 
-        `num_mlm`, `num_mnm`, `num_rows`: what the sums of the losses are divided by, the labels
-        and rows of all micro-batches of a step, so that their losses add up to the step's; None
-        is this batch's own.
+        `num_mlm`, `num_mnm`, `num_rows`: the denominators of the losses: labels and sequences of
+        all micro-batches of a step, so that their losses add up to the step's; None: of this batch.
         """
         hidden = self.encode(input_ids, attention_mask, rel_ids, chain_ids, depth_ids, role_ids)
         output = CodeGraphOutput(last_hidden_state=hidden)
@@ -292,37 +294,39 @@ AutoModelForMaskedLM.register(CodeGraphConfig, CodeGraphEncoder)
 def _predict(
     head: nn.Linear, hidden: Tensor, labels: Tensor, count: int | Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return logits (labelled, V) and their cross-entropy, summed and divided by `count`."""
-    is_labelled = labels != IGNORED
-    logits = head(hidden[is_labelled])
-    total = F.cross_entropy(logits.float(), labels[is_labelled], reduction="sum")
+    """Return logits (labeled tokens, V) and their summed cross-entropy divided by `count`."""
+    is_labeled = labels != IGNORED
+    logits = head(hidden[is_labeled])
+    total = F.cross_entropy(logits.float(), labels[is_labeled], reduction="sum")
     return logits, total / (max(1, len(logits)) if count is None else count)
 
 
 def constraint(hidden: Tensor, rel_ids: Tensor, depth_ids: Tensor, role_ids: Tensor) -> Tensor:
-    """Return what each row's hidden states (B, T, H) break of the graph's structure: (B,).
+    """Return the constraint loss of each sequence, (B,), from hidden states (B, T, H).
 
         0.2 antisymmetry + 0.2 acyclicity + contrastive
 
-    Antisymmetry and acyclicity are of the row's entities. Entity k has the mean u_k of its tokens'
-    states, of which one half s_k speaks for it as a source of edges and the other, t_k, as a
-    target: a(j, k) = s_j · t_k / sqrt(H / 2) is how much it looks as if an edge leads from j to k.
+    Antisymmetry and acyclicity compare the entities of a sequence. Entity k has the mean hidden
+    state of its tokens, whose first half s_k represents it as the source of edges, and the second,
+    t_k, as the target. The affinity a(j, k) = s_j · t_k / sqrt(H / 2) scores an edge from j to k.
 
         antisymmetry = mean over edges h -> t        of softplus(a(t, h) - a(h, t))
         acyclicity   = mean over paths j -> … -> k   of softplus(a(k, j))
 
-    An edge should not look like its reverse, and none should lead from the end of a path (of two
-    or more edges) back to its start. The edges are those of the walk, read back from depths.
+    An edge should score higher than its reverse, and an edge from the end of a path (of two or more
+    edges) back to its start should score low. The edges are those of the walk, recovered from the
+    depths.
 
-    Contrastive is the supervised loss L_out of Khosla et al., arXiv:2004.11362, equation 2, with
-    the relation as the class: z_i is the state of a token with rel_id > 0, of length 1; P(i) are
-    the row's other tokens with i's relation; a runs over all others that have one; tau = 0.07.
+    Contrastive is the supervised contrastive loss L_out of Khosla et al. (arXiv:2004.11362),
+    equation 2, with the relation as the class. z_i is the normalized state of a token with
+    rel_id > 0; P(i) are the other tokens of the sequence with the same relation; a runs over all
+    others with any relation; tau = 0.07.
 
         contrastive = mean over i of -1/|P(i)| sum over p in P(i) of
                       log(exp(z_i · z_p / tau) / sum over a of exp(z_i · z_a / tau))
 
-    Tokens count as i where the row has both some of their relation and some of another. A mean
-    over nothing is 0. Every row's part is its own, whatever else is in the batch.
+    A token i counts only if the sequence has other tokens of its relation and tokens of another
+    relation. A mean over nothing is 0. The loss of a sequence does not depend on the batch.
     """
     entities, is_edge, is_path = _walk(hidden, depth_ids, role_ids)
     source, target = entities.chunk(2, dim=-1)
@@ -338,18 +342,21 @@ def constraint(hidden: Tensor, rel_ids: Tensor, depth_ids: Tensor, role_ids: Ten
 
 
 def _walk(hidden: Tensor, depth_ids: Tensor, role_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a row's entities (B, N, H) in their order, and between which (B, from, to) there is
-    an edge, and a path of two or more."""
+    """Return the entities of each sequence and how they are connected in the walk.
+
+    entities: (B, N, H), in their order; is_edge: (B, from, to) bool, one edge; is_path:
+    (B, from, to) bool, a path of two or more edges.
+    """
     is_entity = role_ids == Role.ENTITY
     begins = is_entity & ~F.pad(is_entity, (1, 0))[:, :-1]
-    number = begins.cumsum(1) * is_entity  # from 1: a marker stands between any two
+    number = begins.cumsum(1) * is_entity  # from 1; markers separate consecutive entities
     numbers = torch.arange(1, int(number.max()) + 1, device=hidden.device)
     is_of = number.unsqueeze(1) == numbers[:, None]  # (B, N, T)
     exists = is_of.any(-1)
     members = is_of.to(hidden.dtype)
     entities = members @ hidden / members.sum(-1, keepdim=True).clamp(min=1)
     depth = (is_of * depth_ids.unsqueeze(1)).sum(-1) // is_of.sum(-1).clamp(min=1)
-    # j is above k when it comes before k and all after it, up to k, are deeper than j.
+    # j is above k if it comes before k and all entities after j, up to k, are deeper than j.
     is_later = numbers[:, None] < numbers
     deepest = depth.new_full((), torch.iinfo(depth.dtype).max)
     least = torch.where(is_later, depth.unsqueeze(1), deepest).cummin(-1).values
@@ -372,7 +379,9 @@ def _contrastive(hidden: Tensor, rel_ids: Tensor) -> Tensor:
 
 
 def _mean_where(mask: Tensor, values: Tensor, dims: int | None = None) -> Tensor:
-    """Return the mean of the masked values over the last `dims` dimensions, all but the first for
-    None; 0 where there are none."""
+    """Return the mean of `values` where `mask`, over the last `dims` dimensions; 0 where none is.
+
+    `dims` None: all dimensions except the first.
+    """
     over = tuple(range(1 if dims is None else mask.ndim - dims, mask.ndim))
     return torch.where(mask, values, 0).sum(over) / mask.sum(over).clamp(min=1)

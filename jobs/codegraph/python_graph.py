@@ -1,28 +1,28 @@
-"""A knowledge graph of Python sources: triples of head, relation and tail, from their syntax.
+"""The knowledge graph of Python sources: triples (head, relation, tail) from their syntax trees.
 
-Entities are dotted names: a module (`json.decoder`), what it defines (`json.decoder.JSONDecoder`,
-`json.decoder.JSONDecoder.decode`), a parameter (`json.loads.s`), something of another module
-(`re.compile`), a builtin (`len`), or a bare method name (`append`) where the class is not known.
-A scope is a module, a class or a function; what stands in one belongs to the innermost.
+Entities are dotted names: a module (`json.decoder`), a definition in it
+(`json.decoder.JSONDecoder`, `json.decoder.JSONDecoder.decode`), a parameter (`json.loads.s`), a
+name of another module (`re.compile`), a builtin (`len`), or a bare method name (`append`) if the
+class is unknown. A scope is a module, a class or a function; code belongs to the innermost scope.
 
 relation        head                      tail
-contains        package; scope            module in it; class whose statement stands in the scope
-defines         scope                     function or method whose `def` stands in it
+contains        package; scope            module in it; class defined directly in the scope
+defines         scope                     function or method defined directly in the scope
 declares        module, class; function   variable bound in its body or through `self`; parameter
 imports         scope                     module or name of an import statement, made absolute
 inherits_from   class                     base class
 annotated_with  class, function           decorator
                 variable, parameter       type in its annotation: `X` of `X[…]`, both of `X | Y`
 returns         function                  type in its annotation; without one, what its return
-                                          statements show: a literal's type, a callee, a global
+                                          statements return: a literal's type, a callee, a global
 calls           scope                     function called by its name, also `module.function(…)`
 invokes         scope                     method called on an object; `Class.method` for `self`
 instantiates    scope                     class called: of this file, a builtin one, or CapWords
 raises          scope                     exception class of a raise statement
 catches         scope                     exception class of an except clause
 
-A relation between the same two entities counts once per file. Nothing is executed or imported, and
-no file is looked up in another: a name of another module is what the import statement says.
+A relation between the same two entities counts once per file. Nothing is executed or imported. Each
+file is read alone: a name of another module is what the import statement says.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Block(NamedTuple):
 
 
 class Module(NamedTuple):
-    """What one file gives."""
+    """The triples and blocks of one file."""
 
     name: str
     file: str
@@ -98,7 +98,7 @@ def find_sources(folder: Path) -> list[Path]:
     """Return the Python files below a folder in a fixed order, without tests and hidden folders."""
     found: list[Path] = []
     for place, folders, files in os.walk(folder):
-        # What is not entered costs nothing: the packages beside a standard library are many.
+        # Pruned before descending: site-packages next to a standard library can be large.
         folders[:] = filter(_is_source, folders)
         found += [Path(place, name) for name in files if name.endswith(".py") and _is_source(name)]
     return sorted(found)
@@ -111,7 +111,7 @@ def _is_source(name: str) -> bool:
 def read_modules(
     sources: Iterable[Path], root: Path, *, on_skip: Callable[[Path, str], None] | None = None
 ) -> Iterator[Module]:
-    """Yield the module of each file, in the order of the files, which are below `root`.
+    """Yield the module of each file below `root`, in the given order.
 
     A file that cannot be read or parsed is skipped; `on_skip` gets its path and the reason.
     """
@@ -119,8 +119,8 @@ def read_modules(
         try:
             module = _read(path, root)
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            # ValueError: wrong encoding, zero bytes. MemoryError: what the parser itself raises
-            # on nesting that is too deep for it.
+            # ValueError: wrong encoding, zero bytes. MemoryError: the parser raises it if nesting
+            # is too deep.
             if on_skip is not None:
                 on_skip(path, f"{type(error).__name__}: {error}")
         else:
@@ -144,7 +144,7 @@ def write_triples(triples: Iterable[Triple], path: Path) -> None:
 
 
 def read_triples(path: Path) -> Iterator[Triple]:
-    """Yield the triples of a JSONL file. Raises SpecError naming the line that holds none."""
+    """Yield the triples of a JSONL file. Raises SpecError that names the invalid line."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -154,7 +154,7 @@ def read_triples(path: Path) -> Iterator[Triple]:
             except (ValueError, KeyError, TypeError):
                 values = []
             if not values or not all(isinstance(value, str) and value for value in values):
-                takes = "an object with head, relation, tail and qualifiers, no text of them empty"
+                takes = "an object with head, relation, tail and qualifiers, all texts non-empty"
                 raise SpecError(f"{path}, line {number}", f"must be {takes}, got {line[:60]!r}")
             if values[1] not in RELATIONS:
                 takes = f"one of {', '.join(RELATIONS)}"
@@ -174,19 +174,19 @@ def _read(path: Path, root: Path) -> Module:
     name = ".".join(parts or [root.resolve().name])
     reader = _Reader(name, relative.as_posix(), is_package, source)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of invalid escapes and the like: not our code
+        warnings.simplefilter("ignore")  # about invalid escapes and the like in the user's code
         return reader.read(ast.parse(source))
 
 
 class _Scope:
-    """A module, class or function: its entity, and what the names in it stand for."""
+    """A module, class or function: its entity, and the meanings of names in it."""
 
     def __init__(self, name: str, node: ast.AST, outer: _Scope | None) -> None:
         self.name = name
         self.is_class = isinstance(node, ast.ClassDef)
         self.is_function = isinstance(node, Function)
         self.outer = outer
-        # The entity, of imports, classes and functions; None of parameters.
+        # Name -> entity for imports, classes and functions; None for parameters.
         self.meanings: dict[str, str | None] = {}
         self.methods: set[str] = set()  # of a class
 
@@ -238,7 +238,7 @@ class _Reader:
             self.triples[key] = Triple(*key, self.qualifiers)
 
     def read_scope(self, scope: _Scope, node: ast.Module | Definition) -> None:
-        """Note what the scope binds, since use may come before it, then read its body."""
+        """Record the names that the scope binds, as uses may precede them; then read its body."""
         nodes = [inner for inner in _nodes_of(node) if isinstance(inner, _READ)]
         for inner in nodes:
             if isinstance(inner, Definition):
@@ -301,10 +301,10 @@ class _Reader:
         self.read_scope(inner, node)
 
     def enter(self, scope: _Scope, relation: str, node: Definition) -> _Scope:
-        """Note a class or function with its code and decorators, and return its scope."""
+        """Record a class or function with its code and decorators; return its scope."""
         inner = _Scope(f"{scope.name}.{node.name}", node, scope)
         self.add(scope.name, relation, inner.name)
-        if inner.name not in self.blocks:  # of overloads and setters the first one counts
+        if inner.name not in self.blocks:  # the first of overloads and property setters counts
             first = min(line.lineno for line in (node, *node.decorator_list)) - 1
             lines = self.lines[first : node.end_lineno]
             indentation = lines[0][: node.col_offset]
@@ -340,7 +340,7 @@ class _Reader:
                     targets = [*elements, *targets]
 
     def imported(self, node: ast.ImportFrom, alias: ast.alias) -> str:
-        """Return the absolute name of what a `from … import …` gives."""
+        """Return the absolute name of what a `from … import …` imports."""
         parts = [] if node.module is None else [node.module]
         if node.level:
             around = self.module.split(".")
@@ -355,13 +355,13 @@ class _Reader:
             self.add(scope.name, *called)
 
     def callee(self, scope: _Scope, function: ast.expr) -> tuple[str, str] | None:
-        """Return the relation to what is called, and its entity."""
+        """Return the relation to the callee, and its entity; None if it is unknown."""
         if not isinstance(function, ast.Name | ast.Attribute):
             return None
         entity = self.entity(scope, function)
         if entity is not None:
             return ("instantiates" if self.is_class(entity) else "calls"), entity
-        if isinstance(function, ast.Name):  # a variable: what it holds is not known
+        if isinstance(function, ast.Name):  # a variable with unknown value
             return None
         owner = scope.owner()
         if (
@@ -375,12 +375,12 @@ class _Reader:
 
     def read_return(self, scope: _Scope, node: ast.Return) -> None:
         if scope.is_function and node.value is not None:
-            entity = self.shown_type(scope, node.value)
+            entity = self.returned_type(scope, node.value)
             if entity is not None:
                 self.add(scope.name, "returns", entity)
 
-    def shown_type(self, scope: _Scope, value: ast.expr) -> str | None:
-        """Return what an expression shows of its value: a type, a callee or a global."""
+    def returned_type(self, scope: _Scope, value: ast.expr) -> str | None:
+        """Return what an expression's syntax tells of its value: a type, a callee or a global."""
         match value:
             case ast.Constant(value=None):
                 return "None"
@@ -407,7 +407,7 @@ class _Reader:
                 self.add(scope.name, "catches", entity)
 
     def entity(self, scope: _Scope, node: ast.expr | None) -> str | None:
-        """Return the entity that a (dotted) name stands for; None when it is not known."""
+        """Return the entity that a (dotted) name stands for; None if it is unknown."""
         rest = []
         while isinstance(node, ast.Attribute):
             rest.append(node.attr)
@@ -461,13 +461,13 @@ _LEAVES = (ast.Name, ast.Constant, ast.expr_context, ast.operator, ast.cmpop, as
 
 
 def _nodes_of(scope: ast.Module | Definition) -> Iterator[ast.AST]:
-    """Yield what stands in a scope, in its order, without what is inside inner definitions."""
-    # A stack of our own: expressions can be nested deeper than Python's.
+    """Yield the nodes of a scope in source order, without those inside inner definitions."""
+    # Not recursive: expressions can be nested deeper than Python's stack.
     stack: list[ast.AST] = list(reversed(scope.body))
     while stack:
         node = stack.pop()
         yield node
-        if isinstance(node, Definition):  # decorators and defaults run outside of it
+        if isinstance(node, Definition):  # its decorators, bases and defaults belong to this scope
             outside = [*node.decorator_list]
             if isinstance(node, ast.ClassDef):
                 outside += [*node.bases, *(keyword.value for keyword in node.keywords)]

@@ -2,27 +2,28 @@
 
     [CLS] code [SEP] [ENT] root [REL] relation [ENT] tail … [SEP] [REL] relation tail [SEP]
 
-The code is a module's, class's or function's; the middle walks the graph depth-first from its
-entity, the root; the end is one triple of the root that the walk leaves out: link prediction
-hides its tail. Beside its id every token has
+The code is the source of a module, class or function, whose entity is the root. The middle is a
+depth-first walk through the graph from the root. The end is one triple of the root that the walk
+leaves out; link prediction masks its tail. Each token has an id and
 
-rel_ids    0 for code and special tokens; on relation tokens the relation's id; on entity tokens the
-           id of the first relation of their chain
-chain_ids  the number of its chain, from 1; 0 for code, [CLS] and [SEP]. Where the walk has to turn
-           back, a new chain begins. The triple at the end is a chain of its own.
-depth_ids  how many triples lie between the root and the entity that the token is of or leads to
+rel_ids    the relation's id for relation tokens; the id of the first relation of their chain for
+           entity tokens; 0 for code and special tokens
+chain_ids  the number of the chain, from 1; 0 for code, [CLS] and [SEP]. A new chain begins where
+           the walk backtracks. The triple at the end is a chain of its own.
+depth_ids  the number of triples between the root and the token's entity, or the entity that its
+           relation leads to
 role_ids   a Role
 
-[ENT] and [REL] have the chain and depth of what follows them. An entity at depth d hangs on the
-nearest one before it at depth d - 1, so that the walk can be read back from the sequence. Names
-of the code's own module are written without the module.
+[ENT] and [REL] have the chain and depth of the tokens after them. The parent of an entity at depth
+d is the nearest entity before it at depth d - 1, so the walk can be recovered from the sequence.
+Names in the code's own module are written without the module.
 
-There are 12 relation ids: 0, which is no relation, and 11 for the 12 words, of which `calls` and
-`invokes` (the call of a function and of a method) share one; their tokens tell them apart.
+There are 12 relation ids: 0 for no relation, and 11 for the 12 relations: `calls` (of a function)
+and `invokes` (of a method) share one id, but have different tokens.
 
-What is too long for `seq_len` is cut, the longer of code and walk first, each from its end and the
-walk by whole triples. The root and the triple at the end always stay; a name that is longer than
-a quarter of `seq_len` keeps its last tokens.
+A sequence longer than `seq_len` is truncated: the longer of code and walk first, each from its end,
+the walk by whole triples. The root and the triple at the end always stay; of a name longer than a
+quarter of `seq_len` the last tokens stay.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ PAD_ID, CLS_ID, SEP_ID, MASK_ID, ENT_ID, REL_ID = range(len(SPECIAL_TOKENS))
 IGNORED = -100  # label of tokens without loss, as in torch.nn.functional.cross_entropy
 NUM_RELATION_IDS = 12
 MIN_SEQ_LEN, MAX_SEQ_LEN = 32, 4096
-MAX_CHAIN = 999  # its number; the encoder has no position for more
+MAX_CHAIN = 999  # largest chain number: the encoder has 1000 chain embeddings
 MAX_DEPTH = 4  # of a walk
 MIN_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256  # every byte is a token
-CHARACTERS_PER_TOKEN = 16  # more than code ever has: what is beyond need not be tokenised
+CHARACTERS_PER_TOKEN = 16  # more than code has: characters beyond need not be tokenized
 
 IntArray: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
 Edge: TypeAlias = tuple[str, str]  # relation, tail
@@ -63,7 +64,7 @@ class Role(IntEnum):
 
 
 class Example(NamedTuple):
-    """One sequence: five arrays (T,) int32 as described above, T at most `seq_len`, not padded."""
+    """One sequence: five unpadded arrays (T,) int32, as described above; T is at most `seq_len`."""
 
     ids: IntArray
     rel_ids: IntArray
@@ -87,8 +88,8 @@ _RELATION_IDS["invokes"] = _RELATION_IDS["calls"]
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train a byte-level BPE on texts; the special tokens have the first ids.
 
-    The same texts give the same tokenizer. Its vocabulary is smaller than asked for when the
-    texts hold no more pairs. Raises SpecError.
+    Deterministic. The vocabulary is smaller than `vocab_size` if the texts have too few pairs to
+    merge. Raises SpecError.
     """
     if vocab_size < MIN_VOCAB_SIZE:
         raise SpecError("vocab_size", f"must be at least {MIN_VOCAB_SIZE}, got {vocab_size}")
@@ -112,11 +113,11 @@ def build_examples(
     *,
     seq_len: int,
 ) -> Iterator[tuple[Block, Example]]:
-    """Yield a sequence for each block whose entity is the head of a triple, in their order.
+    """Yield one sequence for each block whose entity is the head of a triple, in the given order.
 
-    The walk goes wherever `triples` lead: to keep training and validation apart, call this for
-    each side with its own triples and blocks. The tokenizer is one of `train_tokenizer`, or has
-    its special tokens under the same ids. Raises SpecError.
+    The walk follows all `triples`: to separate training and validation, call this once for each
+    with its own triples and blocks. The tokenizer comes from `train_tokenizer`, or has the same
+    special tokens with the same ids. Raises SpecError.
     """
     if not MIN_SEQ_LEN <= seq_len <= MAX_SEQ_LEN:
         takes = f"at least {MIN_SEQ_LEN} and at most {MAX_SEQ_LEN}"
@@ -128,7 +129,7 @@ def build_examples(
 
 
 def leaf_tail(example: Example) -> slice:
-    """Return where the tokens of the tail in the triple at the end are."""
+    """Return the slice of the tail tokens in the triple at the end."""
     end = len(example.ids) - 1  # of the last [SEP]
     start = end
     while example.role_ids[start - 1] == Role.ENTITY:
@@ -139,12 +140,12 @@ def leaf_tail(example: Example) -> slice:
 class _Builder:
     def __init__(self, triples: Iterable[Triple], tokenizer: Tokenizer, seq_len: int) -> None:
         self.edges: dict[str, list[Edge]] = defaultdict(list)
-        self.modules: dict[str, str] = {}  # of the heads
+        self.modules: dict[str, str] = {}  # head -> its module
         for head, relation, tail, qualifiers in triples:
             self.edges[head].append((relation, tail))
             self.modules[head] = qualifiers.module
         self.edges = dict(self.edges)
-        # Text that reads like a special token is text.
+        # Text such as "[SEP]" in the code is tokenized as text.
         tokenizer.encode_special_tokens = True
         self.tokenizer = tokenizer
         self.seq_len = seq_len
@@ -153,7 +154,7 @@ class _Builder:
     def build(self, block: Block) -> Example:
         module = self.modules[block.name]
         edges = self.edges[block.name]
-        # Which triple is left out depends on the name alone, and on no position in the file.
+        # The left-out triple depends on the name only, not on the order of definitions.
         left_out = edges[zlib.crc32(block.name.encode()) % len(edges)]
         root = self.name(block.name, module)
         relation, tail = left_out
@@ -166,7 +167,7 @@ class _Builder:
         walk = self.walk(block.name, module, left_out, max(room // 2, room - len(code)))
         code = code[: room - sum(1 + len(part.ids) for part in walk)]
         chain = walk[0].rel_id if walk else leaf.rel_id
-        row = _Row()
+        row = _SequenceBuilder()
         row.put(Role.SPECIAL, [CLS_ID])
         row.put(Role.CODE, code)
         row.put(Role.SPECIAL, [SEP_ID])
@@ -181,7 +182,7 @@ class _Builder:
         return row.example()
 
     def walk(self, root: str, module: str, left_out: Edge, room: int) -> list[_Part]:
-        """Return relations and entities in turn, depth-first, as many triples as `room` takes."""
+        """Return relations and entities alternately, depth-first, as many triples as fit `room`."""
         parts: list[_Part] = []
         seen = {root}
         chain, chain_relation, last_depth = 0, 0, -1
@@ -192,7 +193,7 @@ class _Builder:
                 continue
             seen.add(tail)
             number = relation_id(relation)
-            if depth != last_depth + 1:  # the walk has turned back, or begins
+            if depth != last_depth + 1:  # the walk begins, or has backtracked
                 chain, chain_relation = chain + 1, number
             last_depth = depth
             step = [
@@ -200,7 +201,7 @@ class _Builder:
                 _Part(Role.ENTITY, self.name(tail, module), chain_relation, chain, depth),
             ]
             room -= sum(1 + len(part.ids) for part in step)
-            if room < 0 or chain == MAX_CHAIN:  # the last number is for the triple at the end
+            if room < 0 or chain == MAX_CHAIN:  # the triple at the end needs one more number
                 break
             parts += step
             if depth < MAX_DEPTH:
@@ -215,7 +216,7 @@ class _Builder:
         return [(depth, edge) for edge in reversed(edges) if edge != left_out]
 
     def name(self, name: str, module: str = "") -> list[int]:
-        """Return the tokens of a relation, or of an entity as it is called in a module."""
+        """Return the tokens of a relation, or of an entity as named within a module."""
         name = name.removeprefix(f"{module}.") if module else name
         if name not in self.names:
             ids = self.tokenizer.encode(name, add_special_tokens=False).ids
@@ -224,7 +225,7 @@ class _Builder:
 
 
 class _Part(NamedTuple):
-    """An entity or a relation in a sequence; in the order of `_Row.put`."""
+    """An entity or a relation in a sequence; fields in the order of `_SequenceBuilder.put`."""
 
     role: Role
     ids: list[int]
@@ -233,8 +234,8 @@ class _Part(NamedTuple):
     depth: int
 
 
-class _Row:
-    """A sequence that is being written."""
+class _SequenceBuilder:
+    """Builds one sequence, part by part."""
 
     def __init__(self) -> None:
         self.columns: list[list[int]] = [[] for _ in Example._fields]

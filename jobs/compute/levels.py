@@ -27,7 +27,7 @@ from torch import Tensor
 from ...configs.precision import NATIVE as NATIVE  # for the engine, too
 from ..files.atomic import write_atomic
 from . import cache, native, onednn
-from .device import processor_name
+from .device import gpu_summary, processor_name
 from .quantized import Bfloat16Linear, Int8Linear, LinearFn
 from .threads import compute_with
 from .training_gemm import measure_gemm
@@ -95,8 +95,10 @@ def levels() -> Levels:
 
 
 def compute_summary(device: str) -> dict[str, Any]:
-    """Return the field `compute` of a `begin` event, for a job on a CPU."""
-    return {"compute": levels().summary()} if device == "cpu" else {}
+    """Return the field of a `begin` event on the hardware: `compute` of a CPU, `gpu` of a GPU."""
+    if device == "cpu":
+        return {"compute": levels().summary()}
+    return {"gpu": gpu_summary(torch.device(device))}
 
 
 def why_not(precision: str) -> str:
@@ -172,7 +174,7 @@ def measure() -> Levels:
     plain = _plain(weight)
     best, max_rows = plain, 0
     if panels is not None:
-        ours = panels.float32_linear([weight], None, run=_INPUTS)
+        ours = panels.float32_linear([weight], None, k_block=_INPUTS)
         for rows in _TRIED_ROWS:
             ratio = _ratio(ours, plain, rows)
             measured[f"float32 warmd, {rows} rows"] = round(ratio, 3)

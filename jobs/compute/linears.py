@@ -46,6 +46,13 @@ class PlainLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, self._weight, self._bias)
 
+    def share_weight(self, layers: Sequence[torch.nn.Linear | torch.nn.Embedding]) -> None:
+        """Let the layers that were fused use the fused weight: it is no second copy of theirs."""
+        if len(layers) > 1:
+            parts = torch.split(self._weight, [len(layer.weight) for layer in layers])
+            for layer, part in zip(layers, parts, strict=True):
+                layer.weight.data = part
+
 
 class InPlaceLinear:
     """PyTorch's linear layer on the model's weights, one GEMM each: no fused copy."""
@@ -112,17 +119,17 @@ def packed_float32(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -
 
         # If oneDNN packs in the order of warmd's kernels, both share one copy (native.fused).
         if not panels.READS_ONEDNN_ORDER:
-            run = _run_of(weights, bias)
-            if run is not None:
-                packed = panels.float32_linear(weights, bias, run=run)
+            k_block = _k_block_of(weights, bias)
+            if k_block is not None:
+                packed = panels.float32_linear(weights, bias, k_block=k_block)
                 return NativeFloat32Linear(packed, weights, bias, levels().max_rows)
     return PackedLinear(weights, bias)
 
 
-_runs: dict[tuple[Any, ...], int | None] = {}  # by the shape of a layer
+_k_blocks: dict[tuple[Any, ...], int | None] = {}  # by the shapes of a layer
 
 
-def _run_of(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> int | None:
+def _k_block_of(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> int | None:
     """Return the block of inputs (K) that oneDNN sums before it adds to the accumulated sum.
 
     Probed on the first outputs, once per shape; None if none of the known blocks gives its bits.
@@ -130,7 +137,7 @@ def _run_of(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> int |
     from .native import panels
 
     kind = (tuple(weight.shape for weight in weights), bias is None)
-    if kind not in _runs:
+    if kind not in _k_blocks:
         some, first = [], _TRIED_OUTPUTS
         for weight in weights:
             some.append(weight[:first])
@@ -142,11 +149,11 @@ def _run_of(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> int |
             onednn.linear(x, weight, None)[:, : len(part)]
             for weight, part in zip(weights, some, strict=True)
         ]
-        found = panels.run_of(some, x, torch.cat(whole, dim=1))
+        found = panels.k_block_of(some, x, torch.cat(whole, dim=1))
         if not any(bool(weight.any()) for weight in some):
             return found  # all zeros: no evidence for other layers
-        _runs[kind] = found
-    return _runs[kind]
+        _k_blocks[kind] = found
+    return _k_blocks[kind]
 
 
 def int8_linear(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> LinearFn:
@@ -211,7 +218,7 @@ def served_precision(asked: str, weight: torch.Tensor) -> str:
     if asked not in ("int8", "bf16"):
         return NATIVE
     if has_bfloat16(weight.device):
-        return "bf16"
+        return NATIVE if weight.dtype == torch.bfloat16 else "bf16"  # no copy of the same weights
     if weight.device.type != "cpu":
         return NATIVE
     served = levels().served(asked)
@@ -247,6 +254,14 @@ class LinearBuilder:
         weights = [layer.weight.detach() for layer in layers]
         makes = _forms(self._precision, weights[0])
         bias = _bias(layers, weights)
+        if weights[0].device.type != "cpu":
+            # GPU libraries choose kernels by the number of rows, and steps of fixed shapes
+            # (engine/cuda_steps.py) pad both rows and attended positions.
+            self.is_batch_invariant = False
+            linear = makes[0](weights, bias)
+            if isinstance(linear, PlainLinear):
+                linear.share_weight(layers)
+            return linear
         row_multiples = self._row_multiples_of(makes, weights)
         first = BatchInvariantLinear(makes[0](weights, bias), row_multiples[0])
         if len(makes) == 1:
@@ -281,11 +296,6 @@ class LinearBuilder:
         self, makes: Sequence[LinearFactory], weights: Sequence[torch.Tensor]
     ) -> list[int]:
         """Return the row multiple of each form, probed once per shape."""
-        if weights[0].device.type != "cpu":
-            # GPU libraries choose kernels by the number of rows, and steps of fixed shapes
-            # (engine/cuda_steps.py) pad both rows and attended positions.
-            self.is_batch_invariant = False
-            return [1] * len(makes)
         kind = (*makes, *(weight.shape for weight in weights))
         if kind not in self._row_multiples:
             probed, room = [], _PROBED_OUTPUTS

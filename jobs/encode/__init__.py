@@ -1,5 +1,5 @@
-"""The encode kind: vectors of texts, or of the modules, classes and functions of Python code.
+"""The encode kind: embeddings of texts, or of the modules, classes and functions of Python code.
 
-`options` (no torch) -> `kind.run` -> `passages`, `embedder` (batches and pooling), `journal` (what
-is done, so that a killed job resumes behind it).
+`options` (no torch) -> `kind.run` -> `passages` (what is embedded), `embedder` (batches and
+pooling), `journal` (finished vectors on disk, from which a killed job resumes).
 """

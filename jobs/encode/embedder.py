@@ -31,7 +31,7 @@ from .passages import Passage
 
 USUAL_LENGTH = 512  # tokens, where nothing else is asked for
 MOST_PADDING = 0.05  # of a batch's tokens
-SAMPLE = 8  # rows that int8 is compared with float32 on
+SAMPLE = 8  # texts on which int8 is compared with float32
 
 Ints = NDArray[np.int32]
 
@@ -80,7 +80,7 @@ class Embedder:
         if pooling == "cls" and warm.tokenizer.cls_token_id is None:
             raise JobFailed("pooling: the tokenizer of this model has no token for cls; take mean")
         self._is_int8 = is_int8
-        self._cosines: Floats | None = None  # of int8 to float32, for rows of this job
+        self._cosines: Floats | None = None  # of int8 to float32, for texts of this job
         if is_int8 and (device != "cpu" or warm.model.dtype != torch.float32):
             raise JobFailed(
                 f"dtype: int8 is for a model in float32 on the CPU, this one is in "
@@ -232,9 +232,9 @@ def _mean(hidden: Tensor, mask: Tensor) -> Tensor:
 
 
 def batches(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
-    """Yield the numbers of rows to compute together, the longest first.
+    """Yield batches as numbers of texts, the longest first.
 
-    At most `size`, and of so equal lengths that little is padding.
+    A batch has at most `size` texts, of such similar lengths that there is little padding.
     """
     batch: list[int] = []
     longest = total = 0

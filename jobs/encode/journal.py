@@ -54,7 +54,7 @@ class Journal:
     def add(
         self, rows: Sequence[int], tokens: Sequence[int], cut: Sequence[bool], vectors: Floats
     ) -> None:
-        """Append rows: `vectors` is (n, width)."""
+        """Append the vectors (n, width) of the texts with these numbers."""
         records = np.empty(len(rows), self.dtype)
         records["row"], records["tokens"], records["cut"] = rows, tokens, cut
         records["vector"] = vectors
@@ -67,14 +67,14 @@ class Journal:
         os.fsync(self._file.fileno())
 
     def read(self) -> NDArray[Any]:
-        """Return the records (n,), in the order of their rows, each row once."""
+        """Return the records (n,), ordered by the number of the text, each text once."""
         self._file.flush()
         records = np.fromfile(self._path, self.dtype, offset=len(self._header))
         records = records[records["tokens"] > 0]  # a power cut may leave zeros
         return records[np.unique(records["row"], return_index=True)[1]]
 
     def remove(self) -> None:
-        """Delete the file: its rows are in the output."""
+        """Delete the file, once its vectors are in the output."""
         self._path.unlink()
 
     def __enter__(self) -> Self:

@@ -17,8 +17,9 @@ import orjson
 from ..codegraph.python_graph import Block, Module, find_sources, read_modules
 from ..codegraph.sequences import Example, build_examples
 from ..errors import SpecError
-from ..files.documents import ROWS, documents, text_files
+from ..files.documents import documents, text_files
 
+ROWS = ".jsonl"
 PYTHON = ".py"
 
 
@@ -38,9 +39,9 @@ def from_texts(texts: Iterable[str]) -> list[Passage]:
 
 
 def from_files(path: Path) -> list[Passage]:
-    """Read rows of JSONL, paragraphs of a text file, a Python file, or the files of a folder.
+    """Read JSONL records, paragraphs of a text file, a Python file, or the files of a folder.
 
-    Raises SpecError naming the row or file that is not as it should be.
+    Raises SpecError that names the invalid record or file.
     """
     if path.is_dir():
         return [Passage(str(file.relative_to(path)), _read_text(file)) for file in text_files(path)]

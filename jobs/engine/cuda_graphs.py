@@ -21,6 +21,9 @@ class Graphs:
     def __init__(self) -> None:
         self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._pool: Any = None  # memory pool, shared: graphs run one after another
+        # One stream for these graphs alone: cuBLAS has a workspace per stream, which lives as long
+        # as the first graph that was captured there (pytorch#193402).
+        self._stream: Any = None
 
     def clear(self) -> None:
         """Drop all captured graphs."""
@@ -38,16 +41,19 @@ class Graphs:
     def _capture(
         self, compute: Callable[[], torch.Tensor]
     ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         current = torch.cuda.current_stream()
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UPS):
                 compute()
-        current.wait_stream(side)
+        current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads may allocate meanwhile, for example to prepare another engine.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
             result = compute()
         self._pool = graph.pool()
         return graph, result

@@ -30,9 +30,11 @@ from ..compute.linears import (
 )
 from ..compute.quantized import LinearFactory
 from ..compute.shape import Shape
+from ..models.adapters import unwrapped
 from .cuda_steps import CudaSteps
 from .kv_cache import CHUNK, KVCache
 from .layer_ops import DecodeRow, LayerOps, Norms, TorchLayerOps
+from .low_rank import Adapted, Adapter, add_products, among, base_layer
 from .parts import Attend, Part
 from .rope import Rope
 
@@ -46,12 +48,13 @@ _MODEL_TYPES = (
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # frequencies do not depend on the length
 
 _MAX_FUSED_SEQUENCES = 64
+GPU_SPAN = 512  # prompt tokens that attend together on a GPU; on a CPU CHUNK, for equal bits
 _PATIENCE = 4  # passes before the first layer is packed; then one layer per pass
 
 
 @dataclass(frozen=True)
 class _Span:
-    """Consecutive tokens of one sequence within one chunk of the grid, more than one."""
+    """Consecutive tokens of one sequence within one cell of the grid, more than one."""
 
     kv: KVCache
     row: int
@@ -95,7 +98,7 @@ class Decoder:
         GPU). `spare_bytes`: memory that packing must leave free (default: 1 GiB).
         """
         config = model.config.get_text_config()
-        text = _text_model(model)
+        text = text_model(model)
         attention = text.layers[0].self_attn
         self.shape = Shape(
             heads=config.num_attention_heads,
@@ -123,6 +126,7 @@ class Decoder:
         if use_cuda_steps is None:
             use_cuda_steps = self.embedding.device.type == "cuda"
         self._cuda_steps = CudaSteps(self) if use_cuda_steps else None
+        self._span = GPU_SPAN if use_cuda_steps else CHUNK  # prompt tokens that attend together
         norms = [norm for layer in self.layers for norm in layer.norms]
         natively = _native_layer_ops(self.shape, self.embedding, [self.norm, *norms])
         self._layer_ops: LayerOps = natively or TorchLayerOps(self.shape)
@@ -157,9 +161,9 @@ class Decoder:
         config = model.config.get_text_config(decoder=True)
         if config.model_type not in _MODEL_TYPES or model.get_output_embeddings() is None:
             return False  # the names of its layers are not known
-        layers = _text_model(model).layers
-        if type(layers[0].self_attn.q_proj) is not torch.nn.Linear:
-            return False  # a LoRA layer, say
+        layers = text_model(model).layers
+        if type(base_layer(layers[0].self_attn.q_proj)) is not torch.nn.Linear:
+            return False  # quantized, say
         if _num_deep(model) >= len(layers):
             return False  # the last layer drops rows that later features would be added to
         window = getattr(config, "sliding_window", None)
@@ -215,12 +219,13 @@ class Decoder:
         deep = [(where, features[1:]) for where, features in seen if len(features) > 1]
         wanted = _wanted(parts)
         is_step = len(wanted) == len(ids) <= _MAX_FUSED_SEQUENCES and not deep
-        steps = self._ready_fused_steps() if is_step else None
+        adapted = _adapted(parts)
+        steps = self._ready_fused_steps() if is_step and not adapted else None
         if steps is not None:
             logits: torch.Tensor = steps.logits(x, cos, sin, [part.kv.location for part in parts])
         else:
             rows = torch.tensor(wanted, dtype=torch.long, device=x.device)
-            x = self.hidden(x, cos, sin, self._attention(parts), rows, deep)
+            x = self.hidden(x, cos, sin, self._attention(parts), rows, deep, adapted)
             logits = self.logits(x) if wanted else x[:, :0]
         for part in parts:
             part.kv.length += len(part.ids)
@@ -282,16 +287,18 @@ class Decoder:
         attend: Attend,
         wanted: torch.Tensor | None = None,
         deep: Sequence[tuple[slice, torch.Tensor]] = (),
+        adapted: Sequence[Adapted] = (),
     ) -> torch.Tensor:
         """Compute all layers; return hidden states (tokens, hidden), or only those at `wanted`.
 
         x: (tokens, hidden); cos, sin: (tokens, 1, head_dim); wanted: int64. `deep`: image features
         added to tokens after the first layers, (layers, tokens, hidden) each (DeepStack,
-        arXiv:2406.04334).
+        arXiv:2406.04334). `adapted`: the tokens with an adapter.
         """
         for number, layer in enumerate(self.layers):
             is_last = number == len(self.layers) - 1
-            x = self._compute(layer, number, x, cos, sin, attend, wanted if is_last else None)
+            at_last = wanted if is_last else None
+            x = self._compute(layer, number, x, cos, sin, attend, at_last, adapted)
             for where, features in deep:
                 if number < len(features):
                     x[where] += features[number].to(x.dtype)
@@ -314,7 +321,7 @@ class Decoder:
         for part in parts:
             begin, last = part.kv.length, part.kv.length + len(part.ids)
             while begin < last:
-                end = min(begin // CHUNK * CHUNK + CHUNK, last)
+                end = min(begin // self._span * self._span + self._span, last)
                 if end - begin == 1:
                     decode_rows.append(DecodeRow(row, part.kv, begin))
                 else:
@@ -340,23 +347,32 @@ class Decoder:
         sin: torch.Tensor,
         attend: Attend,
         wanted: torch.Tensor | None,
+        adapted: Sequence[Adapted],
     ) -> torch.Tensor:
         """Compute one layer; after its attention only the tokens `wanted`, unless None."""
         rowwise = self._layer_ops
+
+        def apply(linear: Linear, name: str, x: torch.Tensor) -> torch.Tensor:
+            y = self._linear(linear, x)
+            add_products(adapted, number, name, x, y)
+            return y
+
         h = rowwise.rms_norm(x, layer.attention_norm)
         shape = self.shape
-        qkv = self._linear(layer.qkv, h).view(
+        qkv = apply(layer.qkv, "qkv", h).view(
             len(x), shape.heads + 2 * shape.kv_heads, shape.head_dim
         )
         rowwise.norm_and_rope(qkv, layer.head_norms, cos, sin)
         attended = attend(qkv, number)
         if wanted is not None:
             x, attended = x[wanted], attended[wanted]
+            adapted = among(adapted, wanted)
             if not len(wanted):
                 return x
-        x = x + self._linear(layer.out, attended.view(len(x), shape.heads * shape.head_dim))
+        x = x + apply(layer.out, "out", attended.view(len(x), shape.heads * shape.head_dim))
         h = rowwise.rms_norm(x, layer.mlp_norm)
-        return x + self._linear(layer.down, rowwise.swiglu(self._linear(layer.gate_up, h)))
+        h = rowwise.swiglu(apply(layer.gate_up, "gate_up", h))
+        return x + apply(layer.down, "down", h)
 
     def _attend(self, qkv: torch.Tensor, attended: torch.Tensor, span: _Span, number: int) -> None:
         """Attention of one span. GQA: the query heads of a KV head are folded into query rows."""
@@ -390,6 +406,20 @@ def _wanted(parts: Sequence[Part]) -> list[int]:
     return wanted
 
 
+def _adapted(parts: Sequence[Part]) -> list[Adapted]:
+    """Return the adapters of a batch, each with the indices of its tokens."""
+    rows: dict[int, list[int]] = {}
+    adapters: dict[int, Adapter] = {}
+    begin = 0
+    for part in parts:
+        end = begin + len(part.ids)
+        if part.adapter is not None:
+            adapters[part.adapter.number] = part.adapter
+            rows.setdefault(part.adapter.number, []).extend(range(begin, end))
+        begin = end
+    return [Adapted(adapters[number], torch.tensor(found)) for number, found in rows.items()]
+
+
 def _image_features(parts: Sequence[Part]) -> list[tuple[slice, torch.Tensor]]:
     """Return image features, each with its slice of the batch's tokens."""
     found, row = [], 0
@@ -407,9 +437,9 @@ def _num_deep(model: Any) -> int:
     return len(getattr(vision, "deepstack_visual_indexes", None) or ())
 
 
-def _text_model(model: Any) -> Any:
+def text_model(model: Any) -> Any:
     """Return the text decoder of a model, which may have a vision tower, too."""
-    inner = getattr(model, "model", None)
+    inner = getattr(unwrapped(model), "model", None)
     return getattr(inner, "language_model", inner)
 
 
@@ -430,8 +460,8 @@ def _positions(parts: Sequence[Part]) -> torch.Tensor:
 def _layer(layer: Any, linears: LinearBuilder | UniformBuilder, *, patience: int) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
 
-    def fused(*layers: torch.nn.Linear) -> Linear:
-        return linears.fused(layers, patience=patience)
+    def fused(*layers: torch.nn.Module) -> Linear:
+        return linears.fused([base_layer(one) for one in layers], patience=patience)
 
     has_head_norms = hasattr(attention, "q_norm")
     return Layer(

@@ -66,14 +66,14 @@ def read(url: str, budget: Budget) -> tuple[Image, tuple[int, int], int]:
     image = _open(data, "the image")
     try:
         ImageOps.exif_transpose(image, in_place=True)  # cameras store the orientation
-        picture = image.convert("RGB")
+        converted = image.convert("RGB")
     except Exception as error:  # a corrupt file: decoders raise anything
         raise JobFailed(f"image: it cannot be read: {error}") from error
-    size = picture.size
+    size = converted.size
     if budget.thumbnail is not None:
-        picture.thumbnail((budget.thumbnail, budget.thumbnail), Image.Resampling.LANCZOS)
+        converted.thumbnail((budget.thumbnail, budget.thumbnail), Image.Resampling.LANCZOS)
     digest = hashlib.sha256(data + repr(budget).encode()).digest()
-    return picture, size, int.from_bytes(digest[:8]) >> 1
+    return converted, size, int.from_bytes(digest[:8]) >> 1
 
 
 def _bytes(url: str) -> bytes:

@@ -22,6 +22,7 @@ class Part:
     wants_logits: bool  # of the last token
     positions: torch.Tensor | None = None  # (3, ids) of M-RoPE: time, row, column; None: text
     offset: int = 0  # added to the positions of text after images
+    adapter: Any = None  # low_rank.Adapter that applies to these tokens
     # Image features (1 + deep, tokens, hidden) with the index of their first token in `ids`: the
     # first replace embeddings, the others are added after the first layers.
     features: Sequence[tuple[int, torch.Tensor]] = ()

@@ -74,6 +74,7 @@ class Request:
     num_completions: int = 1
     max_tokens: int
     stop: tuple[str, ...] = ()
+    adapter: Any = None  # engine.low_rank.Adapter of all its tokens; None: the model's own
     grammar: Any = None  # engine.grammar.Grammar that constrains every completion
     is_canceled: Callable[[], bool] = field(default=lambda: False)  # polled at every step
     pieces: SimpleQueue[Piece | End] = field(default_factory=SimpleQueue)

@@ -2,6 +2,7 @@
 
 - `SequenceSampler`: one sequence of the engine, with penalties and a random generator of its own.
 - `BatchSampler`: a batch of rows, from given uniform numbers, with entropies (GRPO rollouts).
+- `sample_batch`: the sequences of the engine on a GPU, by `BatchSampler`.
 
 Both draw by inversion: the token where a uniform number falls in the cumulated probabilities.
 torch.multinomial draws an exponential number for every entry of the vocabulary instead, serially:
@@ -14,8 +15,9 @@ They are two because their bits differ: `SequenceSampler` takes the nucleus from
 from __future__ import annotations
 
 import math
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,6 +29,9 @@ from .request import Sampling
 
 _NUCLEUS = 1024  # candidates among which the nucleus is sought before all tokens are sorted
 _LOWER_BITS = 18  # of a float32, below its exponent and five bits of its fraction
+
+
+NOT_FINITE = "model: NaN or Inf in its logits for this prompt"
 
 
 class NotFiniteError(ArithmeticError):
@@ -45,19 +50,28 @@ class SequenceSampler:
 
     def sample(self, logits: Tensor) -> int:
         """Return the next token. logits: (V,) of any float dtype, not changed. Raises JobFailed."""
-        sampling = self.sampling
-        if sampling.is_penalized and self._counts:
-            logits = self._penalized(logits)
-        if sampling.temperature == 0:
+        logits = self.penalized(logits)
+        if self.sampling.temperature == 0:
             token = int(logits.argmax())
             _check_finite(logits[token])
         else:
             token = self._draw(logits.float())
-        if sampling.is_penalized:
-            self._counts[token] += 1
+        self.count(token)
         return token
 
-    def _penalized(self, logits: Tensor) -> Tensor:
+    def uniform(self) -> Tensor:
+        """Draw the number in [0, 1) that decides the next token: () float64, on the CPU."""
+        return torch.rand((), dtype=torch.float64, generator=self._generator)
+
+    def count(self, token: int) -> None:
+        """Count a sampled token for the penalties."""
+        if self.sampling.is_penalized:
+            self._counts[token] += 1
+
+    def penalized(self, logits: Tensor) -> Tensor:
+        """Return logits (V,) less the penalties of the tokens so far."""
+        if not (self.sampling.is_penalized and self._counts):
+            return logits
         tokens = torch.tensor(list(self._counts), device=logits.device)
         counts = torch.tensor(list(self._counts.values()), device=logits.device)
         penalty = counts * self.sampling.frequency_penalty + self.sampling.presence_penalty
@@ -76,14 +90,14 @@ class SequenceSampler:
         # In float64: in float32 a sum over the vocabulary would lose its smallest terms.
         sums = probabilities.cumsum(0, dtype=torch.float64)
         _check_finite(sums[-1])
-        point = torch.rand((), dtype=torch.float64, generator=self._generator) * sums[-1]
+        point = self.uniform() * sums[-1]
         place = min(int(torch.searchsorted(sums, point, right=True)), len(sums) - 1)
         return place if tokens is None else int(tokens[place])
 
 
 def _check_finite(value: Tensor) -> None:
     if not math.isfinite(value):
-        raise JobFailed("model: NaN or Inf in its logits for this prompt")
+        raise JobFailed(NOT_FINITE)
 
 
 def _nucleus(probabilities: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
@@ -119,12 +133,16 @@ class BatchSampler:
         if not bool(torch.isfinite(total).all()):
             raise NotFiniteError
         entropies = total.log() - torch.linalg.vecdot(weights, shifted) / total
+        return self.tokens(weights, uniform), entropies
+
+    def tokens(self, weights: Tensor, uniform: Tensor) -> Tensor:
+        """Return tokens (B,) int64 drawn in proportion to weights (B, V), which are changed."""
         # In float64: a float32 sum of 1e5 numbers would shift rare tokens' shares by percents.
         cumulated = self.restrict(weights).cumsum(-1, dtype=torch.float64)
         end = cumulated[:, -1:]
         # Below the end, or rounding could select a token of probability 0 there.
         wanted = torch.minimum(uniform[:, None] * end, torch.nextafter(end, torch.zeros_like(end)))
-        return torch.searchsorted(cumulated, wanted, right=True)[:, 0], entropies
+        return torch.searchsorted(cumulated, wanted, right=True)[:, 0]
 
     def restrict(self, weights: Tensor) -> Tensor:
         """Set weights outside top-k and top-p to 0, in place: (B, V), proportional to probability.
@@ -175,6 +193,41 @@ def _edge_of_row(weights: NDArray[np.float32], tail: float) -> float:
     before = cumulated[bin - 1] if bin else 0.0
     at = np.searchsorted(inside.cumsum(dtype=np.float64) + before, limit, side="right")
     return float(inside[min(int(at), len(inside) - 1)])
+
+
+def sample_batch(
+    samplers: Sequence[SequenceSampler], logits: Sequence[Tensor]
+) -> list[int | JobFailed]:
+    """Return the next token of each sequence, or the error of one with NaN or Inf in its logits.
+
+    For a GPU: sequences with equal settings are sampled together, and the processor waits once for
+    all of them. logits: (V,) each.
+    """
+    groups: defaultdict[Sampling, list[int]] = defaultdict(list)
+    for place, sampler in enumerate(samplers):
+        groups[replace(sampler.sampling, seed=0)].append(place)
+    tokens: list[int | JobFailed] = [0] * len(samplers)
+    for sampling, places in groups.items():
+        rows = torch.stack([samplers[at].penalized(logits[at]).float() for at in places])
+        uniform = torch.stack([samplers[at].uniform() for at in places])
+        for place, token in zip(places, _sample_rows(sampling, rows, uniform), strict=True):
+            tokens[place] = JobFailed(NOT_FINITE) if token < 0 else token
+            samplers[place].count(token)
+    return tokens
+
+
+def _sample_rows(sampling: Sampling, logits: Tensor, uniform: Tensor) -> list[int]:
+    """Return the token of each row, -1 where it is not defined. (B, V) float32, (B,) float64."""
+    largest, tokens = logits.max(-1)
+    is_finite = largest.isfinite()
+    if sampling.temperature > 0:
+        sampler = BatchSampler(top_k=sampling.top_k, top_p=sampling.top_p)
+        # Shifted to at most 0, so that a tiny temperature gives no Inf.
+        shifted = (logits - largest[:, None]).masked_fill(~is_finite[:, None], 0.0)
+        weights = shifted.div_(sampling.temperature).exp_()
+        tokens = sampler.tokens(weights, uniform.to(logits.device))
+    found: list[int] = tokens.masked_fill(~is_finite, -1).tolist()
+    return found
 
 
 def entropy(logits: Tensor, temperature: float) -> Tensor:

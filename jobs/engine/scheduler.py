@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..compute.device import free_bytes
+from ..compute.device import exit_if_context_lost, free_bytes
 from ..compute.levels import NATIVE
 from ..compute.linears import served_precision
 from ..compute.threads import compute_with
@@ -32,6 +32,7 @@ from .image_tokens import check_takes_images
 from .kv_cache import PrefixCache
 from .parts import Part
 from .request import End, Request
+from .sampling import sample_batch
 from .sequence import Sequence, keys_of, now
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,9 @@ class Engine:
         """`budget_bytes`: KV caches of running sequences and the prefix cache together."""
         self._warm = warm
         self._precision = precision
+        self._is_on_gpu = warm.model.device.type != "cpu"
+        self._samples_batches = self._is_on_gpu  # one by one, each token would wait for the device
+        self._chooses_budget = budget_bytes is None
         self._budget_bytes = budget_bytes or int(free_bytes(warm.model.device) * _KV_SHARE)
         self._vocabulary: int = warm.model.get_input_embeddings().num_embeddings
         self.threads = torch.get_num_threads()
@@ -132,6 +136,7 @@ class Engine:
         try:
             runner, vision = self._make_runner()
         except BaseException as error:  # out of memory, say: reported; the next request retries
+            exit_if_context_lost(error)
             log.exception("engine of %s", self._warm.name)
             with COMPUTE_THREAD.changed:
                 self._is_preparing = False
@@ -155,6 +160,9 @@ class Engine:
             if Decoder.supports(model)
             else FallbackRunner(model)
         )
+        if self._is_on_gpu and self._chooses_budget:
+            # The fused and cast layers, and the KV buffer of the graphs, have been allocated now.
+            self._budget_bytes = int(free_bytes(model.device) * _KV_SHARE)
         if not VisionEncoder.is_in(model):
             return runner, None
         features_bytes = int(self._budget_bytes * _FEATURES_SHARE)
@@ -168,6 +176,7 @@ class Engine:
         except (
             BaseException
         ) as error:  # out of memory, a Rust panic: reported; other engines run on
+            exit_if_context_lost(error)
             log.exception("engine of %s", self._warm.name)
             self._fail_all(error)
 
@@ -182,7 +191,16 @@ class Engine:
         if not decoding and not prefilling:
             self._idle_step()
             return
-        parts = [Part(s.kv, (s.next_token,), True, offset=_position_offset(s)) for s in decoding]
+        parts = [
+            Part(
+                s.kv,
+                (s.next_token,),
+                True,
+                offset=_position_offset(s),
+                adapter=s.request.adapter,
+            )
+            for s in decoding
+        ]
         parts += [part for _, part in prefilling]
         begun = now()
         logits = self._runner.forward(parts)
@@ -190,9 +208,7 @@ class Engine:
             torch.cuda.synchronize(logits.device)  # CUDA is asynchronous: wait before timing
         self._measure_prefill(prefilling, now() - begun, num_decoding=len(decoding))
         rows = iter(logits)
-        for sequence in decoding:
-            with self._isolating_errors(sequence.request):
-                self._append_token(sequence, next(rows))
+        self._append_tokens(decoding, [next(rows) for _ in decoding])
         for sequence, part in prefilling:
             if part.wants_logits:
                 with self._isolating_errors(sequence.request):
@@ -204,7 +220,7 @@ class Engine:
     def _idle_step(self) -> None:
         try:
             self._idle_work_done = not self._runner.idle_step()
-        except BaseException:  # out of memory, say: reported, and not retried forever
+        except BaseException:  # out of memory, say: reported by `step`, and not retried forever
             self._idle_work_done = True
             raise
 
@@ -282,7 +298,8 @@ class Engine:
             end = max(begin + room, begin + 1)
             end = min(-(-end // chunk) * chunk, len(ids))
         if sequence.images is None:
-            return Part(sequence.kv, ids[begin:end], end == len(ids))
+            adapter = sequence.request.adapter
+            return Part(sequence.kv, ids[begin:end], end == len(ids), adapter=adapter)
         return Part(
             sequence.kv,
             ids[begin:end],
@@ -338,10 +355,33 @@ class Engine:
             one.begun_at = done
             self._append_token(one, logits)
 
+    def _append_tokens(self, sequences: list[Sequence], rows: list[torch.Tensor]) -> None:
+        """Sample the next token of each sequence from its logits (V,)."""
+        if not self._samples_batches:
+            for sequence, logits in zip(sequences, rows, strict=True):
+                with self._isolating_errors(sequence.request):
+                    self._append_token(sequence, logits)
+            return
+        ready = []
+        for sequence, logits in zip(sequences, rows, strict=True):
+            with self._isolating_errors(sequence.request):
+                ready.append((sequence, sequence.adjusted(logits)))
+        samplers = [sequence.sampler for sequence, _ in ready]
+        tokens = sample_batch(samplers, [logits for _, logits in ready])
+        for (sequence, _), token in zip(ready, tokens, strict=True):
+            with self._isolating_errors(sequence.request):
+                if isinstance(token, JobFailed):
+                    raise token
+                if sequence in self._decoding:
+                    self._accept_token(sequence, token)
+
     def _append_token(self, sequence: Sequence, logits: torch.Tensor) -> None:
         if sequence not in self._decoding:
             return  # another sequence of its request has failed
-        sequence.append(logits, self._eos_tokens)
+        self._accept_token(sequence, sequence.sampler.sample(sequence.adjusted(logits)))
+
+    def _accept_token(self, sequence: Sequence, token: int) -> None:
+        sequence.accept(token, self._eos_tokens)
         if sequence.finish_reason is not None:
             self._finish(sequence)
 
@@ -363,6 +403,7 @@ class Engine:
         try:
             yield
         except BaseException as error:  # out of memory, a Rust panic in its grammar
+            exit_if_context_lost(error)
             if not isinstance(error, JobFailed):
                 log.exception("engine of %s", self._warm.name)
             # A traceback would keep this frame alive, with the sequences of all requests.

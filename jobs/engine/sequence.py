@@ -25,20 +25,18 @@ class Sequence:
         self.begun_at: float | None = None  # start of prefill, then of decoding
         self.finish_reason: str | None = None
         self.images: PromptImages | None = None  # from the start of prefill on
-        self._sampler = SequenceSampler(request.sampling, index)
+        self.sampler = SequenceSampler(request.sampling, index)
         self._grammar = None if request.grammar is None else request.grammar.fork()
         self._text = TextStream(tokenizer, request.ids, request.stop)
         self._num_tokens = 0
         self._unsent = 0  # tokens whose text was not emitted yet
 
-    def append(self, logits: torch.Tensor, ends: frozenset[int]) -> None:
-        """Sample the next token from logits (V,) and emit its text; may set `finish_reason`.
+    def adjusted(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return logits (V,) with the grammar applied, to sample from. Raises JobFailed."""
+        return logits if self._grammar is None else self._grammar.allowed(logits)
 
-        Raises JobFailed.
-        """
-        if self._grammar is not None:
-            logits = self._grammar.allowed(logits)
-        token = self._sampler.sample(logits)
+    def accept(self, token: int, ends: frozenset[int]) -> None:
+        """Append a sampled token and emit its text; may set `finish_reason`. Raises JobFailed."""
         self._num_tokens += 1
         self._unsent += 1
         text = ""
@@ -69,12 +67,15 @@ class Sequence:
 
 
 def keys_of(request: Request) -> np.ndarray:
-    """Prefix cache key of a prompt, (T,) int64: token ids, and digests in place of image tokens."""
+    """Prefix cache key of a prompt, (T,) int64: token ids, and digests in place of image tokens.
+
+    Prompts of different adapters have no key in common.
+    """
     keys = np.array(request.ids, dtype=np.int64)
     for image in request.images:
         # All placeholder tokens are alike; token ids are never negative.
         keys[image.start : image.start + image.num_tokens] = -1 - image.digest
-    return keys
+    return keys if request.adapter is None else keys ^ (request.adapter.number << 32)
 
 
 def now() -> float:

@@ -1,4 +1,4 @@
-"""Reads documents: rows of a JSONL file, paragraphs of a text file, text files of a folder."""
+"""Reads documents: paragraphs of a text file, text files of a folder."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import orjson
-
 from ..errors import SpecError
 
-ROWS = ".jsonl"
 TEXTS = (".txt", ".md", ".py")  # the files of a folder that are documents
 
 
 def documents(data: Path) -> Iterator[str]:
-    """Read documents one by one: rows of JSONL, paragraphs of a text file, files of a folder.
+    """Read documents one by one: paragraphs of a text file, files of a folder.
 
-    Raises SpecError naming the row or the file that is not as it should be.
+    Raises SpecError naming the file that is not as it should be.
     """
     if data.is_dir():
         yield from filter(str.strip, map(_read_text, text_files(data)))
-    elif data.suffix == ROWS:
-        yield from _rows(data)
     else:
         yield from _paragraphs(data)
 
@@ -30,21 +25,6 @@ def documents(data: Path) -> Iterator[str]:
 def text_files(folder: Path) -> list[Path]:
     """Return the documents of a folder, and of those below it, in an order that lasts."""
     return sorted(path for path in folder.rglob("*") if path.suffix in TEXTS and path.is_file())
-
-
-def _rows(path: Path) -> Iterator[str]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                text = orjson.loads(line)["text"]
-            except (ValueError, KeyError, TypeError):
-                text = None
-            if not isinstance(text, str):
-                raise SpecError("data", f'row {number} must be {{"text": "…"}}, got {line[:60]!r}')
-            if text.strip():
-                yield text
 
 
 def _paragraphs(path: Path) -> Iterator[str]:

@@ -1,10 +1,9 @@
-"""JSONL data sets: a JSON object a line; errors name the file, the line and the field."""
+"""JSONL files: a JSON object a line; errors name the file, the line and the field."""
 
 from __future__ import annotations
 
-import stat
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import orjson
 from ..errors import SpecError
 
 MAX_LINE_BYTES = 16 * 2**20
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of Windows, at the start of a file
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,24 @@ class Place:
 
     option: str
     text: str  # "data.jsonl, line 3: prompt"
-    line: int
+    line: int  # or the row of a file without lines; from 1
+    # Field -> column of the data set, where they differ: messages name what stands in the file.
+    columns: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def of_line(cls, option: str, source: str | Path, number: int) -> Place:
+        """Return the place of a line of a text file."""
+        return cls(option, f"{shown(source)}, line {number}", number)
+
+    @classmethod
+    def of_row(cls, option: str, source: str | Path, number: int) -> Place:
+        """Return the place of a row of a file without lines."""
+        return cls(option, f"{shown(source)}, row {number}", number)
 
     def field(self, name: str) -> Place:
         """Return the place of a field of this object."""
-        return replace(self, text=f"{self.text}: {name}")
+        column = self.columns.get(name, name)
+        return Place(self.option, f"{self.text}: {column}", self.line)
 
     def item(self, index: int) -> Place:
         """Return the place of an item of this list."""
@@ -36,37 +49,28 @@ class Place:
         return SpecError(self.option, f"{self.text}: must be {takes}, got {got}")
 
 
-def lines(option: str, source: str, takes: str = "a JSONL file") -> Iterator[tuple[Place, bytes]]:
+def shown(source: str | Path) -> str:
+    """Return the name of a file for a message of one line."""
+    name = str(source)
+    return name if name and name.isprintable() else repr(name)
+
+
+def lines(option: str, source: str | Path) -> Iterator[tuple[Place, bytes]]:
     """Yield the lines of a file that are not blank, with their places.
 
-    Raises SpecError for what is no such file (`takes`: what `option` may be), for one without
-    lines, and for a line of more than 16 MiB.
+    Raises OSError, and SpecError for a line of more than 16 MiB.
     """
-    name = source if source and source.isprintable() else repr(source)
-
-    def no_file(reason: object) -> SpecError:
-        return SpecError(option, f"must be {takes}, got {name}: {reason}")
-
-    number, is_empty = 0, True
-    try:
-        # Before opening it: opening a named pipe waits for a writer.
-        if not stat.S_ISREG(Path(source).stat().st_mode):
-            raise no_file("not a regular file")
-        with open(source, "rb") as file:
-            while line := file.readline(MAX_LINE_BYTES + 1):
-                number += 1
-                place = Place(option, f"{name}, line {number}", number)
-                if len(line) > MAX_LINE_BYTES:
-                    raise place.fault("at most 16 MiB", "more")
-                if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of Windows
-                if line.strip():
-                    is_empty = False
-                    yield place, line
-    except (OSError, ValueError) as error:  # ValueError: a path with a NUL or a lone surrogate
-        raise no_file(error.strerror if isinstance(error, OSError) else error) from None
-    if is_empty:
-        raise no_file("no rows in it")
+    number = 0
+    with open(source, "rb") as file:
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            place = Place.of_line(option, source, number)
+            if len(line) > MAX_LINE_BYTES:
+                raise place.fault("at most 16 MiB", "more")
+            if number == 1:
+                line = line.removeprefix(BYTE_ORDER_MARK)
+            if line.strip():
+                yield place, line
 
 
 def parse(line: bytes, place: Place) -> dict[str, Any]:

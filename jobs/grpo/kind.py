@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..context import Context, WarmModel, step_of
+from ..data.reader import report_skipped
 from ..errors import JobFailed
 from ..models.architectures import check_can_generate
 from . import problems, rewards
 from .options import COMPLETION_LENGTH, GrpoSpec
 from .prompts import Prompt, completion_room, encode
+from .reward_log import RewardLog
 from .user_rewards import KeywordReward
 
 if TYPE_CHECKING:
     from trl.trainer.grpo_config import GRPOConfig
 
+    from .reward_process import RewardProcess
     from .trainer import GroupTrainer
 
 
@@ -36,7 +40,11 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     begun = time.perf_counter()
     warm = ctx.models.take(spec.model)
     check_can_generate(warm.model)
-    training, held_out = spec.training_problems(), spec.held_out_problems()
+    of_training, of_both = spec.reading(), spec.reading()
+    training, held_out = spec.training_problems(of_training), spec.held_out_problems(of_both)
+    if not held_out or spec.eval_dataset is not None:
+        report_skipped(ctx.emit, of_training)
+    report_skipped(ctx.emit, of_both)
     prompts = _encode(spec, warm, training)
     eval_prompts = _encode(spec, warm, held_out)
     num_cut = sum(prompt.is_cut for prompt in prompts + eval_prompts)
@@ -49,17 +57,19 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     }
     data_done = time.perf_counter()
     functions = spec.reward_functions(training)
-    trainer = _trainer(spec, ctx, warm, config, prompts, functions, data)
-    seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
-    gemm = recorded_choice(ctx.run_dir / "gemm", ctx.device)
-    _announce(spec, ctx, trainer, checkpoint, gemm, seconds)
+    with _reward_process(spec, functions, prompts + eval_prompts) as process:
+        log = _reward_log(spec, ctx, checkpoint)
+        trainer = _trainer(spec, ctx, warm, config, prompts, functions, data, process, log)
+        seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
+        gemm = recorded_choice(ctx.run_dir / "gemm", ctx.device)
+        _announce(spec, ctx, trainer, checkpoint, gemm, seconds)
 
-    with fast_kernels(onednn=gemm == ONEDNN):
-        if checkpoint is None and eval_prompts:
-            trainer.check_weights()
-            trainer.reward_before = _evaluate(ctx, trainer, eval_prompts, "before")
-        trainer.train_to_end(checkpoint)
-        reward_after = _evaluate(ctx, trainer, eval_prompts, "after") if eval_prompts else None
+        with fast_kernels(onednn=gemm == ONEDNN):
+            if checkpoint is None and eval_prompts:
+                trainer.check_weights()
+                trainer.reward_before = _evaluate(ctx, trainer, eval_prompts, "before")
+            trainer.train_to_end(checkpoint)
+            reward_after = _evaluate(ctx, trainer, eval_prompts, "after") if eval_prompts else None
     trainer.save_final_model(ctx.run_dir / "model")
     return {
         "steps": trainer.state.global_step,
@@ -68,6 +78,26 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         "model": "model",
         "metrics": {k: v for k, v in trainer.last_metrics.items() if k != "samples"},
     }
+
+
+def _reward_process(
+    spec: GrpoSpec,
+    functions: Mapping[str, rewards.Reward | KeywordReward],
+    prompts: Sequence[Prompt],
+) -> AbstractContextManager[RewardProcess | None]:
+    """Start the process of the rewards, before this one computes anything; None without a limit."""
+    from .reward_process import RewardProcess
+
+    if spec.reward_timeout is None:
+        return nullcontext()
+    return RewardProcess(functions, prompts, spec.reward_timeout)
+
+
+def _reward_log(spec: GrpoSpec, ctx: Context, checkpoint: Path | None) -> RewardLog | None:
+    if spec.reward_log is None:
+        return None
+    step = 0 if checkpoint is None else step_of(checkpoint)
+    return RewardLog(Path(spec.reward_log), ctx.job_id, step=step)
 
 
 def _encode(spec: GrpoSpec, warm: WarmModel, found: Sequence[problems.Problem]) -> list[Prompt]:
@@ -84,6 +114,7 @@ def _config(spec: GrpoSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Pro
     from trl.trainer.grpo_config import GRPOConfig
 
     from ..training.arguments import common_arguments
+    from ..training.lora import chosen_learning_rate
 
     if spec.rollout_dtype == "int8" and ctx.device != "cpu":
         raise JobFailed(f"rollout_dtype: must be float32 on a GPU ({ctx.device}), got int8")
@@ -108,14 +139,13 @@ def _config(spec: GrpoSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Pro
         temperature=spec.temperature,
         top_p=spec.top_p,
         top_k=spec.top_k,
+        min_p=spec.min_p,
         reward_weights=[reward.weight for reward in spec.reward_specs],
-        scale_rewards=spec.scale_rewards,
-        learning_rate=spec.learning_rate or _default_learning_rate(warm.model.num_parameters()),
+        learning_rate=chosen_learning_rate(
+            spec, ctx, _default_learning_rate(warm.model.num_parameters())
+        ),
         warmup_steps=spec.warmup_steps,
-        beta=spec.beta,
-        epsilon=spec.epsilon,
-        epsilon_high=spec.epsilon_high,
-        loss_type=spec.loss_type,
+        **spec.loss_arguments(),
         # TRL's defaults (this, and bf16) are three times slower on a CPU.
         activation_checkpointing=False,
     )
@@ -136,20 +166,27 @@ def _trainer(
     prompts: Sequence[Prompt],
     functions: Mapping[str, rewards.Reward | KeywordReward],
     data: Mapping[str, str],
+    process: RewardProcess | None,
+    log: RewardLog | None,
 ) -> GroupTrainer:
     from ..training.arguments import in_float32
-    from .packed_trainer import weight_sharing_clone
+    from ..training.lora import with_adapter
+    from ..training.reference import weight_sharing_clone
     from .trainer import GroupTrainer
 
     model, reference = in_float32(warm.model), None
-    if spec.beta > 0:
-        # The warm model is the reference; the policy shares its weights until the first update.
-        reference, model = model.requires_grad_(False).eval(), weight_sharing_clone(model)
+    if spec.lora is not None:
+        model = with_adapter(warm, model, spec)  # the reference is the model without it
+    else:
+        if spec.beta > 0:
+            # The warm model is the reference; the policy shares its weights until the first update.
+            reference, model = model.requires_grad_(False).eval(), weight_sharing_clone(model)
+        model.requires_grad_(True)
     return GroupTrainer(
         job=ctx,
         spec=spec,
         config=config,
-        model=model.requires_grad_(True),
+        model=model,
         reference=reference,
         tokenizer=warm.tokenizer,
         prompts=prompts,
@@ -157,6 +194,10 @@ def _trainer(
         data=data,
         rollout_dtype=_rollout_dtype(spec, ctx),
         samples_shown=spec.log_completions,
+        resample=spec.resample,
+        replay=spec.replay,
+        reward_process=process,
+        reward_log=log,
     )
 
 
@@ -189,6 +230,7 @@ def _announce(
         resumed_from=None if checkpoint is None else step_of(checkpoint),
         model=spec.model,
         parameters=trainer.model.num_parameters(),
+        trained_parameters=trainer.model.num_parameters(only_trainable=True),
         device=str(trainer.config.device),
         threads=torch.get_num_threads(),
         gemm=gemm,

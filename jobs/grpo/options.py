@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -9,12 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from ..data.options import Content, RecordsSpec
+from ..data.reader import Reading
+from ..data.sources import TAKES, located
 from ..engine.options import SamplingSpec
 from ..errors import JobFailed, SpecError
+from ..files.jsonl import Place
+from ..graders import grader as graders
 from ..models import chat_templates
 from ..models.architectures import check_generates
 from ..models.tokenizer_folder import TokenizerFolder
-from ..spec import option, override, path_of
+from ..spec import HttpMethod, option, override, path_of
 from ..training.options import (
     DEFAULT_TEMPLATE,
     MOST_AT_ONCE,
@@ -25,10 +31,10 @@ from ..training.options import (
 )
 from ..user_code.modules import own_modules
 from . import problems, rewards
+from .loss_options import LossSpec
 from .prompts import field_of, messages_of, too_long
 from .user_rewards import KeywordReward
 
-LOSSES = ("dapo", "bnpo", "grpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
 MOST_QUESTIONS = 16  # occurrences of {question} in the template
 MICRO_BATCH = 8  # default maximum, in completions
 COMPLETION_LENGTH = 64  # default, in tokens
@@ -36,10 +42,22 @@ _CHECK_S = 1.0  # for rendering and counting the tokens of prompts at submit
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrpoSpec(TrainingSpec, SamplingSpec):
+class GrpoSpec(RecordsSpec, TrainingSpec, SamplingSpec, LossSpec):
     """Train a causal language model by GRPO: groups of completions, scored by reward functions."""
 
     kind: ClassVar[str] = "grpo"
+    http: ClassVar[HttpMethod | None] = HttpMethod(
+        type="reinforcement",
+        training_file="dataset",
+        validation_file="eval_dataset",
+        builtin_data=problems.ARITHMETIC,
+        harmless_text=(
+            *("template", "system", "columns"),
+            "reward",  # the gateway allows built-in rewards only
+            *("custom_required_term", "custom_forbidden_term", "custom_format_pattern"),
+        ),
+        renamed={"n_epochs": "epochs", "batch_size": "prompts_per_step"},
+    )
     changeable: ClassVar[tuple[str, ...]] = (*TrainingSpec.changeable, "log_completions")
     judged_by: ClassVar[tuple[str, ...]] = ("loss", "reward", "kl")
     # Advantages have a magnitude of about 1, so the loss varies around 0. A diverging policy has a
@@ -48,15 +66,17 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
 
     dataset: str = option(
         problems.ARITHMETIC,
-        "JSONL file of question/answer or prompt records, or arithmetic (built-in problems)",
+        "JSONL, CSV or Parquet file, folder of them or hub data set (owner/name:config:split) of "
+        "question/answer or prompt records, or arithmetic (built-in problems)",
         group="data",
     )
-    samples: int = option(
+    samples: int | None = option(
         80,
-        "number of training prompts, from the top of the dataset",
+        "number of training prompts, from the top of the dataset; all: those that are not held out",
         group="data",
         minimum=1,
         maximum=MOST_ROWS,
+        none_word="all",
     )
     chat_template: bool = option(
         False, "chat template of the tokenizer, applied to plain prompts", group="data"
@@ -94,6 +114,14 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
         SamplingSpec, "temperature", help="sampling temperature", minimum=0.01
     )
     top_k: int = override(SamplingSpec, "top_k", maximum=MOST_TOKENS)
+    min_p: float | None = option(
+        None,
+        "minimum probability of a token, as a share of that of the most likely one (min-p)",
+        group="sampling",
+        default_text="no minimum",
+        minimum=0,
+        maximum=1,
+    )
     rollout_dtype: str = option(
         "float32",
         "precision of generation; int8: quantized weights, on a CPU only; the loss corrects for "
@@ -102,18 +130,43 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
         choices=("float32", "int8"),
     )
 
+    resample: int = option(
+        0,
+        "rounds in which groups whose rewards are all equal are replaced by those of the next "
+        "prompts (dynamic sampling, DAPO; 0: none)",
+        group="sampling",
+        minimum=0,
+        maximum=1000,
+    )
+    replay: int = option(
+        0,
+        "successful completions kept per prompt, one of which replaces a completion of a group "
+        "that only fails (experience replay, ARPO: 8; 0: none)",
+        group="sampling",
+        minimum=0,
+        maximum=1000,
+    )
+
     reward: tuple[str, ...] = option(
         ("correctness",),
         f"reward function: {', '.join(rewards.NAMES)} or module:function, optionally =WEIGHT; "
         "several are summed",
         group="reward",
     )
-    scale_rewards: str = option(
-        "group",
-        "normalization of advantages: by the standard deviation of the group, of the batch, or "
-        "none",
+    grader: str | None = option(
+        None,
+        "OpenAI grader as JSON (string_check, text_similarity, multi, python with module:function "
+        "as its source) that computes the reward grader",
         group="reward",
-        choices=("group", "batch", "none"),
+    )
+    reward_timeout: float | None = option(
+        None,
+        "time limit of the rewards of a group, in seconds; they run in a process of their own, and "
+        "a group whose rewards fail is left out",
+        group="reward",
+        default_text="no limit; a reward that fails ends the job",
+        above=0,
+        maximum=10**6,
     )
     custom_min_length: int | None = option(
         None,
@@ -149,7 +202,8 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
     learning_rate: float | None = override(
         TrainingSpec,
         "learning_rate",
-        default_text="by model size: 3e-4 below 1M parameters, 1e-4 below 100M, else 1e-6",
+        default_text="by model size: 3e-4 below 1M parameters, 1e-4 below 100M, else 1e-6; with "
+        "lora, ten times that",
     )
     epochs: int = option(
         1, "passes over the training prompts", group="optimization", minimum=1, maximum=10**6
@@ -171,31 +225,6 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
     gradient_accumulation: int | None = override(
         TrainingSpec, "gradient_accumulation", default_text="by batch_size"
     )
-    loss_type: str = option(
-        "dapo", "loss formula, by its name in TRL", group="optimization", choices=LOSSES
-    )
-    beta: float = option(
-        0.0,
-        "KL coefficient against the initial weights (0: no KL term)",
-        group="optimization",
-        minimum=0,
-        maximum=1000,
-    )
-    epsilon: float = option(
-        0.2,
-        "clip range of the probability ratio",
-        group="optimization",
-        above=0,
-        maximum=1000,
-    )
-    epsilon_high: float | None = option(
-        None,
-        "upper clip range of the probability ratio (DAPO: 0.28)",
-        group="optimization",
-        default_text="epsilon",
-        above=0,
-        maximum=1000,
-    )
     num_iterations: int = option(
         1,
         "optimizer steps on the same completions (mu in the GRPO paper)",
@@ -205,12 +234,25 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
     )
     warmup_steps: int = override(TrainingSpec, "warmup_steps", default=0)
 
+    eval_dataset: str | None = option(
+        None,
+        "data set of held-out prompts",
+        group="evaluation",
+        default_text="the prompts of dataset after those trained on",
+    )
     eval_samples: int = option(
         0,
-        "number of held-out prompts whose reward is measured before and after training (0: none)",
+        "number of held-out prompts whose reward is measured before and after training (0: all of "
+        "eval_dataset, otherwise none)",
         group="evaluation",
         minimum=0,
         maximum=MOST_ROWS,
+    )
+    reward_log: str | None = option(
+        None,
+        "new JSONL file for each completion with its step, row and rewards",
+        group="evaluation",
+        default_text="none",
     )
     log_completions: int = option(
         2, "completions in each step event", group="evaluation", minimum=0, maximum=1000
@@ -221,10 +263,15 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
         """The optimizer steps of the whole job.
 
         A step takes `prompts_per_step` prompts. The remainder of an epoch is dropped; every epoch
-        is shuffled again, so that other prompts are dropped.
+        is shuffled again, so that other prompts are dropped. `samples` must be known: `located`
+        counts the prompts of the data set.
         """
+        if self.steps is not None:
+            return self.steps
+        if self.samples is None:
+            raise SpecError("samples", "must be given, or else steps, got neither")
         per_epoch = self.samples // self.prompts_per_step * self.num_iterations
-        return self.epochs * per_epoch if self.steps is None else self.steps
+        return self.epochs * per_epoch
 
     @property
     def geometry(self) -> tuple[int, int]:
@@ -240,7 +287,13 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
 
     def check(self) -> None:
         super().check()
-        if self.prompts_per_step > self.samples:
+        if self.lora is not None and self.ref_model_sync_steps is not None:
+            raise SpecError(
+                "ref_model_sync_steps",
+                "must be left out with lora, whose reference is the model without the adapter, "
+                f"got {self.ref_model_sync_steps}",
+            )
+        if self.samples is not None and self.prompts_per_step > self.samples:
             raise SpecError(
                 "prompts_per_step",
                 f"must be at most {self.samples} (samples), got {self.prompts_per_step}",
@@ -255,6 +308,10 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
         if not names or len(set(names)) < len(names):
             got = ", ".join(names) or "none"
             raise SpecError("reward", f"must be one or more, each once, got {got}")
+        if (rewards.GRADER in names) != (self.grader is not None):
+            raise SpecError("grader", "must go with the reward grader, got one without the other")
+        if self.grader is not None:
+            graders.read(self.grader)
 
     def _check_texts(self) -> None:
         """Bound the text that is repeated in every prompt, and so in memory."""
@@ -303,46 +360,95 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
         )
         columns = problems.columns_of(problem.columns for problem in found)
         return {
-            spec.name: rewards.resolve(spec, custom, columns=columns) for spec in self.reward_specs
+            spec.name: rewards.resolve(spec, custom, columns=columns, grader=self.grader)
+            for spec in self.reward_specs
         }
 
     @property
     def has_own_rewards(self) -> bool:
-        """Whether a reward is a user function."""
-        return any(spec.is_own for spec in self.reward_specs)
+        """Whether a reward is a user function, or a grader calls one."""
+        functions = graders.read(self.grader).functions if self.grader else ()
+        return bool(functions) or any(spec.is_own for spec in self.reward_specs)
 
-    def training_problems(self) -> list[problems.Problem]:
-        """Read the problems to train on. Raises SpecError."""
-        found = problems.load(self.dataset, template=self.template, samples=self.samples)
-        self._check_answers(found)
-        return found
+    def reading(self) -> Reading:
+        """How records are read; it counts those that are skipped."""
+        return Reading(self.column_names, self.skip_bad_rows)
 
-    def held_out_problems(self) -> list[problems.Problem]:
-        """Read the held-out problems, disjoint from the training problems. Raises SpecError."""
-        if self.eval_samples == 0:
+    def training_problems(self, reading: Reading | None = None) -> list[problems.Problem]:
+        """Read the problems to train on; `reading` counts skipped records. Raises SpecError."""
+        return self._problems("train", self.samples, reading or self.reading())
+
+    def held_out_problems(self, reading: Reading | None = None) -> list[problems.Problem]:
+        """Read the held-out problems, disjoint from the training problems. Raises SpecError.
+
+        `reading` counts skipped records, also those among the training problems of the same data
+        set.
+        """
+        if self.eval_dataset is not None:
+            return problems.load(
+                self.eval_dataset,
+                template=self.template,
+                samples=self.eval_samples or None,
+                reading=reading or self.reading(),
+                check=self._check_answer,
+                named_by="eval_dataset",
+            )
+        return self._problems("eval", self.eval_samples, reading or self.reading())
+
+    def _problems(
+        self, part: problems.Part, count: int | None, reading: Reading
+    ) -> list[problems.Problem]:
+        if count == 0:
             return []
-        found = problems.load(
+        return problems.load(
             self.dataset,
             template=self.template,
-            samples=self.eval_samples,
-            part="eval",
-            train_samples=self.samples,
+            samples=count,
+            part=part,
+            train_samples=self.samples or 0,
+            reading=reading,
+            check=self._check_answer,
         )
-        self._check_answers(found)
-        return found
 
-    def _check_answers(self, found: Sequence[problems.Problem]) -> None:
+    def _check_answer(self, problem: problems.Problem) -> None:
         if any(spec.name == "correctness" for spec in self.reward_specs):
-            rewards.check_answers(found, self.dataset)
+            rewards.check_answer(problem)
+
+    def content_of(self, values: Mapping[str, Any], place: Place) -> Content:
+        problem = problems.problem_of(self.template, values, place)
+        self._check_answer(problem)
+        messages = messages_of(problem, chat_template=self.chat_template, system=self.system)
+        return problem.prompt if messages is None else messages
+
+    def cut_at(self, positions: int | None) -> int | None:
+        return self.max_prompt_length or positions
 
     def located(self, folder: Path) -> Self:
-        """Return the spec with the path of the dataset, relative to `folder`, made absolute.
+        """Return the spec with data sets and paths, seen from `folder`, made absolute.
 
-        Raises SpecError.
+        `samples` becomes a number: a file that grows later must not change what the job is. Raises
+        SpecError.
         """
-        if self.dataset == problems.ARITHMETIC:
-            return self
-        return replace(self, dataset=str(path_of("dataset", self.dataset, folder)))
+        spec = self
+        if self.reward_log is not None:
+            spec = replace(self, reward_log=str(path_of("reward_log", self.reward_log, folder)))
+        for name in ("dataset", "eval_dataset"):
+            source = getattr(self, name)
+            if source not in (None, problems.ARITHMETIC):
+                takes = f"{TAKES} or {problems.ARITHMETIC}"
+                changes: dict[str, Any] = {name: located(name, source, folder, takes)}
+                spec = replace(spec, **changes)
+        if spec.samples is not None:
+            return spec
+        found = len(spec.training_problems())
+        is_apart = spec.dataset == problems.ARITHMETIC or spec.eval_dataset is not None
+        held_out = 0 if is_apart else spec.eval_samples
+        if found <= held_out:
+            raise SpecError(
+                "eval_samples",
+                f"must be below {found} (the distinct prompts of {spec.dataset}), got {held_out}",
+            )
+        return replace(spec, samples=found - held_out)
 
     def extended(self, steps: int) -> Self:
         """Return the spec with another total number of steps. Raises SpecError."""
@@ -355,6 +461,7 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
         `model_config` is the content of the model's config.json, None when it is not available.
         """
         super().check_inputs(model_config)
+        self._check_reward_log()
         check_generates(model_config or {})
         training = self.training_problems()
         self.held_out_problems()
@@ -369,6 +476,15 @@ class GrpoSpec(TrainingSpec, SamplingSpec):
                 f"must be at most {limit} (the positions of {self.model}) together with the "
                 f"prompt, got {wanted}",
             )
+
+    def _check_reward_log(self) -> None:
+        if self.reward_log is None:
+            return
+        path = Path(self.reward_log)
+        if path.exists():
+            raise SpecError("reward_log", f"must be a new file, got {path}, which exists")
+        if not os.access(path.parent, os.W_OK):
+            raise SpecError("reward_log", f"must be in a folder that can be written to, got {path}")
 
     def check_model_files(self, folder: Path) -> None:
         """Check prompt lengths with the tokenizer of the model, for at most 1 s. Raises SpecError.

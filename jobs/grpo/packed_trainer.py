@@ -1,8 +1,8 @@
 """TRL's GRPOTrainer with sequence packing: the same losses and gradients with less computation.
 
 - Generation by `rollout.generate`: one prefill per prompt; sequences leave the batch when they end.
-- Log-probabilities from packs (`packing`): no padding, every prompt once per group, the vocabulary
-  head at completion tokens only.
+- Log-probabilities from packs (`jobs.packing`): no padding, every prompt once per group, the
+  vocabulary head at completion tokens only.
 - All micro-batches of a step run together, so that a group split between them shares its prompt;
   each has its own loss, as in TRL.
 - Completions with advantage 0 have no gradient; without a KL term they are not computed.
@@ -10,33 +10,35 @@
 - Optional int8 generation, corrected by truncated importance sampling in the loss.
 - With bf16 on a GPU, matrix multiplications are in bfloat16; weights and sums stay in float32.
 
-Models that `packing.can_pack` refuses run by TRL's own code. Imports trl.
+Models that `can_pack` refuses run by TRL's own code. Imports trl.
 """
 
 from __future__ import annotations
 
-import copy
 import time
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
-from transformers import TrainerCallback
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor
+from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from ..compute.levels import levels
 from ..compute.linears import InPlaceLinear, has_onednn, int8_linear, packed_float32
 from ..compute.quantized import CastLinear, LinearFactory, WeightOnlyInt8Linear
-from ..engine.decoder import Decoder
+from ..engine.decoder import Decoder, text_model
+from ..engine.low_rank import Adapted, Adapter
 from ..engine.sampling import BatchSampler
 from ..packing.attention import can_pack, packed_attention
 from ..packing.passes import Embedded, score_pack, tokens_that_fit
-from .packing import Pack, Sample
+from ..packing.shared_prompts import Pack, Sample, split
+from ..training.reference import CopyBeforeUpdate, copy_shared_weights
 from .rollout import Completion, generate, split_processors
-from .scoring import samples_of, split
+from .scoring import samples_of
 
 Batch = dict[str, Any]
 
@@ -54,6 +56,9 @@ class PackedTrainer(GRPOTrainer):
 
     `most_tokens` is the maximum size of a pack in tokens; None: no packing. `rollout_dtype` is the
     precision of generation in training, "float32" or (on a CPU, with packing) "int8".
+
+    A batch may have replayed completions: `is_replayed` (B,) and, with log-probabilities of the
+    policy that sampled them, `replayed_logps` (B, C).
     """
 
     model: Any
@@ -61,6 +66,10 @@ class PackedTrainer(GRPOTrainer):
     args: Any
     _buffered_inputs: Any  # a list of batches
     max_completion_length: Any
+    _entropy_bonus_enabled: bool
+    _entropy_window_stats: (
+        Any  # a tensor or None: of the micro-batches of a step, for entropy_target
+    )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -69,33 +78,38 @@ class PackedTrainer(GRPOTrainer):
         self.most_tokens: int | None = None
         if can_pack(self.model):
             self.most_tokens = tokens_that_fit(self.model, self.accelerator.device)
-        self._entropies: list[list[float]] = []  # of the latest completions
+        self.keeps_logps = False  # whether completions are written with their log-probabilities
+        self.written: list[Completion] = []  # the latest completions
         self._scores_given: tuple[Tensor, Tensor] | None = (
             None  # (logps, entropies) for the current loss
         )
         self._losses: list[Tensor] = []  # of the micro-batches of the current step
+        self._adapted: list[Adapted] = []  # the adapter, if one is trained and packs are used
+        self._frozen_decoders: dict[LinearFactory, Decoder] = {}  # at most one
+        tuned = (module for module in self.model.modules() if isinstance(module, BaseTunerLayer))
+        self._tuned: BaseTunerLayer | None = next(tuned, None)  # a layer with an adapter
+        if self.most_tokens is not None and self._tuned is not None:
+            self._adapted = [Adapted(Adapter.live(text_model(self.model).layers))]
 
-    def set_reference(self, model: Any, beta: float) -> None:
+    def set_reference(self, model: Any | None, beta: float) -> None:
         """Set the reference model of the KL term, which joins the loss `beta` times.
 
         TRL would load one from disk. It may share its weights with the policy
-        (`weight_sharing_clone`): `copy_shared_weights` separates them before the first update.
+        (`weight_sharing_clone`): they are separated before the first update.
+        None: the policy has an adapter, and the model without it is the reference.
         """
         self.args.beta = self.beta = beta
+        if model is None:
+            return
         add_fused_lm_head(model, temperature=self.temperature)
         self.ref_model = self.accelerator.prepare_model(model, evaluation_mode=True)
-        self.add_callback(_BeforeUpdate(self))
-
-    def copy_shared_weights(self) -> None:
-        """Copy the weights that the policy shares with the reference."""
-        shared = {weight.data_ptr() for weight in self.ref_model.parameters()}
-        for weight in self.model.parameters():
-            if weight.data_ptr() in shared:
-                weight.data = weight.data.clone()
+        self.add_callback(CopyBeforeUpdate(self.model, self.ref_model))
+        if self.args.sync_ref_model:
+            self.add_callback(SyncRefModelCallback(self.ref_model, self.accelerator))
 
     def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         if self.ref_model is not None:
-            self.copy_shared_weights()
+            copy_shared_weights(self.model, self.ref_model)
         cast(Any, super())._load_from_checkpoint(*args, **kwargs)
 
     # Generation.
@@ -104,13 +118,20 @@ class PackedTrainer(GRPOTrainer):
         started = time.perf_counter()
         try:
             if self.most_tokens is None:
-                return cast(Any, super())._generate_single_turn(prompt_ids, *args, **kwargs)
-            written = self._write(prompt_ids)
-            self._entropies = [completion.entropies for completion in written]
-            logps = [completion.logps for completion in written] if self._generates_int8 else None
-            return [completion.ids for completion in written], logps
+                ids, logps = cast(Any, super())._generate_single_turn(prompt_ids, *args, **kwargs)
+                self.written = [Completion(list(row)) for row in ids]
+                return ids, logps
+            self.written = self._write(prompt_ids)
+            return self._as_trl_returns(self.written)
         finally:
             self.generation_s += time.perf_counter() - started
+
+    def _as_trl_returns(
+        self, written: Sequence[Completion]
+    ) -> tuple[list[list[int]], list[list[float]] | None]:
+        """Return the tokens, and their log-probabilities where the loss corrects for int8."""
+        logps = [completion.logps for completion in written] if self._generates_int8 else None
+        return [completion.ids for completion in written], logps
 
     def _write(self, prompts: Sequence[Sequence[int]]) -> list[Completion]:
         # Logits processors of the generation config of the model apply here as well.
@@ -120,10 +141,8 @@ class PackedTrainer(GRPOTrainer):
         )
         sampler = BatchSampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
         processors, sampler = split_processors(listed, sampler)
-        # A new decoder, since every step has new weights.
-        decoder = Decoder(self.model, make=self._linear_factory(len(prompts)), use_cuda_steps=False)
         return generate(
-            decoder,
+            self._decoder(len(prompts)),
             prompts,
             sampler=sampler,
             temperature=self.temperature,
@@ -131,8 +150,21 @@ class PackedTrainer(GRPOTrainer):
             end_ids=self.eos_token_ids,
             processors=processors,
             pad_id=self._tokenizer.pad_token_id,
-            wants_logps=self._generates_int8,
+            wants_logps=self._generates_int8 or self.keeps_logps,
+            adapted=self._adapted,
         )
+
+    def _decoder(self, rows: int) -> Decoder:
+        """Return a decoder of the current weights for `rows` sequences.
+
+        Every step has new weights. Those below an adapter are frozen, so their decoder is kept.
+        """
+        make = self._linear_factory(rows)
+        if not self._adapted:
+            return Decoder(self.model, make=make, use_cuda_steps=False)
+        if make not in self._frozen_decoders:
+            self._frozen_decoders = {make: Decoder(self.model, make=make, use_cuda_steps=False)}
+        return self._frozen_decoders[make]
 
     def _linear_factory(self, rows: int) -> LinearFactory:
         """Return the linear-layer implementation for generation of `rows` sequences."""
@@ -152,16 +184,21 @@ class PackedTrainer(GRPOTrainer):
         return self.rollout_dtype == "int8" and bool(self.model.training)
 
     @property
+    def _is_adapter_off(self) -> bool:
+        """Whether the model is the reference now: TRL turns the adapter off to score it."""
+        return self._tuned is not None and self._tuned.disable_adapters
+
+    @property
     def _needs_all_gradients(self) -> bool:
-        """Whether completions with advantage 0 have a gradient (by the KL term)."""
-        return bool(self.beta != 0)
+        """Whether completions with advantage 0 have a gradient: KL term, entropy bonus."""
+        return bool(self.beta != 0 or self._entropy_bonus_enabled)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
         batch: Batch = super()._generate_and_score_completions(inputs)
         if self.most_tokens is not None and not self._needs_all_gradients:
             entropies = torch.zeros(batch["completion_ids"].shape)
-            for row, values in enumerate(self._entropies):
-                entropies[row, : len(values)] = torch.tensor(values)
+            for row, completion in enumerate(self.written):
+                entropies[row, : len(completion.ids)] = torch.tensor(completion.entropies)
             batch["entropies"] = entropies.to(batch["completion_ids"].device)
         return batch
 
@@ -183,7 +220,7 @@ class PackedTrainer(GRPOTrainer):
         if self._scores_given is not None:
             return (*self._scores_given, None)
         shape = (len(input_ids), logits_to_keep)
-        if model is self.model:
+        if model is self.model and not self._is_adapter_off:
             # Old log-probabilities: the first iteration computes them (see `_learn`).
             return torch.zeros(shape, device=input_ids.device), None, None
         parts = {
@@ -202,7 +239,7 @@ class PackedTrainer(GRPOTrainer):
         self, logps: Tensor, entropies: Tensor, model: Any, rows: Sequence[Sample]
     ) -> None:
         with packed_attention(model):
-            for part in split(rows, cast(int, self.most_tokens)):
+            for part in split([(row,) for row in rows], cast(int, self.most_tokens)):
                 pack = Pack(part, model.device)
                 at = (pack.rows, pack.columns)
                 logps[at], entropies[at], _ = score_pack(
@@ -228,30 +265,39 @@ class PackedTrainer(GRPOTrainer):
         joined = {
             name: torch.cat([b[name] for b in batches]) for name in _SCORED if name in batches[0]
         }
-        rows = samples_of(joined)
+        rows = learning = samples_of(joined)
         # Completions that are in no pack keep their old log-probabilities (ratio 1).
         unknown = torch.zeros(joined["completion_ids"].shape, device=self.model.device)
         logps = joined.get("old_per_token_logps", unknown).clone()
         entropies = joined.get("entropies", unknown).clone()
         if not self._needs_all_gradients:
-            learns = joined["advantages"].ne(0).tolist()
+            learns = (joined["advantages"].ne(0) | joined.get("is_replayed", False)).tolist()
+            learning = [row for row in rows if learns[row.index]]
+        if self.top_entropy_quantile < 1:  # the entropies of all tokens decide which ones learn
+            self._score_into(logps, entropies, self.model, rows)
+        elif self.num_iterations > 1 and not self._needs_all_gradients:  # for the metrics only
             silent = [row for row in rows if not learns[row.index]]
-            rows = [row for row in rows if learns[row.index]]
-            if self.num_iterations > 1:  # for the metrics only
-                self._score_into(logps, entropies, self.model, silent)
+            self._score_into(logps, entropies, self.model, silent)
         with packed_attention(self.model):
-            for part in split(rows, most_tokens):
+            for part in split([(row,) for row in learning], most_tokens):
                 pack = Pack(part, self.model.device)
                 at = (pack.rows, pack.columns)
                 embedded = Embedded(self.model, pack.ids)
                 scores, nats, _ = score_pack(
-                    self.model, pack, self.temperature, embedded.output, is_half=self.args.bf16
+                    self.model,
+                    pack,
+                    self.temperature,
+                    embedded.output,
+                    is_half=self.args.bf16,
+                    has_entropy_gradient=self._entropy_bonus_enabled,
                 )
-                losses = self._losses_of(batches, logps.index_put(at, scores), entropies)
+                losses = self._losses_of(
+                    batches, logps.index_put(at, scores), entropies.index_put(at, nats)
+                )
                 self.accelerator.backward(torch.stack(losses).sum())
                 embedded.finish()
-                logps[at], entropies[at] = scores.detach(), nats
-        if not rows:  # AdamW treats a zero gradient differently from None
+                logps[at], entropies[at] = scores.detach(), nats.detach()
+        if not learning:  # AdamW treats a zero gradient differently from None
             for weight in self.model.parameters():
                 if weight.requires_grad and weight.grad is None:
                     weight.grad = torch.zeros_like(weight)
@@ -266,21 +312,35 @@ class PackedTrainer(GRPOTrainer):
         self, batches: list[Batch], logps: Tensor, entropies: Tensor, *, logged: bool = False
     ) -> list[Tensor]:
         """Return TRL's loss of each micro-batch; logps, entropies: (B, C) float32 of all."""
-        metrics = self._metrics
+        metrics, window = self._metrics, self._entropy_window_stats
+        is_last_micro_batch = self.accelerator.sync_gradients
         if not logged:
             self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
         try:
             losses = []
-            for batch, *given in zip(
-                batches, _split_like(batches, logps), _split_like(batches, entropies), strict=True
+            for number, (batch, *given) in enumerate(
+                zip(
+                    batches,
+                    _split_like(batches, logps),
+                    _split_like(batches, entropies),
+                    strict=True,
+                ),
+                start=1,
             ):
                 self._scores_given = (given[0], given[1])
+                # TRL updates the coefficient of the entropy bonus with the last micro-batch.
+                self.accelerator.sync_gradients = logged and number == len(batches)
+                if "is_replayed" in batch:
+                    batch = _with_behavior(batch, given[0].detach())
                 if "sampling_per_token_logps" in batch:
                     batch = self._corrected(batch, given[0].detach())
                 losses.append(cast(Any, super())._compute_loss(self.model, batch))
             return losses
         finally:
             self._scores_given, self._metrics = None, metrics
+            self.accelerator.sync_gradients = is_last_micro_batch
+            if not logged:
+                self._entropy_window_stats = window
 
     def _corrected(self, batch: Batch, logps: Tensor) -> Batch:
         """Apply truncated importance sampling, as TRL does for vLLM ("token_truncate").
@@ -300,36 +360,6 @@ class PackedTrainer(GRPOTrainer):
         return {**batch, "advantages": batch["advantages"][:, None] * ratio}
 
 
-class _BeforeUpdate(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    def __init__(self, trainer: PackedTrainer) -> None:
-        self._trainer = trainer
-
-    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self._trainer.copy_shared_weights()
-
-
-def weight_sharing_clone(model: Any) -> Any:
-    """Return a copy of a model that shares the memory of its weights.
-
-    `copy_shared_weights` copies them before the first update: for a 0.5B model 2 GB that the first
-    step does not wait for.
-    """
-    weights = [*model.parameters(), *model.buffers()]
-    same: dict[int, Any] = {
-        id(weight): nn.Parameter(weight.data, requires_grad=weight.requires_grad)
-        if isinstance(weight, nn.Parameter)
-        else weight
-        for weight in weights
-    }
-    # Every module has a dozen dicts and sets, most of them empty; deepcopy would spend most of its
-    # time on them.
-    parts = [part for module in model.modules() for part in vars(module).values()]
-    same |= {id(part): type(part)() for part in parts if type(part) in _EMPTY and not part}
-    return copy.deepcopy(model, same)
-
-
-_EMPTY = (dict, OrderedDict, set)
-
 _SCORED = (
     "prompt_ids",
     "prompt_mask",
@@ -338,11 +368,19 @@ _SCORED = (
     "advantages",
     "old_per_token_logps",
     "entropies",
+    "is_replayed",
 )
 
 
 def _without_old_logps(batch: Batch) -> Batch:
     return {name: value for name, value in batch.items() if name != "old_per_token_logps"}
+
+
+def _with_behavior(batch: Batch, logps: Tensor) -> Batch:
+    """Set the old log-probabilities of replayed completions: of the policy that sampled them."""
+    old = batch.get("old_per_token_logps", logps)
+    replayed = batch["is_replayed"][:, None]
+    return {**batch, "old_per_token_logps": torch.where(replayed, batch["replayed_logps"], old)}
 
 
 def _split_like(batches: Sequence[Batch], values: Tensor) -> Sequence[Tensor]:

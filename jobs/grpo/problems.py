@@ -1,11 +1,11 @@
-"""Problems: prompts with their answers, from a JSONL file or built in.
+"""Problems: prompts with their answers, from a data set or built in.
 
 Read at submission, to check the job, and again when the job runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from hashlib import sha256
@@ -14,6 +14,8 @@ from typing import Any, Literal, TypeAlias
 
 import orjson
 
+from ..data.reader import Reader, Reading
+from ..data.sources import TAKES
 from ..errors import SpecError
 from ..files import jsonl
 from ..training.options import DEFAULT_TEMPLATE
@@ -31,9 +33,10 @@ class Problem:
 
     prompt: Prompt
     answer: str | None  # as the data has it: GSM8K's whole solution with its `####`
-    row: int  # the line in the file, or the place in the built-in set; from 1
+    row: int  # the line or row in its file, or the place in the built-in set; from 1
     # All of the row but its `prompt`, as it stands there: for rewards.
     columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    place: jsonl.Place | None = field(default=None, compare=False)  # None: it is built in
 
 
 def load(
@@ -43,29 +46,33 @@ def load(
     samples: int | None = None,
     part: Part = "train",
     train_samples: int = 0,
+    reading: Reading | None = None,
+    check: Callable[[Problem], None] = lambda _: None,
+    named_by: str = "dataset",
 ) -> list[Problem]:
-    """Return the first `samples` distinct prompts of a JSONL file or of `arithmetic`; None is all.
+    """Return the first `samples` distinct prompts of a data set or of `arithmetic`; None is all.
 
     A record has a `prompt`, used unchanged, or a `question`, which replaces `{question}` in the
-    template, and optionally an `answer`. Other keys are kept for rewards. Duplicate prompts are
-    skipped. Lines after the last sample are not read.
+    template, or `messages` (as in OpenAI's API), and optionally an `answer`. Other keys are kept
+    for rewards. Duplicate prompts are skipped. Lines after the last sample are not read.
 
-    The part "eval" of a file is the distinct prompts after the first `train_samples`; of
+    The part "eval" of a data set is the distinct prompts after the first `train_samples`; of
     `arithmetic`, sums that are not in the part "train".
 
-    Raises SpecError naming the line of an invalid record, or when there are too few distinct
-    prompts.
+    `reading` says how records are read, and counts those that are skipped; `check` raises
+    SpecError for a problem that cannot be used; `named_by` is the option with the source. Raises
+    SpecError naming the line of an invalid record, or when there are too few distinct prompts.
     """
     if "{question}" not in template:
         raise SpecError("template", f"must contain {{question}}, got {template[:60]!r}")
-    option = "samples" if part == "train" else "eval_samples"
+    option = "samples" if part == "train" and named_by == "dataset" else "eval_samples"
     if samples is not None and samples < 1:
         raise SpecError(option, f"must be at least 1, got {samples}")
     skipped = train_samples if part == "eval" and source != ARITHMETIC else 0
     if source == ARITHMETIC:
         candidates = iter_arithmetic(part)
     else:
-        candidates = _distinct(_read(source, template))
+        candidates = _distinct(_read(named_by, source, template, reading or Reading(), check))
     stop = None if samples is None else skipped + samples
     problems = list(islice(candidates, skipped, stop))
     if samples is not None and len(problems) < samples:
@@ -135,24 +142,41 @@ def _distinct(problems: Iterable[Problem]) -> Iterator[Problem]:
             yield problem
 
 
-def _read(source: str, template: str) -> Iterator[Problem]:
-    """Yield the problem of each line that is not blank."""
-    takes = f"a JSONL file or {ARITHMETIC}"
-    for place, line in jsonl.lines("dataset", source, takes):
-        yield _problem(line, place, template)
+def _read(
+    option: str,
+    source: str,
+    template: str,
+    reading: Reading,
+    check: Callable[[Problem], None],
+) -> Iterator[Problem]:
+    """Yield the problem of each usable record."""
+
+    def convert(values: Mapping[str, Any], place: jsonl.Place) -> Problem:
+        problem = problem_of(template, values, place)
+        check(problem)
+        return problem
+
+    return Reader(convert, reading).rows(option, source, f"{TAKES} or {ARITHMETIC}")
 
 
-def _problem(line: bytes, place: jsonl.Place, template: str) -> Problem:
-    values = jsonl.parse(line, place)
+def problem_of(template: str, values: Mapping[str, Any], place: jsonl.Place) -> Problem:
+    """Return the problem of a record. Raises SpecError."""
     answer = _answer(values.get("answer"), place)
     columns = {name: value for name, value in values.items() if name != "prompt"}
     if "prompt" in values:
         prompt = _prompt(values["prompt"], place.field("prompt"))
-        return Problem(prompt, answer, place.line, columns)
+        return Problem(prompt, answer, place.line, columns, place)
     if "question" in values:
         question = jsonl.text(values["question"], place.field("question"))
-        return Problem(template.replace("{question}", question), answer, place.line, columns)
-    raise place.fault("an object with question or prompt", jsonl.keys_of(values))
+        prompt = template.replace("{question}", question)
+        return Problem(prompt, answer, place.line, columns, place)
+    if "messages" in values:
+        chat = jsonl.messages(values["messages"], place.field("messages"))
+        if chat[-1]["role"] == "assistant":
+            last = place.field("messages").item(len(chat) - 1).field("role")
+            raise last.fault("user, for the last message of a prompt", "assistant")
+        return Problem(chat, answer, place.line, columns, place)
+    raise place.fault("an object with question, prompt or messages", jsonl.keys_of(dict(values)))
 
 
 def _prompt(value: Any, place: jsonl.Place) -> Prompt:

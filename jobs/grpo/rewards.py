@@ -17,6 +17,7 @@ from math import isfinite
 from typing import TypedDict
 
 from ..errors import JobFailed, SpecError
+from ..graders import grader as graders
 from ..user_code import bounded_search
 from .problems import Problem
 from .user_rewards import KeywordReward, imported, shown
@@ -82,12 +83,16 @@ def resolve(
     custom_options: CustomOptions | None = None,
     *,
     columns: Collection[str] = ("answer",),
+    grader: str | None = None,
 ) -> Reward | KeywordReward:
     """Return the function of a spec, without its weight.
 
     Imports `module:function`; it may take `columns` of the data as keywords. Raises SpecError when
     the import fails, when the signature is unsupported, and for wrong options of `custom`.
+    `grader` is the JSON of the reward of that name.
     """
+    if spec.name == GRADER:
+        return KeywordReward(GRADER, graders.reward(grader or "", columns))
     if spec.name == "custom":
         return custom(**(custom_options or CustomOptions()))
     return _BUILT_IN.get(spec.name) or imported(spec.name, columns)
@@ -115,16 +120,15 @@ def _is_correct(prompt: str, completion: str, answer: str | None) -> bool:
     return final_number(completion) == gold
 
 
-def check_answers(problems: Iterable[Problem], source: str) -> None:
-    """Check that `correctness` has a number to compare with in each problem. Raises SpecError."""
-    for problem in problems:
-        if problem.answer is None or final_number(problem.answer) is None:
-            got = "none" if problem.answer is None else shown(problem.answer)
-            raise SpecError(
-                "dataset",
-                f"{source}, line {problem.row}: answer must hold a number for the reward "
-                f"correctness, got {got}",
-            )
+def check_answer(problem: Problem) -> None:
+    """Check that a problem's answer has a number for `correctness`. Raises SpecError."""
+    if problem.place is not None and final_number(problem.answer or "") is None:
+        got = "none" if problem.answer is None else shown(problem.answer)
+        raise SpecError(
+            "dataset",
+            f"{problem.place.text}: answer must hold a number for the reward correctness, "
+            f"got {got}",
+        )
 
 
 # A sign belongs to the number unless it subtracts ("10-7"); "$" may stand between the two.
@@ -307,7 +311,8 @@ _BUILT_IN: dict[str, Reward] = {
     "general": _of_texts(score_general),
     "reasoning": _of_texts(score_reasoning),
 }
-NAMES = (*_BUILT_IN, "custom")
+GRADER = "grader"  # the reward of the option `grader`
+NAMES = (*_BUILT_IN, "custom", GRADER)
 
 
 def _is_import(name: str) -> bool:

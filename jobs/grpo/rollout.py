@@ -17,8 +17,9 @@ from torch import Tensor
 from transformers.generation import logits_process
 
 from ..engine.decoder import Decoder
+from ..engine.low_rank import Adapted
 from ..engine.sampling import BatchSampler, entropy, logp
-from .packing import Pack, Sample
+from ..packing.shared_prompts import Pack, Sample
 
 # (ids (B, T) padded on the left, logits (B, V)) to logits, as those of transformers.
 Processor = Callable[[Tensor, Tensor], Tensor]
@@ -47,12 +48,14 @@ def generate(
     processors: Sequence[Processor] = (),
     pad_id: int = 0,
     wants_logps: bool = False,
+    adapted: Sequence[Adapted] = (),
 ) -> list[Completion]:
     """Return one completion per prompt; equal prompts share one prefill.
 
     Each decode step draws one random number per prompt from the global generator of the device,
     also for ended sequences, so that a completion does not depend on the others. Entropies and
     log-probabilities are at `temperature`, over the whole vocabulary, before top-k and top-p.
+    `adapted`: the LoRA adapter of all tokens, if there is one.
     Raises NotFiniteError.
     """
     device = decoder.embedding.device
@@ -60,7 +63,7 @@ def generate(
     rows = torch.arange(len(prompts), device=device)  # indices of the unfinished completions
     ends = torch.tensor(list(end_ids), device=device)
     history = _padded(prompts, pad_id, device) if processors else None
-    states, cache = _read(decoder, prompts, room=max_new_tokens)
+    states, cache = _read(decoder, prompts, room=max_new_tokens, adapted=adapted)
     positions = torch.tensor([len(prompt) for prompt in prompts])
     for step in range(max_new_tokens):
         logits = scored = decoder.logits(states).float()
@@ -89,7 +92,8 @@ def generate(
         if history is not None:
             history = torch.cat([history, tokens[:, None]], dim=1)
         angles = decoder.rope.at(positions)
-        states = decoder.hidden(decoder.embedding[tokens], *angles, cache.attend)
+        embedded = decoder.embedding[tokens]
+        states = decoder.hidden(embedded, *angles, cache.attend, adapted=adapted)
         cache.used += 1
         positions = positions + 1
     return completions
@@ -166,7 +170,7 @@ class _Cache:
 
 
 def _read(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], *, room: int
+    decoder: Decoder, prompts: Sequence[Sequence[int]], *, room: int, adapted: Sequence[Adapted]
 ) -> tuple[Tensor, _Cache]:
     """Return the hidden state after each prompt, (B, H), and their keys and values."""
     places: dict[tuple[int, ...], slice] = {}
@@ -186,7 +190,7 @@ def _read(
         return pack.attend(layer, query, key, value, shape.scale)[0]
 
     turns = decoder.rope.at(pack.positions[0].cpu())
-    states = decoder.hidden(decoder.embedding[pack.ids[0]], *turns, attend)
+    states = decoder.hidden(decoder.embedding[pack.ids[0]], *turns, attend, adapted=adapted)
     return states[[place.stop - 1 for place in of_rows]], cache
 
 

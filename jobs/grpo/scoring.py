@@ -6,15 +6,18 @@ log-probabilities. This module converts between them and packs. Imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
-from .packing import Sample
+from ..packing.shared_prompts import Sample
 
 
 def samples_of(batch: Mapping[str, Tensor]) -> list[Sample]:
-    """Read the rows of a padded batch: prompt_ids, prompt_mask, completion_ids, completion_mask."""
+    """Read the rows of a padded batch: prompt_ids, prompt_mask, completion_ids, completion_mask.
+
+    Completions that are masked as a whole are left out.
+    """
 
     def unpadded(name: str) -> Iterator[tuple[int, ...]]:
         ids, mask = batch[f"{name}_ids"].tolist(), batch[f"{name}_mask"].tolist()
@@ -22,23 +25,5 @@ def samples_of(batch: Mapping[str, Tensor]) -> list[Sample]:
             yield tuple(token for token, is_kept in zip(row, kept, strict=True) if is_kept)
 
     pairs = zip(unpadded("prompt"), unpadded("completion"), strict=True)
-    return [Sample(row, prompt, completion) for row, (prompt, completion) in enumerate(pairs)]
-
-
-def split(rows: Sequence[Sample], most_tokens: int) -> list[list[Sample]]:
-    """Divide samples into packs of at most `most_tokens`, or of one sample.
-
-    The packs do not depend on the order of the samples, so that equal policy and reference weights
-    give a KL of exactly 0.
-    """
-    packs: list[list[Sample]] = []
-    tokens = 0  # of the last pack
-    last: tuple[int, ...] | None = None
-    for row in sorted(rows, key=lambda row: (row.prompt, row.completion)):
-        added = row.num_inputs + (len(row.prompt) if row.prompt != last else 0)
-        if not packs or tokens + added > most_tokens:
-            packs.append([])
-            tokens, added = 0, len(row.prompt) + row.num_inputs
-        packs[-1].append(row)
-        tokens, last = tokens + added, row.prompt
-    return packs
+    samples = [Sample(row, prompt, completion) for row, (prompt, completion) in enumerate(pairs)]
+    return [sample for sample in samples if sample.completion]

@@ -6,9 +6,8 @@ GRPO: Shao et al. 2024, arXiv:2402.03300. Imports trl: only `run` of the GRPO ki
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,47 +15,43 @@ import torch
 from datasets import Dataset
 from datasets.table import InMemoryTable
 from trl.trainer.grpo_config import GRPOConfig
-from trl.trainer.utils import RepeatSampler
 
 from ..context import Context
 from ..engine.sampling import NotFiniteError
 from ..errors import JobFailed, Stopped
 from ..packing.passes import stored_number
+from ..training.deprecations import no_deprecations
 from ..training.options import TrainingSpec
 from ..training.trainer import JobTrainer
 from ..user_code.modules import SOURCES, changed, digests
+from .groups import Group, Weights
+from .loss_options import NORMALIZE_FIRST
 from .packed_trainer import DRIFT, PackedTrainer
-from .problems import columns_of
+from .prompt_order import EpochSampler, PromptStream
 from .prompts import Prompt
+from .replay import ReplayBuffer
+from .reward_calls import as_trl_calls
+from .reward_log import RewardLog
+from .reward_process import RewardFailed, RewardProcess
 from .rewards import Reward
 from .user_rewards import KeywordReward, PositionalReward
 
 SHOWN_CHARACTERS = 200  # of a prompt or completion in an event
 EVAL_BATCH = 16
 FLAT_STEPS = 20  # steps without a difference of rewards in any group, after which a warning comes
-
-
-class EpochSampler(RepeatSampler):
-    """TRL's RepeatSampler, with an order that depends on (seed, epoch) only.
-
-    The original draws permutations from a generator that is not in the checkpoint, so a resumed
-    run would start with the order of the first epoch.
-    """
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the generator to its state at the start of `epoch` in an uninterrupted run."""
-        self.generator.manual_seed(self.seed or 0)
-        for _ in range(epoch):
-            torch.randperm(self.num_samples, generator=self.generator)
+MOST_FAILURES = 10  # consecutive groups whose rewards fail, after which the job fails
 
 
 class GroupTrainer(JobTrainer, PackedTrainer):
     """A GRPOTrainer inside a job.
 
-    `reference` is the frozen model of the KL term (beta > 0). `rewards` are by name; their
+    `reference` is the frozen model of the KL term (beta > 0); None for a LoRA adapter, whose
+    reference is the model without it. `rewards` are by name; their
     weights are the config's `reward_weights`, in the same order. `data` has fingerprints of the
     prompts ("data") and of the other columns that rewards see ("columns"): a resume on other
-    data is refused.
+    data is refused. `resample`: how often groups without a difference of rewards are replaced by
+    those of the next prompts; `replay`: size of the replay buffer per prompt (0: none).
+    `reward_process`: runs the rewards; None: this process does.
     """
 
     model: Any
@@ -65,6 +60,8 @@ class GroupTrainer(JobTrainer, PackedTrainer):
     _pending_extra_logs: Any
     _pending_metrics: Any
     _logs: dict[str, Any]
+    entropy_coef: float
+    _last_world_entropy: float  # nats per token, of the latest step
 
     def __init__(
         self,
@@ -80,6 +77,10 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         data: Mapping[str, str],
         rollout_dtype: str,
         samples_shown: int,
+        resample: int = 0,
+        replay: int = 0,
+        reward_process: RewardProcess | None = None,
+        reward_log: RewardLog | None = None,
     ) -> None:
         self.config: Any = config
         self.rewards = rewards
@@ -95,8 +96,19 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         self._flat_steps = 0  # consecutive steps without a group of unequal rewards
         self._is_flat = False  # whether the latest completions have no such group
         self._rollout: dict[str, Any] = {}  # event fields of the current completions
+        self._chosen: list[Group] | None = None  # for TRL, instead of sampling and scoring
+        self._resample = resample
+        self._stream = PromptStream(len(prompts), config.seed)
+        self._weights = Weights(
+            cast(Any, config).reward_weights, config.multi_objective_aggregation == NORMALIZE_FIRST
+        )
+        self._replay = ReplayBuffer(replay, self._weights) if replay else None
+        self._reward_process = reward_process
+        self._failures = 0  # consecutive groups whose rewards failed
+        self._reward_log = reward_log
         # With beta > 0, GRPOTrainer would load the reference model from disk.
         beta, config.beta = config.beta, 0.0
+        is_synced, config.sync_ref_model = config.sync_ref_model, False
         super().__init__(
             job=job,
             spec=spec,
@@ -104,18 +116,24 @@ class GroupTrainer(JobTrainer, PackedTrainer):
             args=config,
             processing_class=tokenizer,
             train_dataset=_dataset(prompts, data["data"]),
-            reward_funcs=self._reward_funcs(),
+            reward_funcs=as_trl_calls(rewards, prompts),
         )
         if rollout_dtype == "int8" and self.most_tokens is None:
             raise JobFailed(
                 f"rollout_dtype: must be float32 for a {self.model.config.model_type} of this "
                 "config, got int8"
             )
+        if replay and self.most_tokens is None:
+            raise JobFailed(
+                f"replay: must be 0 for a {self.model.config.model_type} of this config, "
+                f"got {replay}"
+            )
+        self.keeps_logps = replay > 0
         self.rollout_dtype = rollout_dtype
         if self.most_tokens is not None:
             self.most_tokens = stored_number(job.run_dir / "pack_tokens", self.most_tokens)
-        config.beta = beta
-        if reference is not None:
+        config.beta, config.sync_ref_model = beta, is_synced
+        if beta > 0:
             self.set_reference(reference, beta)
 
     def _send_telemetry(self) -> None:
@@ -135,6 +153,8 @@ class GroupTrainer(JobTrainer, PackedTrainer):
     def job_state(self) -> dict[str, Any]:
         # With num_iterations > 1, the next step may reuse the current completions.
         cycle = self.config.steps_per_generation * self.config.num_iterations
+        if self._reward_log is not None:
+            self._reward_log.flush()
         is_reused = self._step % cycle != 0
         return {
             **super().job_state(),
@@ -144,7 +164,22 @@ class GroupTrainer(JobTrainer, PackedTrainer):
             "completions": self._buffered_inputs if is_reused else None,
             "rollout": self._rollout,
             "flat_steps": self._flat_steps,
+            "entropy_coef": self.entropy_coef,
+            "last_entropy": self._last_world_entropy,
+            "reference": self._moved_reference(),
+            "prompts_taken": self._stream.position,
+            "replay": None if self._replay is None else self._replay.state(),
+            "reward_failures": self._failures,
         }
+
+    def _moved_reference(self) -> list[torch.Tensor] | None:
+        """Return the weights of the reference where they are no longer the initial ones."""
+        if (
+            not self.config.sync_ref_model
+            or self.state.global_step < self.config.ref_model_sync_steps
+        ):
+            return None
+        return [weight.data for weight in self.ref_model.parameters()]
 
     def load_job_state(self, state: dict[str, Any]) -> None:
         super().load_job_state(state)
@@ -156,6 +191,15 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         self._buffered_inputs = self._prepare_input(state["completions"])
         self._rollout = state["rollout"]
         self._flat_steps = state.get("flat_steps", 0)
+        self.entropy_coef = state.get("entropy_coef", self.entropy_coef)
+        self._last_world_entropy = state.get("last_entropy", self._last_world_entropy)
+        self._stream.position = state.get("prompts_taken", 0)
+        self._failures = state.get("reward_failures", 0)
+        if self._replay is not None:
+            self._replay.load_state(state["replay"])
+        if state.get("reference") is not None:
+            for weight, saved in zip(self.ref_model.parameters(), state["reference"], strict=True):
+                weight.data.copy_(saved)
 
     def about(self) -> dict[str, Any]:
         if not self._has_own_rewards:
@@ -180,6 +224,9 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         return [self._prompt_ids[prompt] for prompt in prompts], None, {}
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        if self._chosen is not None:
+            self.written = [one for group in self._chosen for one in group.completions]
+            return self._as_trl_returns(self.written)
         try:
             return cast(Any, super())._generate_single_turn(*args, **kwargs)
         except (NotFiniteError, RuntimeError) as error:
@@ -192,20 +239,74 @@ class GroupTrainer(JobTrainer, PackedTrainer):
             raise
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        with _no_deprecations():
-            batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        with no_deprecations():
+            groups, counts = self._groups(inputs)
+            self._chosen = groups
+            try:
+                batch: dict[str, Any] = super()._generate_and_score_completions(
+                    [self._input(group.row) for group in groups for _ in group.completions]
+                )
+            finally:
+                self._chosen = None
+        if any(group.replayed for group in groups):
+            batch |= _behavior(groups, batch["completion_ids"])
         metrics = {name: values[-1] for name, values in self._metrics["train"].items() if values}
         self._is_flat = metrics.get("frac_reward_zero_std") == 1
         self._rollout = {
             "reward": metrics["reward"],
             "reward_std": metrics["reward_std"],
             "rewards": {name: metrics[f"rewards/{name}/mean"] for name in self.rewards},
+            "rewards_std": {name: metrics[f"rewards/{name}/std"] for name in self.rewards},
+            **counts,
             "completion_length": metrics["completions/mean_length"],
             "clipped": metrics["completions/clipped_ratio"],
             "tokens": int(batch["prompt_mask"].sum() + batch["completion_mask"].sum()),
             "samples": self._samples(),
         }
+        self._log_rewards(groups)
         return batch
+
+    def _groups(self, inputs: list[dict[str, Any]]) -> tuple[list[Group], dict[str, int]]:
+        """Sample the groups of a step; return them, and event fields that count their changes."""
+        rows = [one["row"] for one in inputs[:: self.config.num_generations]]
+        if self._resample:
+            rows = self._stream.take(len(rows))
+        groups = self._sampled(rows)
+        resampled = 0
+        for _ in range(self._resample):
+            flat = [i for i, one in enumerate(groups) if not self._weights.has_spread(one.scores)]
+            for i, group in zip(flat, self._sampled(self._stream.take(len(flat))), strict=True):
+                groups[i] = group
+            resampled += len(flat)
+        counts = {"resampled": resampled} if self._resample else {}
+        if self._replay is not None:
+            counts["replayed"] = sum(group.replayed for group in groups)
+        if self._reward_process is not None:
+            counts["left_out"] = sum(bool(group.scores.isnan().all()) for group in groups)
+        return groups, counts
+
+    def _sampled(self, rows: Sequence[int]) -> list[Group]:
+        """Return a group for each prompt: sampled, scored, and with a replayed success if due."""
+        if not rows:
+            return []
+        size = self.config.num_generations
+        prompts = [self._prompts[row] for row in rows for _ in range(size)]
+        self._generate_single_turn([prompt.ids for prompt in prompts], None, {}, size)
+        ids = [completion.ids for completion in self.written]
+        texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)
+        scores = self._scores(prompts, texts, ids, size)
+        groups = [
+            Group(row, self.written[start : start + size], scores[start : start + size])
+            for row, start in zip(rows, range(0, len(ids), size), strict=True)
+        ]
+        if self._replay is not None:
+            for group in groups:
+                self._replay.apply(group)
+        return groups
+
+    def _input(self, row: int) -> dict[str, Any]:
+        """Return a prompt as TRL gets it from the data loader."""
+        return {"prompt": self._prompts[row].text, "row": row}
 
     def _samples(self) -> list[dict[str, Any]]:
         shown = range(min(self.samples_shown, len(self._logs["prompt"])))
@@ -276,10 +377,10 @@ class GroupTrainer(JobTrainer, PackedTrainer):
 
     def _rewards_of(self, prompts: Sequence[Prompt]) -> list[float]:
         """Return the rewards of one completion per prompt, without those that have none."""
-        with _no_deprecations():
+        with no_deprecations():
             ids, _ = self._generate_single_turn([prompt.ids for prompt in prompts], None, {}, 1)
         completions = self.processing_class.batch_decode(ids, skip_special_tokens=True)
-        scores = self._scores(prompts, completions, ids)
+        scores = self._scores(prompts, completions, ids, len(ids))
         # Discard what the rewards logged: it belongs to no step.
         self._pending_extra_logs.clear()
         self._pending_metrics.clear()
@@ -299,16 +400,30 @@ class GroupTrainer(JobTrainer, PackedTrainer):
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: list[str], completion_ids_list: Any
     ) -> torch.Tensor:
+        if self._chosen is not None:
+            return torch.cat([group.scores for group in self._chosen])
         rows = [self._prompts[row["row"]] for row in inputs]
-        return self._scores(rows, completions, completion_ids_list)
+        return self._scores(rows, completions, completion_ids_list, len(rows))
 
     def _scores(
-        self, rows: Sequence[Prompt], completions: list[str], completion_ids: Sequence[list[int]]
+        self,
+        rows: Sequence[Prompt],
+        completions: list[str],
+        completion_ids: Sequence[list[int]],
+        size: int,
     ) -> torch.Tensor:
         """Return the score of each completion by each reward: (B, R) float32, NaN for None.
 
-        `rows`: the prompt of each completion.
+        `rows`: the prompt of each completion. `size`: completions that are left out together when
+        their rewards fail in a process of their own.
         """
+        if self._reward_process is not None:
+            parts = [slice(start, start + size) for start in range(0, len(rows), size)]
+            found = [
+                self._scores_apart(self._reward_process, rows[p], completions[p], completion_ids[p])
+                for p in parts
+            ]
+            return torch.cat(found).to(self.accelerator.device)
         inputs = [{"row": row} for row in rows]
         prompts = [row.text for row in rows]
         scores: torch.Tensor = cast(Any, super())._calculate_rewards(
@@ -316,10 +431,57 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         )
         return scores
 
-    def _reward_funcs(self) -> list[Any]:
-        """Return the rewards with TRL's signature; the column `row` has the Prompt."""
-        columns = columns_of(prompt.columns for prompt in self._prompts)
-        return [_as_trl_reward(name, reward, columns) for name, reward in self.rewards.items()]
+    def _scores_apart(
+        self,
+        process: RewardProcess,
+        rows: Sequence[Prompt],
+        completions: list[str],
+        completion_ids: Sequence[list[int]],
+    ) -> torch.Tensor:
+        """Return scores from the process of the rewards; all NaN, and an event, when they fail."""
+        try:
+            answer = process.score(rows, completions, completion_ids, asdict(self.state))
+        except RewardFailed as error:
+            self._report_failure(rows[0], str(error))
+            return torch.full((len(rows), len(self.rewards)), torch.nan)
+        self._failures = 0
+        for column, values in answer.extra.items():
+            self._log_completion_extra(column, values)
+        for name, numbers in answer.metrics.items():
+            for number in numbers:
+                self._log_metric(name, number)
+        return torch.tensor(
+            [[math.nan if score is None else score for score in scores] for scores in answer.scores]
+        )
+
+    def _report_failure(self, prompt: Prompt, message: str) -> None:
+        self._failures += 1
+        step = self.state.global_step + 1
+        self.job.emit("reward_failed", step=step, row=prompt.row, message=message)
+        if self._failures == MOST_FAILURES:
+            raise JobFailed(
+                f"reward: must succeed for one of {MOST_FAILURES} consecutive groups, got none; "
+                f"the last one: {message}"
+            )
+
+    def _log_rewards(self, groups: Sequence[Group]) -> None:
+        """Append the completions of this step to the reward log; warn where that fails."""
+        if self._reward_log is None:
+            return
+        rows = [self._prompts[group.row].row for group in groups for _ in group.completions]
+        lines = (
+            {
+                "row": row,
+                "completion": self._logs["completion"][number],
+                "rewards": {name: self._logs["rewards"][name][number] for name in self.rewards},
+            }
+            for number, row in enumerate(rows)
+        )
+        step = self.state.global_step + 1
+        try:
+            self._reward_log.write(step, lines)
+        except OSError as error:
+            self.job.emit("warning", step=step, message=f"reward_log: lacks step {step}: {error}")
 
 
 def _dataset(prompts: Sequence[Prompt], data: str) -> Dataset:
@@ -331,60 +493,17 @@ def _dataset(prompts: Sequence[Prompt], data: str) -> Dataset:
     return Dataset(InMemoryTable.from_pylist(rows), fingerprint=data)
 
 
-@contextmanager
-def _no_deprecations() -> Iterator[None]:
-    # TRL 1.16 uses an attribute that transformers 5.23 deprecates, at every generation.
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".is_gradient_checkpointing", FutureWarning)
-        yield
-
-
-def _as_trl_reward(name: str, reward: Reward | KeywordReward, columns: Sequence[str]) -> Any:
-    def by_position(
-        prompts: list[str], completions: list[str], row: list[Prompt], **_: Any
-    ) -> list[float]:
-        assert not isinstance(reward, KeywordReward)
-        return reward(prompts, completions, [one.answer for one in row])
-
-    def by_keywords(row: list[Prompt], **keywords: Any) -> list[float | None]:
-        assert isinstance(reward, KeywordReward)
-        return reward(**_as_trl_passes(row, columns, keywords))
-
-    async def asynchronously(row: list[Prompt], **keywords: Any) -> list[float | None]:
-        assert isinstance(reward, KeywordReward)
-        return await reward.asynchronously(**_as_trl_passes(row, columns, keywords))
-
-    score: Any = by_position
-    if isinstance(reward, KeywordReward):
-        score = asynchronously if reward.is_async else by_keywords
-    score.__name__ = name
-    return score
-
-
-def _as_trl_passes(
-    rows: Sequence[Prompt], columns: Sequence[str], keywords: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the keywords that TRL would pass for a dataset with all columns.
-
-    Chats are lists of messages in TRL, and so are their completions.
-    """
-    texts = keywords["completions"]
-    chats = [row.messages is not None for row in rows]
-    prompts = [row.text if row.messages is None else row.messages for row in rows]
-    completions = [
-        [{"role": "assistant", "content": text}] if is_chat else text
-        for text, is_chat in zip(texts, chats, strict=True)
-    ]
-    return {
-        **{
-            name: [row.columns.get(name) for row in rows]
-            for name in columns
-            if name != "completion"
-        },
-        **keywords,
-        "prompts": prompts,
-        "completions": completions,
-    }
+def _behavior(groups: Sequence[Group], like: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return what PackedTrainer takes of replayed completions; like: (B, C)."""
+    logps = torch.zeros(like.shape)
+    is_replayed = torch.zeros(len(like), dtype=torch.bool)
+    for number, group in enumerate(groups):
+        if group.replayed:
+            first = number * len(group.completions)
+            values = group.completions[0].logps
+            logps[first, : len(values)] = torch.tensor(values)
+            is_replayed[first] = True
+    return {"is_replayed": is_replayed.to(like.device), "replayed_logps": logps.to(like.device)}
 
 
 def _truncated(text: str) -> str:

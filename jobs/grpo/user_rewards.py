@@ -32,13 +32,21 @@ TRL_KEYWORDS = (
 _TAKES = "must take (prompts, completions, answers), or TRL's keywords with **kwargs"
 
 
-class PositionalReward:
-    """A function `f(prompts, completions, answers)`."""
+class _UserReward:
+    """A user function. A child process that it forks never returns from it."""
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self._name = name
         self._function = function
+        self.move_here()
+
+    def move_here(self) -> None:
+        """Let this process call the function."""
         self._owner = os.getpid()
+
+
+class PositionalReward(_UserReward):
+    """A function `f(prompts, completions, answers)`."""
 
     def __call__(
         self, prompts: list[str], completions: list[str], answers: list[str | None]
@@ -49,14 +57,12 @@ class PositionalReward:
         return [number for number in found if number is not None]
 
 
-class KeywordReward:
+class KeywordReward(_UserReward):
     """A function with TRL's signature. None is the score of a completion that it does not judge."""
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        self.is_async = _is_async(function)
-        self._name = name
-        self._function = function
-        self._owner = os.getpid()
+        super().__init__(name, function)
+        self.is_async = is_async(function)
 
     def __call__(self, **keywords: Any) -> list[float | None]:
         with _errors_named(self._name, self._owner):
@@ -96,7 +102,7 @@ def _wrap(
     unknown = _unknown_to_trl(signature, columns)
     if unknown is not None and not unknown:
         return KeywordReward(name, function)
-    if _takes_three(signature) and not _is_async(function):
+    if _takes_three(signature) and not is_async(function):
         return PositionalReward(name, function)
     if unknown:
         raise SpecError(
@@ -105,8 +111,8 @@ def _wrap(
             f"({', '.join(columns) or 'it has none'}) or one of {', '.join(TRL_KEYWORDS)}, "
             "got neither",
         )
-    is_async = "an async function of " if _is_async(function) else ""
-    raise SpecError("reward", f"{name} {_TAKES}, got {is_async}{signature}")
+    kind = "an async function of " if is_async(function) else ""
+    raise SpecError("reward", f"{name} {_TAKES}, got {kind}{signature}")
 
 
 def _unknown_to_trl(signature: inspect.Signature, columns: Collection[str]) -> list[str] | None:
@@ -134,12 +140,13 @@ def _takes_three(signature: inspect.Signature) -> bool:
     return True
 
 
-def _is_async(function: Any) -> bool:
-    # As in TRL: a partial by its function, an object by its __call__.
+def is_async(function: Any) -> bool:
+    """Whether calling a function gives an awaitable, as TRL decides it."""
+    # A partial by its function, an object by its __call__.
     while isinstance(function, functools.partial):
         function = function.func
-    is_async = inspect.iscoroutinefunction
-    return is_async(function) or is_async(type(function).__call__)
+    is_coroutine = inspect.iscoroutinefunction
+    return is_coroutine(function) or is_coroutine(type(function).__call__)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ def read(path: Path) -> Iterator[str | list[dict[str, Any]]]:
 def check(source: Path, target: Path) -> None:
     """Check that all records are valid and the output can be created. Raises SpecError."""
     if sum(1 for _ in read(source)) == 0:
-        raise SpecError("input", f"must have rows, got {source} without any")
+        raise SpecError("input", f"must have records, got {source} without any")
     if not target.parent.is_dir():
         raise SpecError("output", f"must be in a folder that exists, got {target}")
     if target.exists():
@@ -42,7 +42,7 @@ def check(source: Path, target: Path) -> None:
 def _lines(file: Any) -> Iterator[bytes]:
     while line := file.readline(MAX_LINE_BYTES + 1):
         if len(line) > MAX_LINE_BYTES:
-            raise SpecError("input", f"must have rows of at most {MAX_LINE_BYTES} bytes")
+            raise SpecError("input", f"must have lines of at most {MAX_LINE_BYTES} bytes")
         yield line
 
 
@@ -59,13 +59,11 @@ def _prompt(line: bytes, number: int) -> str | list[dict[str, Any]]:
 
 
 class Answers:
-    """The file of answers, open at its end. `done` rows were in it already, `failed` of them with
-    an error.
+    """The output file of a job, opened for appending.
 
-    A line is {"row": N, "job": ID, "choices": […], "usage": {…}}, or {"row": N, "job": ID,
-    "error": {"message": TEXT}} for a row that cannot be answered.
-
-    Raises JobFailed where it holds the answers of another job.
+    `done`: records that it already holds, `failed` of them with an error. A line is {"row": N,
+    "job": ID, "choices": […], "usage": {…}}, or {"row": N, "job": ID, "error": {"message": TEXT}}
+    for a record that cannot be completed. Raises JobFailed if it is the output of another job.
     """
 
     def __init__(self, path: Path, job_id: str) -> None:

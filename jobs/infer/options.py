@@ -173,7 +173,7 @@ class InferSpec(SamplingSpec):
         return replace(self, **paths)
 
     def check_inputs(self, model_settings: Mapping[str, Any] | None) -> None:
-        """Check the model, images, schema, the input's rows, the output's place, lengths.
+        """Check the model, images, JSON Schema, input records, output path and lengths.
 
         `model_settings` may say `has_chat_template`. Raises SpecError.
         """

@@ -1,160 +1,28 @@
-"""Training corpora: token arrays on disk, built once and memory-mapped by every job.
-
-The folder of a corpus is named by a hash of its inputs (content of the data, tokenizer, lengths),
-so it is never stale. An example has columns of equal length (`ids`, and others per token).
-Imports no torch.
-"""
+"""From documents and Python sources to the examples of a corpus. Imports no torch."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Self, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-import numpy as np
 import orjson
-from numpy.typing import NDArray
 from tokenizers.processors import TemplateProcessing
 
 from ..codegraph.python_graph import Module, find_sources, read_modules
 from ..codegraph.sequences import CLS_ID, SEP_ID, build_examples, train_tokenizer
-from ..errors import JobFailed, SpecError
-from ..files.atomic import whole_folder
-from ..files.documents import documents, text_files
+from ..data import texts
+from ..data.columns import Columns
+from ..data.corpus import Corpus, Writer, open_or_build, tokenizer_digest
+from ..data.reader import Reading
+from ..errors import SpecError
 
-SCHEMA = 1  # of the files below; part of every name
 TOKENIZER = "tokenizer"  # in a corpus: the folder of the one that was trained for it
 _BLOCK_BYTES = 1 << 24
 
-Array = NDArray[Any]
 Item = TypeVar("Item")
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Memory-mapped examples; the train/validation split is by document."""
-
-    folder: Path
-    columns: Mapping[str, Array]  # each of all examples, one after another: (num_tokens,)
-    offsets: Array  # (num_examples + 1,) int64: where an example begins
-    train: Array  # int64: the numbers of the examples to train on
-    validation: Array  # int64: of those that are held out
-    facts: Mapping[str, Any]  # statistics of the builder
-    is_new: bool  # whether this call has built it
-
-    @property
-    def name(self) -> str:
-        """The hash of its inputs."""
-        return self.folder.name
-
-    @property
-    def lengths(self) -> Array:
-        """The tokens of every example."""
-        return np.diff(self.offsets)
-
-    def example(self, number: int) -> dict[str, Array]:
-        """Return the columns of one example."""
-        begin, end = self.offsets[number], self.offsets[number + 1]
-        return {name: column[begin:end] for name, column in self.columns.items()}
-
-
-class Writer:
-    """Writes the examples of a corpus sequentially, without holding them in memory."""
-
-    def __init__(self, folder: Path, dtypes: Mapping[str, str]) -> None:
-        self.folder = folder
-        self.facts: dict[str, Any] = {}
-        self._dtypes = dtypes
-        self._files: dict[str, BinaryIO] = {}
-        self._lengths: list[int] = []
-        self._held_out: list[bool] = []
-
-    def __enter__(self) -> Self:
-        self._files = {name: (self.folder / f"{name}.bin").open("wb") for name in self._dtypes}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._files.values():
-            file.close()
-
-    def add(self, example: Mapping[str, Any], *, held_out: bool) -> None:
-        """Write an example: one sequence per column, all of one length."""
-        (length,) = {len(values) for values in example.values()}
-        for name, dtype in self._dtypes.items():
-            self._files[name].write(np.asarray(example[name], dtype).tobytes())
-        self._lengths.append(length)
-        self._held_out.append(held_out)
-
-    def finish(self) -> None:
-        """Write the index files."""
-        np.save(self.folder / "lengths.npy", np.array(self._lengths, np.int32))
-        np.save(self.folder / "held_out.npy", np.array(self._held_out, np.bool_))
-        (self.folder / "corpus.json").write_bytes(
-            orjson.dumps({"dtypes": dict(self._dtypes), "facts": self.facts})
-        )
-
-
-def open_or_build(
-    cache: Path,
-    key: Mapping[str, Any],
-    dtypes: Mapping[str, str],
-    build: Callable[[Writer], None],
-    check_stop: Callable[[], None],
-) -> Corpus:
-    """Return the corpus of `key` from `cache`, or build it with `build`.
-
-    A second process that needs the same corpus waits for the first; `check_stop` is called
-    meanwhile and raises when the job is to stop. Raises JobFailed for a corpus without training
-    examples.
-    """
-    digest = hashlib.sha256(orjson.dumps([SCHEMA, key], option=orjson.OPT_SORT_KEYS)).hexdigest()
-    folder = cache / digest[:32]
-    found = _open(folder, is_new=False)
-    if found is not None:
-        return found
-    is_new = False
-    with suppress(_BuiltMeanwhile), whole_folder(folder, while_waiting=check_stop) as staging:
-        if _open(folder, is_new=False) is not None:
-            raise _BuiltMeanwhile
-        with Writer(staging, dtypes) as writer:
-            build(writer)
-            writer.finish()
-        if not any(not is_held_out for is_held_out in writer._held_out):
-            raise JobFailed("data: it has no example to train on")
-        is_new = True
-    corpus = _open(folder, is_new=is_new)
-    assert corpus is not None
-    return corpus
-
-
-class _BuiltMeanwhile(Exception):
-    """Another process built the corpus; leaves `whole_folder` without replacing it."""
-
-
-def _open(folder: Path, *, is_new: bool) -> Corpus | None:
-    """Map a corpus; return None when it is missing or incomplete."""
-    try:
-        about = orjson.loads((folder / "corpus.json").read_bytes())
-        offsets = np.concatenate(([0], np.cumsum(np.load(folder / "lengths.npy"), dtype=np.int64)))
-        held_out = np.load(folder / "held_out.npy")
-        columns = {
-            name: np.memmap(folder / f"{name}.bin", dtype, "r", shape=(int(offsets[-1]),))
-            for name, dtype in about["dtypes"].items()
-        }
-    except (OSError, ValueError, KeyError):
-        return None
-    return Corpus(
-        folder=folder,
-        columns=columns,
-        offsets=offsets,
-        train=np.flatnonzero(~held_out),
-        validation=np.flatnonzero(held_out),
-        facts=about["facts"],
-        is_new=is_new,
-    )
 
 
 # The split.
@@ -192,6 +60,8 @@ class Recipe:
     check_stop: Callable[[], None]  # called periodically; raises when the job is to stop
     # Called with an activity, how many of what are done, of how many (None: not known), and what.
     report: Callable[[str, int, int | None, str], None] = lambda *_: None
+    columns: Columns = field(default_factory=Columns)  # of records
+    skip_bad_rows: bool = False
 
     def counted(
         self,
@@ -208,21 +78,30 @@ class Recipe:
             yield item
             self.report(activity, done, total, unit)
 
-    def key(self, kind: str, files: Sequence[Path]) -> dict[str, Any]:
+    def texts(self, reading: Reading | None = None) -> Iterator[str]:
+        """Yield the documents of text data; `reading` counts skipped records. Raises SpecError."""
+        reading = reading or Reading(self.columns, self.skip_bad_rows)
+        return texts.read("data", str(self.data), reading)
+
+    def key(self, kind: str, root: Path, files: Sequence[Path]) -> dict[str, Any]:
         """Return the inputs of the corpus as plain values."""
+        how = {"columns": dict(self.columns.names), "skip_bad_rows": self.skip_bad_rows}
         return {
             "kind": kind,
-            "data": fingerprint(files, self.data, self.check_stop),
-            "tokenizer": self.vocab_size if self.tokenizer is None else _identity(self.tokenizer),
+            "data": fingerprint(files, root, self.check_stop),
+            **{name: value for name, value in how.items() if value},
+            "tokenizer": self.vocab_size
+            if self.tokenizer is None
+            else tokenizer_digest(self.tokenizer),
             "seq_len": self.seq_len,
             "share": self.share,
         }
 
-    def tokenizer_of(self, writer: Writer, texts: Iterable[str]) -> Any:
-        """Return the given tokenizer, or else one trained on `texts` and saved with the corpus."""
+    def tokenizer_of(self, writer: Writer, known: Iterable[str]) -> Any:
+        """Return the given tokenizer, or else one trained on `known` and saved with the corpus."""
         if self.tokenizer is not None:
             return self.tokenizer
-        tokenizer = as_pretrained(train_tokenizer(texts, self.vocab_size))
+        tokenizer = as_pretrained(train_tokenizer(known, self.vocab_size))
         tokenizer.save_pretrained(writer.folder / TOKENIZER)
         return tokenizer
 
@@ -258,13 +137,6 @@ def as_pretrained(core: Any) -> Any:
     )
 
 
-def _identity(tokenizer: Any) -> str:
-    """Return a hash of a tokenizer without its truncation and padding state."""
-    core = orjson.loads(tokenizer.backend_tokenizer.to_str())
-    core |= {"truncation": None, "padding": None}
-    return hashlib.sha256(orjson.dumps(core, option=orjson.OPT_SORT_KEYS)).hexdigest()
-
-
 def _sha256(path: Path, check_stop: Callable[[], None]) -> str:
     found = hashlib.sha256()
     with path.open("rb") as file:
@@ -284,11 +156,12 @@ def text_corpus(cache: Path, recipe: Recipe) -> Corpus:
     """
 
     def build(writer: Writer) -> None:
-        digests = list(map(digest, recipe.counted("reading", documents(recipe.data))))
+        reading = Reading(recipe.columns, recipe.skip_bad_rows)
+        digests = list(map(digest, recipe.counted("reading", recipe.texts(reading))))
         sides, num_documents = held_out(digests, recipe.share), len(digests)
 
         def read(activity: str) -> Iterator[str]:
-            return recipe.counted(activity, documents(recipe.data), num_documents)
+            return recipe.counted(activity, recipe.texts(), num_documents)
 
         train = (text for text in read("training a tokenizer") if digest(text) not in sides)
         tokenizer = recipe.tokenizer_of(writer, train)
@@ -297,17 +170,20 @@ def text_corpus(cache: Path, recipe: Recipe) -> Corpus:
             for ids in _pieces(text, tokenizer, recipe.seq_len):
                 writer.add({"ids": ids}, held_out=is_held_out)
         writer.facts = {"documents": num_documents}
+        if reading.num_skipped:
+            skipped = {"rows_skipped": reading.num_skipped, "first_fault": reading.first_fault}
+            writer.facts |= skipped
 
-    files = text_files(recipe.data) if recipe.data.is_dir() else [recipe.data]
-    return open_or_build(cache, recipe.key("text", files), {"ids": "<i4"}, build, recipe.check_stop)
+    key = recipe.key("text", *texts.files("data", str(recipe.data)))
+    return open_or_build(cache, key, {"ids": "<i4"}, build, recipe.check_stop)
 
 
-def check_texts(data: Path) -> None:
+def check_texts(data: str, reading: Reading) -> None:
     """Check that the first document can be read. Raises SpecError."""
-    if not data.exists():
-        raise SpecError("data", f"must be a text or JSONL file or a folder, got {str(data)!r}")
-    if next(documents(data), None) is None:
-        raise SpecError("data", f"must hold text, got {str(data)!r}, which has none")
+    if not texts.holds_records(data) and not Path(data).exists():
+        raise SpecError("data", f"must be {texts.TAKES}, got {data!r}")
+    if next(texts.read("data", data, reading), None) is None:
+        raise SpecError("data", f"must hold text, got {data!r}, which has none")
 
 
 def _pieces(text: str, tokenizer: Any, seq_len: int) -> list[list[int]]:
@@ -341,8 +217,8 @@ def graph_corpus(cache: Path, recipe: Recipe) -> Corpus:
         by_side: dict[bool, list[Module]] = {False: [], True: []}
         for module, number in zip(modules, digests, strict=True):
             by_side[number in sides].append(module)
-        texts = recipe.counted("training a tokenizer", _texts(by_side[False]), unit="texts")
-        tokenizer = recipe.tokenizer_of(writer, texts)
+        known = recipe.counted("training a tokenizer", _texts(by_side[False]), unit="texts")
+        tokenizer = recipe.tokenizer_of(writer, known)
         for is_held_out, of_side in by_side.items():
             examples = build_examples(
                 [triple for module in of_side for triple in module.triples],
@@ -366,7 +242,9 @@ def graph_corpus(cache: Path, recipe: Recipe) -> Corpus:
         "depth_ids": "<u1",
         "role_ids": "<u1",
     }
-    return open_or_build(cache, recipe.key("graph", files), dtypes, build, recipe.check_stop)
+    return open_or_build(
+        cache, recipe.key("graph", recipe.data, files), dtypes, build, recipe.check_stop
+    )
 
 
 def check_sources(data: Path) -> None:

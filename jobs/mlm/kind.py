@@ -7,18 +7,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..context import Context, step_of
+from ..context import Context, WarmModel, step_of
+from ..data.reader import progress
 from ..errors import JobFailed, Stopped
-from .options import GRAPH, MlmSpec
+from .options import GRAPH, LEARNING_RATE, MlmSpec
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-    from .corpus import Corpus
+    from ..data.corpus import Corpus
     from .objectives import Objective
     from .trainer import MaskedTrainer
 
@@ -40,7 +40,7 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
     tokenizer = given or read_tokenizer(corpus.folder / "tokenizer")
     data_done = time.perf_counter()
     model = model_to_train(spec, warm, tokenizer, is_trained=given is None)
-    trainer = _trainer(spec, ctx, model, tokenizer, corpus)
+    trainer = _trainer(spec, ctx, warm, model, tokenizer, corpus)
     seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
     gemm = recorded_choice(ctx.run_dir / "gemm", ctx.device)
     _announce(spec, ctx, trainer, checkpoint, gemm, seconds)
@@ -63,6 +63,7 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
 
 
 def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path | None) -> Corpus:
+    from ..data.corpus import FOLDER
     from . import corpus as made
 
     def check_stop() -> None:
@@ -77,11 +78,13 @@ def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path
         seq_len=spec.seq_len,
         share=spec.validation,
         check_stop=check_stop,
-        report=_preparation(ctx),
+        report=progress(ctx.emit),
+        columns=spec.column_names,
+        skip_bad_rows=spec.skip_bad_rows,
     )
     begun = time.perf_counter()
     build = made.graph_corpus if is_graph else made.text_corpus
-    corpus = build(ctx.cache_dir / "corpora", recipe)
+    corpus = build(ctx.cache_dir / FOLDER, recipe)
     ctx.emit(
         "data",
         built=corpus.is_new,
@@ -101,26 +104,18 @@ def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path
     return corpus
 
 
-def _preparation(ctx: Context) -> Callable[[str, int, int | None, str], None]:
-    """Return what emits the progress of an activity: when it begins, and then once a second."""
-    latest, due = "", 0.0
-
-    def report(activity: str, done: int, total: int | None, unit: str) -> None:
-        nonlocal latest, due
-        now = time.monotonic()
-        if activity != latest or now >= due:
-            latest, due = activity, now + 1
-            ctx.emit("progress", activity=activity, done=done, total=total, unit=unit)
-
-    return report
-
-
 # The trainer.
 
 
 def _trainer(
-    spec: MlmSpec, ctx: Context, model: Any, tokenizer: Any, corpus: Corpus
+    spec: MlmSpec,
+    ctx: Context,
+    warm: WarmModel | None,
+    model: Any,
+    tokenizer: Any,
+    corpus: Corpus,
 ) -> MaskedTrainer:
+    from ..training.lora import with_adapter
     from .masking import Masker
     from .objectives import GraphObjective, TextObjective
     from .trainer import MaskedTrainer, Weights
@@ -138,6 +133,9 @@ def _trainer(
         if spec.objective == GRAPH
         else TextObjective(model, tokenizer, masker)
     )
+    if spec.lora is not None:
+        assert warm is not None
+        model = with_adapter(warm, model, spec)
     return MaskedTrainer(
         job=ctx,
         spec=spec,
@@ -169,13 +167,14 @@ def _arguments(spec: MlmSpec, ctx: Context) -> TrainingArguments:
     from transformers import TrainingArguments
 
     from ..training.arguments import common_arguments
+    from ..training.lora import chosen_learning_rate
 
     return TrainingArguments(
         **common_arguments(spec, ctx),
         max_steps=spec.steps,
         per_device_train_batch_size=spec.batch_size,
         gradient_accumulation_steps=spec.gradient_accumulation,
-        learning_rate=spec.learning_rate,
+        learning_rate=chosen_learning_rate(spec, ctx, LEARNING_RATE),
         warmup_steps=spec.warmup,
         optim="adamw_torch_fused",
     )
@@ -201,13 +200,14 @@ def _announce(
         model=spec.model or spec.architecture,
         objective=spec.objective,
         parameters=trainer.model.num_parameters(),
+        trained_parameters=trainer.model.num_parameters(only_trainable=True),
         device=str(trainer.args.device),
         threads=torch.get_num_threads(),
         gemm=gemm,
         batch_size=spec.batch_size,
         gradient_accumulation=spec.gradient_accumulation,
         seq_len=spec.seq_len,
-        learning_rate=spec.learning_rate,
+        learning_rate=trainer.args.learning_rate,
         warmup_steps=spec.warmup,
         **compute_summary(ctx.device),
         **seconds,

@@ -38,12 +38,12 @@ class Objective(Protocol):
         """Mask an example; deterministic in `epoch` and `number`."""
 
     def collate(self, rows: Sequence[Sample]) -> Batch:
-        """Pad rows to one batch."""
+        """Pad examples to one batch."""
 
     def losses(self, model: Any, batch: Batch, counts: Mapping[str, int]) -> dict[str, Tensor]:
         """Return the loss by part: this batch's share of the mean over the whole step.
 
-        `counts` has the labels of the step by part, and its rows.
+        `counts`: the labels of the step by part, and its examples ("rows").
         """
 
     def logits(self, model: Any, batch: Batch) -> dict[str, Tensor]:
@@ -145,7 +145,7 @@ class GraphObjective:
         return {**self._unmasked(example), "input_ids": masked.ids, **labels}
 
     def hide_leaf(self, example: Mapping[str, Array]) -> tuple[Sample, Array]:
-        """Mask the tail of the last relation, and nothing else; return it beside the row."""
+        """Mask only the tail of the triple at the end; return the sample and the tail's ids."""
         row = self._unmasked(example)
         tail = leaf_tail(Example(**example))
         true = row["input_ids"][tail]
@@ -181,7 +181,7 @@ class GraphObjective:
 
 
 def pad(rows: Sequence[Sample], fill: Mapping[str, int]) -> Batch:
-    """Make (B, T) int64 tensors of rows, with what `fill` names after their end, else with 0."""
+    """Return (B, T) int64 tensors, padded on the right with the value in `fill`, else with 0."""
     length = max(len(row["input_ids"]) for row in rows)
     padded = {
         name: np.full((len(rows), length), fill.get(name, 0), np.int64)

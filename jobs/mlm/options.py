@@ -10,9 +10,14 @@ from typing import Any, ClassVar, Self
 
 import orjson
 
+from ..data import texts
+from ..data.options import Content, RecordsSpec
+from ..data.reader import Reading
+from ..data.sources import located
 from ..errors import SpecError
+from ..files.jsonl import Place
 from ..models.architectures import check_fills_masks
-from ..spec import option, override, path_of
+from ..spec import HttpMethod, option, override, path_of
 from ..training.options import (
     MOST_ROWS,
     MOST_STEPS,
@@ -29,14 +34,18 @@ CODE_GRAPH_SIZES = {  # of the encoder's configuration, which needs torch
     "max_position_embeddings": 4096,
 }
 MIN_GRAPH = 64  # tokens in which code and graph have room
+LEARNING_RATE = 2.5e-4  # default
 WARMUP_STEPS = 500  # at most, unless the options say otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
-class MlmSpec(TrainingSpec):
+class MlmSpec(RecordsSpec, TrainingSpec):
     """Train a masked language model on text, or on Python code with its knowledge graph."""
 
     kind: ClassVar[str] = "mlm"
+    http: ClassVar[HttpMethod | None] = HttpMethod(
+        type="mlm", training_file="data", builtin_data=STDLIB, harmless_text=("columns",)
+    )
     judged_by: ClassVar[tuple[str, ...]] = (
         *("loss", "mlm_loss", "mnm_loss", "eval_mlm_loss", "eval_mnm_loss"),
         *("mlm_acc", "mnm_acc", "mlm_mrr", "mnm_mrr", "mlm_hits10", "mnm_hits10", "link_mrr"),
@@ -52,7 +61,8 @@ class MlmSpec(TrainingSpec):
     )
     data: str = option(
         STDLIB,
-        f"text file (one document per paragraph), JSONL file of text records, or folder; for "
+        "text file (one document per paragraph), JSONL, CSV or Parquet file of text records, "
+        "folder of them or hub data set (owner/name:config:split); for "
         f"{GRAPH} a folder of Python sources; {STDLIB}: the standard library of this Python",
         group="data",
     )
@@ -142,8 +152,8 @@ class MlmSpec(TrainingSpec):
         maximum=0.9,
     )
 
-    learning_rate: float = override(
-        TrainingSpec, "learning_rate", default=2.5e-4, default_text=None
+    learning_rate: float | None = override(
+        TrainingSpec, "learning_rate", default_text=f"{LEARNING_RATE:g}; with lora, ten times that"
     )
     steps: int = override(TrainingSpec, "steps", default=1000)
     batch_size: int = override(TrainingSpec, "batch_size", default=8)
@@ -242,6 +252,8 @@ class MlmSpec(TrainingSpec):
             )
 
     def _check_new_model(self) -> None:
+        if self.lora is not None:
+            raise SpecError("lora", f"must go with model, got {self.lora} for a new model")
         if self.objective == GRAPH and self.seq_len < MIN_GRAPH:
             raise SpecError(
                 "seq_len", f"must be at least {MIN_GRAPH} for {GRAPH}, got {self.seq_len}"
@@ -263,24 +275,27 @@ class MlmSpec(TrainingSpec):
                 "tokenizer", "must be own or a folder for a model that exists, got 'train'"
             )
 
-    def _must_be_default(self, names: tuple[str, ...], beside: str) -> None:
+    def _must_be_default(self, names: tuple[str, ...], case: str) -> None:
         for name in names:
             if getattr(self, name) != self.options()[name].default:
-                raise SpecError(
-                    name, f"must not be given for {beside}, got {getattr(self, name)!r}"
-                )
+                raise SpecError(name, f"must not be given for {case}, got {getattr(self, name)!r}")
+
+    def content_of(self, values: Mapping[str, Any], place: Place) -> Content:
+        return texts.text_of(values, place)
+
+    def cut_at(self, positions: int | None) -> int | None:
+        return self.seq_len
 
     def located(self, folder: Path) -> Self:
         """Return the spec with paths, relative to `folder`, made absolute.
 
         Raises SpecError.
         """
-        paths = {"data": STDLIB, "architecture": CODE_GRAPH}
-        changes: dict[str, Any] = {
-            name: str(path_of(name, getattr(self, name), folder))
-            for name, word in paths.items()
-            if getattr(self, name) != word
-        }
+        changes: dict[str, Any] = {}
+        if self.data != STDLIB:
+            changes["data"] = located("data", self.data, folder, texts.TAKES)
+        if self.architecture != CODE_GRAPH:
+            changes["architecture"] = str(path_of("architecture", self.architecture, folder))
         if self.tokenizer not in (None, "own", "train"):
             changes["tokenizer"] = str(path_of("tokenizer", str(self.tokenizer), folder))
         return replace(self, **changes)
@@ -298,7 +313,7 @@ class MlmSpec(TrainingSpec):
 
         super().check_inputs(model_config)
         if self.objective == TEXT:
-            check_texts(self.data_path)
+            check_texts(str(self.data_path), Reading(self.column_names, self.skip_bad_rows))
         else:
             check_sources(self.data_path)
         if self.model is not None:

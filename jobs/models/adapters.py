@@ -37,6 +37,11 @@ def is_adapter(folder: Path) -> bool:
     return os.path.isfile(folder / CONFIG)
 
 
+def is_model(folder: Path) -> bool:
+    """Whether a folder holds a model or an adapter; False when it cannot be read."""
+    return os.path.isfile(folder / "config.json") or is_adapter(folder)
+
+
 def base_of(folder: Path) -> str:
     """Return the adapter's base: the absolute path of a folder, or an id on the hub.
 
@@ -62,6 +67,11 @@ def base_of(folder: Path) -> str:
     return f"{named}@{revision}" if revision else named
 
 
+def unwrapped(model: Any) -> Any:
+    """Return the model of transformers in a PeftModel; any other model as it is."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def model_folder(folder: Path) -> Path:
     """Return the folder of the model that is to be built: an adapter's base, or `folder` itself.
 
@@ -81,10 +91,10 @@ def model_folder(folder: Path) -> Path:
 
 
 def merge(model: Any, folder: Path) -> Any:
-    """Return the base model with the adapter's changes in its weights; `model` itself is used up.
+    """Merge an adapter into its base model, in place; return the merged model.
 
-    Raises ValueError for what cannot be merged, or was not made for this model; PEFT raises other
-    errors of spoilt files.
+    Raises ValueError if it cannot be merged or does not fit this model; PEFT raises other errors
+    for damaged files.
     """
     import peft
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,13 @@ class TokenizerFolder:
             return FolderTemplate(source, self._special_tokens())
         except Exception:  # the template's compiler; the job will say so
             return None
+
+    def counter(self) -> Callable[[str], int] | None:
+        """Return what counts the tokens of a text, not special ones; None: no tokenizer.json."""
+        tokenizer = self._tokenizer()
+        if tokenizer is None:
+            return None
+        return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
     def longer_than(
         self, room: int, texts: Iterable[tuple[int, str]], *, until: float

@@ -1,6 +1,10 @@
-"""Training on several sequences in one row of tokens: no padding, no sequence sees another.
+"""Packing: training on several sequences in one row of tokens, without padding.
 
-`attention` (who sees whom, which models can be packed), `passes` (one forward and backward pass of
-a pack, and how large a pack may be), `logprobs` (the vocabulary head at chosen places alone).
-Knows no kind.
+- `attention`: causal attention within each sequence of a pack; which models support it
+- `shared_prompts`: packs of several completions behind one prompt
+- `passes`: a forward pass over a pack, its backward pass, and how many tokens fit into memory
+- `logprobs`: the vocabulary head at the scored tokens only
+
+Enters: a model and packs of token ids; leaves: log-probabilities and entropies with gradients. Used
+by the training kinds; imports none of them.
 """

@@ -1,6 +1,6 @@
-"""Attention in packs: several sequences in one row of tokens, each attends to itself alone.
+"""Attention in packs: several sequences in one row of tokens, each attending only to itself.
 
-Models of transformers run unchanged: they call attention through a registered function, and all
+transformers' models run unchanged: they call attention through a registered function, and all
 other layers of a decoder are position-wise. Imports torch and transformers.
 """
 
@@ -15,16 +15,18 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from ..engine.decoder import Decoder
+from ..models.adapters import unwrapped
 
-ATTENTION = "warmd_packed"  # by this name transformers finds `_attention`
+ATTENTION = "warmd_packed"  # the name under which transformers finds `_attention`
 
 
 def can_pack(model: Any) -> bool:
     """Whether a model supports packs.
 
-    It does if the engine's decoder supports it: tokens interact through full causal attention only,
-    and positions come from position_ids only. Tests compare each architecture with TRL.
+    It does if the engine's decoder supports it: then tokens interact only through full causal
+    attention, and positions come only from position_ids. Tests compare each architecture with TRL.
     """
+    model = unwrapped(model)
     config = model.config
     return (
         Decoder.supports(model)
@@ -61,7 +63,7 @@ def hidden_states(model: Any, embedded: Tensor, positions: Tensor, attention: At
 
     embedded: (B, N, H), positions: (B, N) int64; the result is (B, N, H).
     """
-    output = model.base_model(
+    output = unwrapped(model).base_model(
         inputs_embeds=embedded, position_ids=positions, use_cache=False, packed=attention
     )
     states: Tensor = output.last_hidden_state

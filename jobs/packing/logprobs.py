@@ -11,14 +11,14 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 512 * 2**20  # of logits per chunk: enough rows for full GEMM speed
-KEPT_BYTES = 1024 * 2**20  # of probabilities kept for the backward pass
+CHUNK_BYTES = 512 * 2**20  # logits per chunk: enough rows for full GEMM speed
+KEPT_BYTES = 1024 * 2**20  # most probabilities that are kept for the backward pass
 
 
 class Scores(NamedTuple):
-    """Of K tokens: log-probabilities and entropies, (K,) float32 each, in nats.
+    """Log-probabilities and entropies of K tokens: (K,) float32 each, in nats.
 
-    `is_top`, (K,) bool: whether no token is more likely; (0,) unless requested.
+    `is_top`: whether the token has the highest probability, (K,) bool; (0,) unless requested.
     """
 
     logps: Tensor
@@ -34,16 +34,19 @@ def score(
     temperature: float = 1.0,
     kept_bytes: int = KEPT_BYTES,
     wants_top: bool = False,
+    has_entropy_gradient: bool = False,
 ) -> Scores:
     """Return log softmax(hidden @ weight.T / temperature) at `targets`, and the entropies.
 
-    hidden: (K, H), weight: (V, H), targets: (K,) int64. Only the
-    log-probabilities are differentiable. The probabilities are kept for the backward pass when
+    hidden: (K, H), weight: (V, H), targets: (K,) int64. The log-probabilities are differentiable,
+    the entropies where `has_entropy_gradient`. The probabilities are kept for the backward pass if
     they take at most `kept_bytes`, and recomputed otherwise. Matrix multiplications run in the
     dtype of `hidden`, everything else in float32.
     """
     return Scores(
-        *cast(Any, _Score).apply(hidden, weight, targets, temperature, kept_bytes, wants_top)
+        *cast(Any, _Score).apply(
+            hidden, weight, targets, temperature, kept_bytes, wants_top, has_entropy_gradient
+        )
     )
 
 
@@ -59,6 +62,7 @@ class _Score(torch.autograd.Function):
         temperature: float,
         kept_bytes: int,
         wants_top: bool,
+        has_entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         count, words = len(hidden), len(weight)
         needs_gradient = any(ctx.needs_input_grad)
@@ -67,9 +71,9 @@ class _Score(torch.autograd.Function):
         logps = hidden.new_empty(count, dtype=torch.float32)
         entropies = torch.empty_like(logps)
         is_top = logps.new_empty(count if wants_top else 0, dtype=torch.bool)
-        product = weight.to(hidden.dtype)
+        head = weight.to(hidden.dtype)
         for rows in _chunks(count, words):
-            log_p = _log_softmax(hidden[rows], product, temperature)
+            log_p = _log_softmax(hidden[rows], head, temperature)
             logps[rows] = log_p.gather(1, targets[rows, None])[:, 0]
             if wants_top:
                 is_top[rows] = logps[rows] >= log_p.amax(-1)
@@ -77,32 +81,43 @@ class _Score(torch.autograd.Function):
             # A token of probability 0 contributes 0, although its log-probability is -inf.
             entropies[rows] = -torch.linalg.vecdot(p, log_p.nan_to_num_(neginf=0.0))
         if needs_gradient:
-            ctx.save_for_backward(hidden, weight, targets, kept)
+            saved = entropies if has_entropy_gradient else None
+            ctx.save_for_backward(hidden, weight, targets, kept, saved)
             ctx.temperature = temperature
-        ctx.mark_non_differentiable(entropies, is_top)
+        ctx.mark_non_differentiable(*(() if has_entropy_gradient else (entropies,)), is_top)
         return logps, entropies, is_top
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        hidden, weight, targets, kept = ctx.saved_tensors
+        hidden, weight, targets, kept, entropies = ctx.saved_tensors
         scale = gradients[0] / ctx.temperature
         for_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         for_weight = None
-        product = weight.to(hidden.dtype)
+        head = weight.to(hidden.dtype)
         for rows in _chunks(len(hidden), len(weight)):
             if kept is None:
-                p = _log_softmax(hidden[rows], product, ctx.temperature).exp_()
+                p = _log_softmax(hidden[rows], head, ctx.temperature).exp_()
             else:
                 p = kept[rows]
+            bonus = None
+            if entropies is not None:
+                slope = gradients[1][rows, None] / ctx.temperature
+                bonus = _entropy_gradient(p, entropies[rows, None]).mul_(slope)
             # In place: the gradient of the logits is scale x (one_hot(target) - p).
             p.mul_(-scale[rows, None]).scatter_add_(1, targets[rows, None], scale[rows, None])
-            p = p.to(product.dtype)
+            p = (p if bonus is None else p.add_(bonus)).to(head.dtype)
             if for_hidden is not None:
-                for_hidden[rows] = p @ product
+                for_hidden[rows] = p @ head
             if ctx.needs_input_grad[1]:
                 part = (p.t() @ hidden[rows]).to(weight.dtype)
                 for_weight = part if for_weight is None else for_weight.add_(part)
-        return for_hidden, for_weight, None, None, None, None
+        return for_hidden, for_weight, None, None, None, None, None
+
+
+def _entropy_gradient(p: Tensor, entropies: Tensor) -> Tensor:
+    """Return the gradient of entropies (K, 1) by the logits: -p (log p + entropy), (K, V)."""
+    log_p = p.log().nan_to_num_(neginf=0.0)  # a token of probability 0 contributes 0
+    return log_p.add_(entropies).mul_(p).neg_()
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:

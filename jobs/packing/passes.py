@@ -1,4 +1,4 @@
-"""One pass of a model over a pack: the log-probabilities that a loss asks for, and its gradients.
+"""A model's forward pass over a pack, for the log-probabilities of a loss, and its backward pass.
 
 Imports torch.
 """
@@ -11,20 +11,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ...configs.units import format_size
 from ..compute.device import free_bytes
+from ..errors import JobFailed
 from ..files.atomic import write_atomic
 from .attention import Attention, hidden_states
 from .logprobs import KEPT_BYTES, Scores, score
 
-MOST_TOKENS = 4096  # of a pack: larger ones are no faster and take memory
-MEMORY_SHARE = 0.5  # of the free memory that one pack may take
+MOST_TOKENS = 4096  # of a pack: larger packs are no faster and take more memory
+MEMORY_SHARE = 0.5  # largest share of the free memory that one pack may take
 
 
 class Pack(Attention, Protocol):
-    """Sequences in one row of N tokens, and the K of their tokens that are scored.
+    """Sequences in one row of N tokens, of which K are scored. All tensors are int64.
 
-    ids, positions: (1, N). predictors: (K,), the place in the row that predicts token k; targets:
-    (K,), that token.
+    ids, positions: (1, N). predictors: (K,), the index in the row whose output predicts scored
+    token k; targets: (K,), the id of that token.
     """
 
     ids: Tensor
@@ -41,11 +43,12 @@ def score_pack(
     *,
     is_half: bool = False,
     wants_top: bool = False,
+    has_entropy_gradient: bool = False,
 ) -> Scores:
-    """Return the log-probabilities and the entropies of a pack's K scored tokens.
+    """Return the log-probabilities and the entropies of a pack's K scored tokens (see `score`).
 
-    `embedded`, (1, N, H), stands for the embeddings of its tokens. Inside `packed_attention` only.
-    `is_half`: matrix multiplications are in bfloat16, weights and sums in float32.
+    `embedded`: (1, N, H), replaces the embeddings of the pack's tokens. `is_half`: bfloat16 matrix
+    multiplications (autocast), float32 weights and accumulation. Only inside `packed_attention`.
     """
     if embedded is None:
         embedded = model.get_input_embeddings()(pack.ids)
@@ -54,7 +57,14 @@ def score_pack(
         states = hidden_states(model, embedded, pack.positions, pack)[0, pack.predictors]
     states = states.bfloat16() if is_half else states
     weight = model.get_output_embeddings().weight
-    return score(states, weight, pack.targets, temperature=temperature, wants_top=wants_top)
+    return score(
+        states,
+        weight,
+        pack.targets,
+        temperature=temperature,
+        wants_top=wants_top,
+        has_entropy_gradient=has_entropy_gradient,
+    )
 
 
 class Embedded:
@@ -84,18 +94,31 @@ class Embedded:
         if not self._is_short or self.output.grad is None:
             return
         ids, gradient = self._ids[0], self.output.grad[0]
-        if self._module.padding_idx is not None:  # which learns nothing as an input
-            is_taught = ids != self._module.padding_idx
-            ids, gradient = ids[is_taught], gradient[is_taught]
+        if self._module.padding_idx is not None:  # nn.Embedding gives it no gradient
+            is_trained = ids != self._module.padding_idx
+            ids, gradient = ids[is_trained], gradient[is_trained]
         self._module.weight.grad.index_add_(0, ids, gradient)
 
 
 def tokens_that_fit(model: Any, device: torch.device) -> int:
-    """Return how many tokens a pack may have, from the memory that training will leave free."""
+    """Return the most tokens of a pack, from the memory that training leaves free."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    # Training allocates a copy of mapped weights, gradients and two AdamW moments; then the head.
-    left = (free_bytes(device) - 4 * weights) * MEMORY_SHARE - KEPT_BYTES
+    free, needed = free_bytes(device), _training_bytes(weights, device)
+    if device.type != "cpu" and free < needed:
+        raise JobFailed(
+            f"model: training it takes {format_size(needed)} of GPU memory beyond its weights, and "
+            f"{format_size(free)} are free: choose a smaller model, or free memory on the GPU"
+        )
+    left = (free - needed) * MEMORY_SHARE - KEPT_BYTES
     return int(min(MOST_TOKENS, max(left / _bytes_per_token(model.config), 1)))
+
+
+def _training_bytes(weights: int, device: torch.device) -> int:
+    """Return the memory that training allocates beyond what is there: gradients, two AdamW moments.
+
+    On a CPU also a copy of the mapped weights; on a GPU, where they are already, bfloat16 copies.
+    """
+    return 4 * weights if device.type == "cpu" else 3 * weights + weights // 2
 
 
 def _bytes_per_token(config: Any) -> int:

@@ -1,4 +1,4 @@
-"""Rows of a JSONL file for supervised fine-tuning, and the tokens that a model learns from them.
+"""Rows of a data set for supervised fine-tuning, and the tokens that a model learns from them.
 
 A row is one of four forms:
 
@@ -13,23 +13,20 @@ Tokens are those of TRL's SFTTrainer. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import sha256
-from itertools import islice
-from typing import Any
+from typing import Any, Self
 
 import orjson
 
-from ..errors import JobFailed, SpecError
+from ..data.lengths import Lengths
+from ..errors import JobFailed
 from ..files import jsonl
 from ..models.chat_templates import NO_TEMPLATE
 from ..training.options import DEFAULT_TEMPLATE
+from ..training.rows import Messages, RowSource, ended_by_assistant
 
 IGNORED = -100  # label of a token that is not learned
-HISTOGRAM = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)  # tokens, inclusive
-
-Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -45,104 +42,20 @@ class Row:
         """Whether it goes through the chat template."""
         return not isinstance(self.learned, str)
 
-
-@dataclass(frozen=True)
-class Rows:
-    """The rows that a job uses, and how many of the file were passed over as unusable."""
-
-    train: list[Row]
-    held_out: list[Row]
-    num_skipped: int
-    first_fault: str | None  # of the first row that was passed over
-
     @property
-    def fingerprint(self) -> str:
-        """The sha256, in hex, of the rows in their order."""
-        digest = sha256()
-        for row in [*self.train, None, *self.held_out]:
-            content = None if row is None else [row.prompt, row.learned]
-            digest.update(orjson.dumps(content, option=orjson.OPT_SORT_KEYS) + b"\n")
-        return digest.hexdigest()
+    def content(self) -> list[Any]:
+        """What the row teaches, as plain JSON values."""
+        return [self.prompt, self.learned]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class Source(RowSource[Row]):
     """Where rows come from, and how they are read."""
 
-    dataset: str
-    eval_dataset: str | None = None
-    samples: int | None = None  # to train on; None: all but those held out
-    eval_samples: int | None = 0  # None: all of eval_dataset
     template: str = DEFAULT_TEMPLATE
-    chat_template: bool = False
-    system: str | None = None
     assistant_only_loss: bool = False
-    skip_bad_rows: bool = False
 
-    def load(self) -> Rows:
-        """Read and check the rows.
-
-        Those held out are the first of `eval_dataset`, or else those of `dataset` after the
-        training's. Raises SpecError, by file, line and field, for a row that cannot be learned
-        from, and where there are fewer rows than asked for.
-        """
-        reader = _Reader(self)
-        if self.eval_dataset is not None:
-            train = reader.take("dataset", self.dataset, "samples", self.samples)
-            held_out = reader.take(
-                "eval_dataset", self.eval_dataset, "eval_samples", self.eval_samples
-            )
-            return Rows(train, held_out, reader.num_skipped, reader.first_fault)
-        num_held_out = self.eval_samples or 0
-        wanted = None if self.samples is None else self.samples + num_held_out
-        found = reader.take("dataset", self.dataset, "samples", wanted, of_both=num_held_out)
-        if len(found) <= num_held_out:
-            raise SpecError(
-                "eval_samples",
-                f"must be below {len(found)} (the rows of {self.dataset}), got {num_held_out}",
-            )
-        cut = len(found) - num_held_out
-        return Rows(found[:cut], found[cut:], reader.num_skipped, reader.first_fault)
-
-
-class _Reader:
-    """Reads rows, and counts those that it passes over."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.num_skipped = 0
-        self.first_fault: str | None = None
-
-    def take(
-        self, option: str, path: str, count_option: str, count: int | None, *, of_both: int = 0
-    ) -> list[Row]:
-        rows = list(islice(self._rows(option, path), count))
-        if not rows or (count is not None and len(rows) < count):
-            if not rows:
-                raise SpecError(option, f"must have a row to learn from, got {path}: {self._why()}")
-            most = len(rows) - of_both
-            held_out = f", but for the {of_both} held out" if of_both else ""
-            raise SpecError(
-                count_option,
-                f"must be at most {most} (the rows of {path}{held_out}), "
-                f"got {(count or 0) - of_both}",
-            )
-        return rows
-
-    def _why(self) -> str:
-        return f"{self.num_skipped} bad rows, the first: {self.first_fault}"
-
-    def _rows(self, option: str, path: str) -> Iterator[Row]:
-        for place, line in jsonl.lines(option, path):
-            try:
-                yield self._row(jsonl.parse(line, place), place)
-            except SpecError as error:
-                if not self.source.skip_bad_rows:
-                    raise
-                self.num_skipped += 1
-                self.first_fault = self.first_fault or str(error)
-
-    def _row(self, values: Mapping[str, Any], place: jsonl.Place) -> Row:
+    def row(self, values: Mapping[str, Any], place: jsonl.Place) -> Row:
         if "messages" in values:
             return Row(place, None, self._chat(values["messages"], place.field("messages")))
         if "prompt" in values:
@@ -150,7 +63,7 @@ class _Reader:
         elif "question" in values:
             question = jsonl.text(values["question"], place.field("question"))
             answer = _answer(values, place)
-            row = self._plain(self.source.template.replace("{question}", question), answer, place)
+            row = self._plain(self.template.replace("{question}", question), answer, place)
         elif "text" in values:
             row = Row(place, None, jsonl.text(values["text"], place.field("text")))
         else:
@@ -158,7 +71,7 @@ class _Reader:
                 "an object with prompt and completion, messages, question and answer, or text",
                 jsonl.keys_of(dict(values)),
             )
-        if self.source.assistant_only_loss and not row.is_chat:
+        if self.assistant_only_loss and not row.is_chat:
             raise place.fault("a chat (messages) for assistant_only_loss", "text")
         return row
 
@@ -170,53 +83,22 @@ class _Reader:
             )
         of_prompt, of_completion = place.field("prompt"), place.field("completion")
         if isinstance(prompt, list):
-            opening = self._opened(jsonl.messages(prompt, of_prompt))
-            return Row(place, opening, _ended(completion, of_completion))
+            opening = self.opened(jsonl.messages(prompt, of_prompt))
+            return Row(place, opening, ended_by_assistant(completion, of_completion))
         text = jsonl.text(prompt, of_prompt)
         return self._plain(text, jsonl.text(completion, of_completion), place, is_joined=True)
 
     def _plain(
         self, prompt: str, completion: str, place: jsonl.Place, *, is_joined: bool = False
     ) -> Row:
-        if self.source.chat_template:
-            opening = self._opened([{"role": "user", "content": prompt}])
+        if self.chat_template:
+            opening = self.opened([{"role": "user", "content": prompt}])
             return Row(place, opening, [{"role": "assistant", "content": completion}])
         space = "" if is_joined or prompt[-1:].isspace() else " "
         return Row(place, prompt, space + completion)
 
     def _chat(self, value: Any, place: jsonl.Place) -> Messages:
-        return self._opened(_ended(value, place))
-
-    def _opened(self, messages: Messages) -> Messages:
-        if self.source.system is None or messages[0]["role"] == "system":
-            return messages
-        return [{"role": "system", "content": self.source.system}, *messages]
-
-
-def _ended(value: Any, place: jsonl.Place) -> Messages:
-    """Return chat messages of which the last is an assistant's. Raises SpecError."""
-    messages = jsonl.messages(_unweighted(value, place), place)
-    role = messages[-1]["role"]
-    if role != "assistant":
-        raise (
-            place.item(len(messages) - 1)
-            .field("role")
-            .fault("assistant, for the last message", role[:80])
-        )
-    return messages
-
-
-def _unweighted(value: Any, place: jsonl.Place) -> Any:
-    """Drop OpenAI's `weight` from messages where it says what is so anyway: 1."""
-    if not isinstance(value, list):
-        return value
-    for index, item in enumerate(value):
-        if isinstance(item, dict) and item.get("weight", 1) != 1:
-            raise place.item(index).field("weight").fault("1 or absent", str(item["weight"])[:80])
-    return [
-        {k: v for k, v in item.items() if k != "weight"} if isinstance(item, dict) else item
-        for item in value
-    ]
+        return self.opened(ended_by_assistant(value, place))
 
 
 def _answer(values: Mapping[str, Any], place: jsonl.Place) -> str:
@@ -243,19 +125,12 @@ class Example:
         """The tokens with a loss: the first one is never predicted."""
         return sum(label != IGNORED for label in self.labels[1:])
 
+    def columns(self) -> dict[str, list[int]]:
+        return {"ids": self.ids, "labels": self.labels}
 
-@dataclass(frozen=True)
-class Lengths:
-    """Lengths of the rows in tokens, before truncation except where noted."""
-
-    rows: int
-    tokens: int
-    learned_tokens: int  # tokens with a loss, after truncation
-    mean: float
-    longest: int
-    truncated: int
-    dropped: int  # rows of which nothing is left to learn
-    histogram: dict[str, int]  # rows by "≤ tokens"
+    @classmethod
+    def of_columns(cls, columns: Mapping[str, Any]) -> Self:
+        return cls(columns["ids"].tolist(), columns["labels"].tolist())
 
 
 @dataclass(frozen=True)
@@ -268,30 +143,32 @@ class Tokenization:
     assistant_only_loss: bool = False
     training_template: str | None = None  # in place of the tokenizer's own, to mark the assistant
 
-    def encode(self, rows: Sequence[Row]) -> tuple[list[Example], Lengths]:
-        """Return the examples of rows, cut at `max_length`, and their lengths.
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The columns of an example with their numpy types."""
+        return {"ids": "<i4", "labels": "<i4"}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the tokens depend on, besides rows, tokenizer and `max_length`."""
+        return {
+            "template": self.training_template or self.tokenizer.chat_template,
+            "completion_only_loss": self.completion_only_loss,
+            "assistant_only_loss": self.assistant_only_loss,
+        }
+
+    def encode(self, rows: Iterable[Row], lengths: Lengths) -> Iterator[Example]:
+        """Yield the examples of rows, cut at `max_length`, and count their lengths.
 
         Rows of which no token is left to learn are dropped. Raises JobFailed for a chat that the
         template refuses, and where it marks no assistant.
         """
-        found: list[Example] = []
-        lengths: list[int] = []
         for row in rows:
             example = self._example(row)
-            lengths.append(len(example.ids))
             cut = Example(example.ids[: self.max_length], example.labels[: self.max_length])
+            lengths.add(len(example.ids), cut.num_learned)
             if cut.num_learned:
-                found.append(cut)
-        return found, Lengths(
-            rows=len(rows),
-            tokens=sum(lengths),
-            learned_tokens=sum(example.num_learned for example in found),
-            mean=sum(lengths) / max(len(lengths), 1),
-            longest=max(lengths, default=0),
-            truncated=sum(length > self.max_length for length in lengths),
-            dropped=len(rows) - len(found),
-            histogram=_histogram(lengths),
-        )
+                yield cut
 
     def _example(self, row: Row) -> Example:
         if isinstance(row.learned, str):
@@ -354,11 +231,3 @@ class Tokenization:
                 break
             begin += 1
         return [IGNORED] * begin + ids[begin:]
-
-
-def _histogram(lengths: Iterable[int]) -> dict[str, int]:
-    counts = dict.fromkeys((*HISTOGRAM, 0), 0)
-    for length in lengths:
-        counts[next((limit for limit in HISTOGRAM if length <= limit), 0)] += 1
-    names = {limit: f"<={limit}" if limit else f">{HISTOGRAM[-1]}" for limit in counts}
-    return {names[limit]: count for limit, count in counts.items() if count}

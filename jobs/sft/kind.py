@@ -7,16 +7,16 @@ trainer, which needs torch.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..context import Context, WarmModel, step_of
+from ..context import Context, WarmModel
 from ..errors import JobFailed
 from ..models.architectures import check_can_generate
-from .dataset import Example, Row, Tokenization
-from .options import MAX_LENGTH, SftSpec
+from ..training import row_job
+from ..training.lengths import most_tokens_of_a_row
+from ..training.tokens import Examples
+from .dataset import Example, Tokenization
+from .options import SftSpec
 
 if TYPE_CHECKING:
     from trl.trainer.sft_config import SFTConfig
@@ -30,61 +30,33 @@ def run(spec: SftSpec, ctx: Context) -> dict[str, Any]:
     Returns steps, loss and token accuracy on held-out rows before and after (None without any),
     the folder of the model and the last step's metrics. Raises Stopped and JobFailed.
     """
-    from ..compute.aten_overrides import ONEDNN, fast_kernels, recorded_choice
-
     checkpoint = ctx.checkpoints.latest()
     begun = time.perf_counter()
     warm = ctx.models.take(spec.model)
     check_can_generate(warm.model)
     if warm.tokenizer.eos_token is None:
         raise JobFailed(f"model: the tokenizer of {spec.model} has no end-of-sequence token")
-    rows = spec.load()
-    if rows.num_skipped:
-        ctx.emit(
-            "warning",
-            message=f"dataset: {rows.num_skipped} rows are skipped; the first: {rows.first_fault}",
-            rows_skipped=rows.num_skipped,
-        )
-    how = _tokenization(spec, warm, any(row.is_chat for row in rows.train))
-    examples = _examples(ctx, how, rows.train, "train")
-    held_out = _examples(ctx, how, rows.held_out, "eval") if rows.held_out else []
+    rows = row_job.load_rows(spec, ctx)
+    how = _tokenization(spec, warm, rows.has_chats)
+    examples, held_out = row_job.encode(spec, ctx, rows, how, Example, checkpoint)
     data_done = time.perf_counter()
     trainer = _trainer(spec, ctx, warm, examples, held_out, rows.fingerprint)
-    seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
-    gemm = recorded_choice(ctx.run_dir / "gemm", ctx.device)
-    _announce(spec, ctx, trainer, how, checkpoint, gemm, seconds)
-
-    with fast_kernels(onednn=gemm == ONEDNN):
-        if checkpoint is None and held_out:
-            trainer.check_weights()
-            trainer.before = trainer.evaluate_before()
-        trainer.train_to_end(checkpoint)
-    trainer.save_final_model(ctx.run_dir / "model")
-    return {
-        "steps": trainer.state.global_step,
-        "eval_before": _found(trainer.before),
-        "eval_after": _found(trainer.last_eval),
-        "model": "model",
-        "metrics": trainer.last_metrics,
-    }
-
-
-def _found(evaluation: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if evaluation is None:
-        return None
-    return {name: evaluation[name] for name in ("loss", "mean_token_accuracy", "n")}
+    return row_job.train(
+        spec,
+        ctx,
+        trainer,
+        checkpoint,
+        measured=("loss", "mean_token_accuracy"),
+        max_length=how.max_length,
+        data_s=data_done - begun,
+        trainer_s=time.perf_counter() - data_done,
+    )
 
 
 def _tokenization(spec: SftSpec, warm: WarmModel, has_chats: bool) -> Tokenization:
-    limit = getattr(warm.model.config.get_text_config(), "max_position_embeddings", None)
-    max_length = spec.max_length or min(MAX_LENGTH, limit or MAX_LENGTH)
-    if limit is not None and max_length > limit:
-        raise JobFailed(
-            f"max_length: must be at most {limit} (the positions of {spec.model}), got {max_length}"
-        )
     return Tokenization(
         tokenizer=warm.tokenizer,
-        max_length=max_length,
+        max_length=most_tokens_of_a_row(spec.max_length, warm.model, spec.model),
         completion_only_loss=spec.completion_only_loss,
         assistant_only_loss=spec.assistant_only_loss,
         training_template=(
@@ -109,21 +81,11 @@ def _training_template(tokenizer: Any) -> str | None:
     return found
 
 
-def _examples(ctx: Context, how: Tokenization, rows: Sequence[Row], part: str) -> list[Example]:
-    examples, lengths = how.encode(rows)
-    ctx.emit("lengths", part=part, max_length=how.max_length, **asdict(lengths))
-    if not examples:
-        raise JobFailed(
-            f"max_length: must leave a token to learn in one row at least, got {how.max_length} "
-            f"for {len(rows)} rows"
-        )
-    return examples
-
-
 def _config(spec: SftSpec, ctx: Context, warm: WarmModel, *, packs: bool) -> SFTConfig:
     from trl.trainer.sft_config import SFTConfig
 
     from ..training.arguments import common_arguments
+    from ..training.lora import chosen_learning_rate
 
     return SFTConfig(
         **common_arguments(spec, ctx),
@@ -131,7 +93,9 @@ def _config(spec: SftSpec, ctx: Context, warm: WarmModel, *, packs: bool) -> SFT
         # Packs hold all rows of a step, whatever its micro-steps are: the loss is the same.
         per_device_train_batch_size=spec.rows_per_step if packs else spec.batch_size,
         gradient_accumulation_steps=1 if packs else spec.gradient_accumulation,
-        learning_rate=spec.learning_rate or _usual_learning_rate(warm.model.num_parameters()),
+        learning_rate=chosen_learning_rate(
+            spec, ctx, _usual_learning_rate(warm.model.num_parameters())
+        ),
         warmup_steps=spec.warmup_steps,
         max_length=None,  # the rows are cut already
         dataset_kwargs={"skip_prepare_dataset": True},
@@ -150,56 +114,26 @@ def _trainer(
     spec: SftSpec,
     ctx: Context,
     warm: WarmModel,
-    examples: Sequence[Example],
-    held_out: Sequence[Example],
+    examples: Examples[Example],
+    held_out: Examples[Example],
     data: str,
 ) -> SupervisedTrainer:
     from ..packing.attention import can_pack
     from ..training.arguments import in_float32
+    from ..training.lora import with_adapter
     from .trainer import SupervisedTrainer
 
     model = in_float32(warm.model)
+    packs = can_pack(model)
+    model = model.requires_grad_(True) if spec.lora is None else with_adapter(warm, model, spec)
     return SupervisedTrainer(
         job=ctx,
         spec=spec,
-        config=_config(spec, ctx, warm, packs=can_pack(model)),
-        model=model.requires_grad_(True),
+        config=_config(spec, ctx, warm, packs=packs),
+        model=model,
         tokenizer=warm.tokenizer,
         examples=examples,
         held_out=held_out,
         data=data,
         eval_every=spec.eval_every,
-    )
-
-
-def _announce(
-    spec: SftSpec,
-    ctx: Context,
-    trainer: SupervisedTrainer,
-    how: Tokenization,
-    checkpoint: Path | None,
-    gemm: str,
-    seconds: dict[str, Any],
-) -> None:
-    import torch
-
-    from ..compute.levels import compute_summary
-
-    ctx.emit(
-        "begin",
-        steps_total=spec.steps_total,
-        resumed_from=None if checkpoint is None else step_of(checkpoint),
-        model=spec.model,
-        parameters=trainer.model.num_parameters(),
-        device=str(trainer.args.device),
-        threads=torch.get_num_threads(),
-        gemm=gemm,
-        batch_size=spec.batch_size,
-        gradient_accumulation=spec.gradient_accumulation,
-        max_length=how.max_length,
-        packing=trainer.most_tokens is not None,  # false: by padded batches
-        pack_tokens=trainer.most_tokens,  # most in one pass of the model
-        learning_rate=trainer.args.learning_rate,
-        **compute_summary(ctx.device),
-        **seconds,
     )

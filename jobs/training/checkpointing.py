@@ -24,7 +24,14 @@ from ..spec import shown
 from .live_tensors import LiveTensors
 from .options import TrainingSpec
 from .provenance import differences, environment
-from .snapshot import Snapshot, TokenizerFiles, link_model, read_job_state, require_files
+from .snapshot import (
+    Snapshot,
+    TokenizerFiles,
+    link_model,
+    read_job_state,
+    require_files,
+    write_model,
+)
 
 PATIENCE_S = 1.0  # how long a step waits for a save that is in flight when the next is due
 
@@ -49,6 +56,11 @@ class CheckpointingTrainer(Trainer):
         cast(Any, disable_progress_bar)()  # of writing weights: it would fill the job's log
         super().__init__(*args, **kwargs)
         self._tokenizer_files = TokenizerFiles(self.processing_class)
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether deterministic kernels must be asked for: on a CPU all are."""
+        return self.spec.deterministic and self.args.device.type != "cpu"
 
     # Hooks for a kind.
 
@@ -187,7 +199,7 @@ class CheckpointingTrainer(Trainer):
         self.settle_save(patience_s=None)
         with whole_folder(folder) as staging:
             if not (self._is_saved() and link_model(cast(Path, self._checkpoint), staging)):
-                cast(Any, self.model).save_pretrained(staging)
+                write_model(self.model, staging)
                 self._tokenizer_files.write(staging)
 
     # Resuming.
@@ -230,6 +242,8 @@ class CheckpointingTrainer(Trainer):
     def _warn_of_differences(self, checkpoint: Path) -> None:
         about = self.job.checkpoints.about(checkpoint)
         changed = differences(about, environment(self.args.device))
+        if self.args.device.type != "cpu" and not self.spec.deterministic:
+            changed.append("deterministic is off")
         if changed:
             self.job.emit(
                 "warning",

@@ -9,6 +9,7 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 
 from ..errors import Stopped
@@ -43,11 +44,16 @@ class EvaluatingTrainer(JobTrainer):
 
         Raises Stopped on a stop request.
         """
-        found = self.measure()
+        found = self._measured()
         if found is None:
             raise Stopped(0)
         self.job.emit("eval", step=0, phase="before", **found)
         return found
+
+    def _measured(self) -> dict[str, Any] | None:
+        """Measure in the precision of the training, also before the Trainer prepares the model."""
+        with torch.autocast(self.args.device.type, torch.bfloat16, enabled=self.args.bf16):
+            return self.measure()
 
     def train_to_end(self, checkpoint: Path | None) -> None:
         super().train_to_end(checkpoint)
@@ -64,7 +70,7 @@ class EvaluatingTrainer(JobTrainer):
         """Evaluate at this step and emit the event; deferred when the job is to stop."""
         self._eval_is_due = True
         self.control.should_evaluate = False  # or the end of the training would ask once more
-        found = self.measure()
+        found = self._measured()
         if found is None:
             self.was_stopped = True
             self.control.should_save = self.control.should_training_stop = True

@@ -10,9 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from ..errors import SpecError
+from ..models.adapters import is_adapter
+from ..models.weight_headers import matrices
 from ..spec import Spec, option
 
 MOST_STEPS = 10**9  # of a job
@@ -21,6 +24,12 @@ MOST_AT_ONCE = 10**5  # samples of one step
 MOST_TOKENS = 2**20  # of one sample
 DEFAULT_TEMPLATE = "Solve this math problem step by step:\n\n{question}\n\nSolution:"
 MOST_CHARACTERS = 100_000  # in a prompt template or a system message
+MOST_RANK = 4096  # of a LoRA adapter
+ALL_LINEAR = "all-linear"  # PEFT's name for all linear layers but the vocabulary head
+NOT_ON_ADAPTER = (
+    "must be trained on a model, got an adapter: `warmd checkpoints export --merge` makes a model "
+    "of it"
+)
 SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
 _MINUTES = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*(?:m|min|minutes?)")
 
@@ -64,6 +73,7 @@ class TrainingSpec(Spec, ABC):
         "on_save_error",
         "on_stall",
         "on_divergence",
+        "deterministic",
         "report_to",
     )
     otherwise: ClassVar[str] = "start a new job from its weights with --init-from JOB"
@@ -131,6 +141,36 @@ class TrainingSpec(Spec, ABC):
         minimum=0,
         maximum=2**32 - 1,
     )
+    deterministic: bool = option(
+        True,
+        "deterministic GPU kernels in the learning part of a step, for a bit-exact resume on the "
+        "same GPU model, driver and libraries; no effect on a CPU",
+        group="optimization",
+    )
+    lora: int | None = option(
+        None,
+        "rank of a LoRA adapter to train, with the weights of the model frozen",
+        group="lora",
+        default_text="none: all weights are trained",
+        minimum=1,
+        maximum=MOST_RANK,
+    )
+    lora_alpha: int = option(
+        32,
+        "LoRA scaling: the low-rank product is multiplied by lora_alpha / rank",
+        group="lora",
+        minimum=1,
+        maximum=10**6,
+    )
+    lora_targets: tuple[str, ...] = option(
+        (ALL_LINEAR,),
+        f"layer to adapt, by the last part of its name, such as q_proj; {ALL_LINEAR}: all linear "
+        "layers but the vocabulary head",
+        group="lora",
+    )
+    lora_dropout: float = option(
+        0.0, "dropout probability of the adapter's input", group="lora", minimum=0, maximum=0.9
+    )
     report_to: tuple[str, ...] = option(
         (),
         "experiment trackers",
@@ -197,6 +237,37 @@ class TrainingSpec(Spec, ABC):
                 "lr_scheduler",
                 f"must be constant_with_warmup or another for {self.warmup_steps} warmup_steps, "
                 "got constant",
+            )
+        self._check_lora()
+
+    def _check_lora(self) -> None:
+        known = self.options()
+        for name in ("lora_alpha", "lora_targets", "lora_dropout"):
+            if self.lora is None and getattr(self, name) != known[name].default:
+                raise SpecError(name, "must go with lora, got it alone")
+        if ALL_LINEAR in self.lora_targets[1:] or not self.lora_targets:
+            got = ", ".join(self.lora_targets) or "none"
+            raise SpecError("lora_targets", f"must be {ALL_LINEAR} or names of layers, got {got}")
+
+    def check_layers(self, folder: Path) -> None:
+        """Check that the model has the layers to adapt, and a matrix of that rank."""
+        if self.lora is None:
+            return
+        if is_adapter(folder):
+            raise SpecError("lora", NOT_ON_ADAPTER)
+        ranks = matrices(folder)
+        if not ranks:
+            return
+        for name in self.lora_targets:
+            if name not in (ALL_LINEAR, *ranks):
+                names = ", ".join(sorted(ranks))
+                raise SpecError(
+                    "lora_targets", f"must be {ALL_LINEAR} or layers of it ({names}), got {name!r}"
+                )
+        largest = max(ranks.get(name, max(ranks.values())) for name in self.lora_targets)
+        if self.lora > largest:
+            raise SpecError(
+                "lora", f"must be at most {largest}, the largest rank of a layer, got {self.lora}"
             )
 
     def revised(self, values: Mapping[str, Any]) -> Self:

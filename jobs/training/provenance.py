@@ -1,4 +1,4 @@
-"""What the rounding of a training step depends on beside its state: versions, threads, device."""
+"""What the rounding of a training step depends on besides its state: versions, threads, device."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 
-from ..compute.device import processor_name
+from ..compute.device import gpu_summary, processor_name
 
 _LIBRARIES = ("warmd", "torch", "transformers", "trl", "accelerate", "numpy")
+
+
+_OTHERS = ("threads", "device", "driver", "cuda")
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -18,18 +21,19 @@ def environment(device: torch.device) -> dict[str, Any]:
     return {
         "versions": {name: version(name) for name in _LIBRARIES},
         "threads": torch.get_num_threads(),
-        "device": _name(device),
+        **(_gpu(device) if device.type == "cuda" else {"device": processor_name()}),
     }
 
 
-def _name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+def _gpu(device: torch.device) -> dict[str, Any]:
+    summary = gpu_summary(device)
+    return {"device": summary["name"], "driver": summary["driver"], "cuda": summary["cuda"]}
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Say what is not as it was: 'torch 2.12.0, now 2.13.0'."""
     old, new = (
-        {**values.get("versions", {}), **{k: values.get(k) for k in ("threads", "device")}}
+        {**values.get("versions", {}), **{name: values.get(name) for name in _OTHERS}}
         for values in (then, now)
     )
     return [

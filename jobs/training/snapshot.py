@@ -18,6 +18,8 @@ from typing import Any, cast
 import numpy as np
 import orjson
 import torch
+from peft import PeftModel
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from transformers import modeling_utils
@@ -25,7 +27,10 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_N
 
 from ..context import MANIFEST, Staging
 from ..errors import JobFailed
+from ..models.adapters import WEIGHTS
+from .device_copies import HostReader, held, on_host
 from .live_tensors import LiveSink, LiveTensors
+from .lora import adapter_tensors, write_adapter_config
 
 JOB_STATE = "job_state.pt"  # what the Trainer's own files leave out
 RNG_STATE = "rng_state.pth"
@@ -36,7 +41,8 @@ STATE_FILES = (OPTIMIZER_NAME, SCHEDULER_NAME, RNG_STATE, JOB_STATE, TRAINER_STA
 class Snapshot:
     """All state that the next step depends on.
 
-    CPU tensors are shared with the training, which calls `live.release` before it changes them.
+    CPU tensors are shared with the training, which calls `live.release` before it changes them. GPU
+    tensors are copies, on the device where it has room, read when they are written.
     """
 
     model: Any  # transformers.PreTrainedModel
@@ -60,14 +66,15 @@ class Snapshot:
         trainer: Any,
     ) -> Snapshot:
         """Capture the state; GPU tensors and small state are copied."""
-        state = optimizer.state_dict()
-        weights = [*model.parameters(), *model.buffers()]
+        state = held(optimizer.state_dict())
+        trained = (weight for weight in model.parameters() if weight.requires_grad)
+        weights = [*trained, *model.buffers()]
         # Copies of GPU tensors need no watching: training never changes them.
         tensors = [t for t in (*weights, *tree_leaves(state)) if isinstance(t, Tensor)]
         return cls(
             model=model,
             tokenizer=tokenizer,
-            optimizer=on_cpu(state),
+            optimizer=state,
             scheduler=scheduler.state_dict(),
             rng=rng_state(),
             job=on_cpu(job),
@@ -88,6 +95,8 @@ class Snapshot:
             self.live.end()
             raise
 
+        # After the last copy: the reader waits for what has been queued up to here.
+        reader = None if self.model.device.type == "cpu" else HostReader(self.model.device)
         written = [tensor for _, tensors, _ in weights for tensor in tensors.values()]
         promised = self.live.watched_bytes((*written, *_storages(self.optimizer)))
 
@@ -95,11 +104,13 @@ class Snapshot:
             try:
                 for name, tensors, metadata in weights:
                     with staging.open(name) as file:
-                        write_safetensors(self.live.sink(file), tensors, metadata)
+                        read = on_host(tensors, reader)
+                        write_safetensors(self.live.sink(file), read, metadata)
                 with staging.open(OPTIMIZER_NAME) as file:
                     # The manifest has a checksum of the file: none per tensor is needed.
                     torch.serialization.set_crc32_options(False)
-                    torch.save(self.optimizer, self.live.sink(file))  # type: ignore[arg-type]
+                    state = on_host(self.optimizer, reader)
+                    torch.save(state, self.live.sink(file))  # type: ignore[arg-type]
                 self.live.check_read(promised)
             finally:
                 self.live.end()
@@ -108,8 +119,9 @@ class Snapshot:
 
 
 def _storages(state: Any) -> list[Tensor]:
-    """Return the storages of the tensors in a state as byte tensors, each once."""
-    tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
+    """Return the storages of the CPU tensors in a state as byte tensors, each once."""
+    leaves = (leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor))
+    tensors = [tensor for tensor in leaves if tensor.device.type == "cpu"]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
     return [torch.empty(0, dtype=torch.uint8).set_(storage) for storage in storages.values()]
 
@@ -144,14 +156,18 @@ class TokenizerFiles:
 def _write_all_but_weights(
     model: Any, folder: Path
 ) -> list[tuple[str, dict[str, Tensor], dict[str, str]]]:
-    """Let transformers write a model without its weights; return the weights by file name.
+    """Write a model without its weights; return the weights by file name.
 
-    transformers decides about tied weights, names on disk and sharding.
+    transformers decides about tied weights, names on disk and sharding. Of a PeftModel only the
+    adapter is written.
     """
+    if isinstance(model, PeftModel):
+        write_adapter_config(model, folder)
+        return [(WEIGHTS, on_cpu(adapter_tensors(model)), {"format": "pt"})]
     found: list[tuple[str, dict[str, Tensor], dict[str, str]]] = []
 
     def keep(tensors: dict[str, Tensor], path: str, metadata: dict[str, str] | None = None) -> None:
-        found.append((Path(path).name, on_cpu(tensors), metadata or {}))
+        found.append((Path(path).name, held(tensors), metadata or {}))
 
     library = cast(Any, modeling_utils)
     writes, library.safe_save_file = library.safe_save_file, keep
@@ -160,6 +176,15 @@ def _write_all_but_weights(
     finally:
         library.safe_save_file = writes
     return found
+
+
+def write_model(model: Any, folder: Path) -> None:
+    """Write a model, or the adapter of a PeftModel, to `folder`."""
+    if isinstance(model, PeftModel):
+        write_adapter_config(model, folder)
+        save_file(adapter_tensors(model), folder / WEIGHTS, {"format": "pt"})
+    else:
+        model.save_pretrained(folder)
 
 
 def write_safetensors(sink: LiveSink, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:

@@ -23,6 +23,7 @@ from ..context import Activity, step_of
 from ..errors import JobFailed, Stopped
 from ..user_code.forks import end_if_forked
 from .checkpointing import CheckpointingTrainer
+from .determinism import algorithms
 from .health import Divergence, Progress
 from .options import TrainingSpec
 from .snapshot import read_job_state
@@ -102,14 +103,19 @@ class JobTrainer(CheckpointingTrainer):
 
     # NaN and Inf, checked before they reach the weights.
 
-    def check_weights(self) -> None:
+    def check_weights(self, *, trained_only: bool = False) -> None:
         """Raise JobFailed for NaN or Inf in the weights or in their norm.
 
-        Called at the end of every step. Initial weights are checked only after a result was not
-        finite: reading all of them would delay the first step.
+        Called at the end of every step, with `trained_only`: frozen weights do not change.
+        Initial weights are checked only after a result was not finite: reading all of them would
+        delay the first step.
         """
         # The norm is the fastest check of all weights: 0.2 s for 1 GB.
-        weights = [weight.detach() for weight in cast(nn.Module, self.model).parameters()]
+        weights = [
+            weight.detach()
+            for weight in cast(nn.Module, self.model).parameters()
+            if weight.requires_grad or not trained_only
+        ]
         norm = float(torch.nn.utils.get_total_norm(weights))
         if not math.isfinite(norm):
             raise JobFailed(f"step {self.state.global_step}: the norm of the weights is {norm}")
@@ -121,9 +127,14 @@ class JobTrainer(CheckpointingTrainer):
             raise JobFailed(f"step {step}: {what} is {value}")
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        loss = super().training_step(*args, **kwargs)
+        with algorithms(deterministic=self.is_deterministic):
+            loss = super().training_step(*args, **kwargs)
         self.require_finite("the loss", float(loss), step=self.state.global_step + 1)
         return loss
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        with algorithms(deterministic=False):  # GRPO generates here
+            return cast(Any, super())._prepare_inputs(inputs)
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         norm = cast(Any, super())._get_grad_norm(*args, **kwargs)
@@ -215,7 +226,7 @@ class _StepEnd(TrainerCallback):
         self.trainer.release_weights()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.check_weights()
+        self.trainer.check_weights(trained_only=True)
         if self.trainer.job.stop.is_set() or state.global_step == self.trainer.job.stop_at:
             self.trainer.was_stopped = True
             control.should_training_stop = True

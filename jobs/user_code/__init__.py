@@ -1,4 +1,6 @@
-"""User code in a job: fresh imports, forked children, error messages.
+"""User code that runs inside a job: reward functions and regular expressions.
 
-Takes `module:function`, returns the function and digests of the source files it came from.
+`modules` imports it afresh for each job and returns digests of its source files; `bounded_search`
+limits the time of a regular expression; `forks` ends child processes that return into the job;
+`tracebacks` makes its exceptions short enough for messages.
 """

@@ -19,7 +19,7 @@ from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
 
-SOURCES = "sources"  # what `digests` said, in a checkpoint's manifest
+SOURCES = "sources"  # key of the digests in a checkpoint's manifest
 
 
 @contextmanager
@@ -46,9 +46,9 @@ def own_modules(folders: Sequence[str]) -> Iterator[None]:
 
 
 def load(name: str) -> ModuleType:
-    """Import the module that the path of imports leads to.
+    """Import the module that sys.path leads to, even if a library of that name is already loaded.
 
-    Where a library of its name is loaded already, the library stays what it is for everybody else.
+    The library stays loaded under its name for all other importers.
     """
     top = name.partition(".")[0]
     found = PathFinder.find_spec(top)
@@ -60,7 +60,7 @@ def load(name: str) -> ModuleType:
 
 
 def _load_aside(name: str, found: ModuleSpec) -> ModuleType:
-    """Import a module, or one of a package, whose name belongs to another that is loaded."""
+    """Import a module whose top-level name is taken by another loaded module."""
     hidden = _taken_out(found.name)
     try:
         module = module_from_spec(found)
@@ -76,15 +76,15 @@ def _load_aside(name: str, found: ModuleSpec) -> ModuleType:
 
 
 def _taken_out(top: str) -> dict[str, ModuleType]:
-    """Remove a module, and those below it, from the loaded ones; return them by name."""
+    """Remove a module and its submodules from sys.modules; return them by name."""
     names = [name for name in sys.modules if name == top or name.startswith(f"{top}.")]
     return {name: sys.modules.pop(name) for name in names}
 
 
 def digests(known: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the sha256 of every loaded source file that is no library's, by its path.
+    """Return the sha256 of every loaded source file of user code, by path.
 
-    Those of `known` stay as they are: a file that was edited since is not what was loaded.
+    Digests in `known` are kept: a file edited since it was loaded is not what runs.
     """
     found = dict(known or {})
     for file in sorted({str(path) for path in _own().values()} - found.keys()):
@@ -95,7 +95,7 @@ def digests(known: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def changed(recorded: Mapping[str, str]) -> list[str]:
-    """Return the paths whose content is no longer what `digests` said, or that are gone."""
+    """Return the paths whose content differs from the recorded digest, or that are gone."""
     return [file for file, digest in recorded.items() if _digest(file) != digest]
 
 
@@ -129,6 +129,6 @@ def _library_folders() -> frozenset[Path]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     warmd = Path(__file__).parents[2]
     folders = {Path(sysconfig.get_path(name)) for name in names}
-    # The sources where they are imported from, and where the links of a checkout lead.
+    # warmd's sources as imported, and as the links of a checkout resolve.
     parts = {(warmd / part).resolve() for part in ("cli", "configs", "daemon", "jobs")}
     return frozenset(folders | {Path(site.getusersitepackages()), warmd} | parts)

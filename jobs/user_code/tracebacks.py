@@ -1,4 +1,4 @@
-"""Error messages and tracebacks of foreign code, truncated: messages can have megabytes."""
+"""Error messages and tracebacks of user code, truncated: a message can have megabytes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def reason(error: BaseException) -> str:
 
 
 def trace(error: BaseException) -> str:
-    """Return the traceback of an error, with those of the errors that led to it."""
+    """Return the traceback of an error, including the chained exceptions."""
     return cut("".join(traceback.format_exception(error)), MOST_TRACE)
 
 
 def cut(text: str, most: int) -> str:
-    """Return a text, or its start and end with a note when it is longer than `most`."""
+    """Return a text; if it is longer than `most` characters, its start and end with a note."""
     if len(text) <= most:
         return text
     half = most // 2
@@ -33,7 +33,7 @@ def cut(text: str, most: int) -> str:
 
 
 def place(error: BaseException, is_own: Callable[[str], bool]) -> str | None:
-    """Return FILE:LINE where an error was raised, or the last place in a file that `is_own`."""
+    """Return FILE:LINE of the innermost frame in a file that `is_own`; of any file, if none is."""
     places = [
         (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)
     ]

@@ -1,17 +1,17 @@
 """Machine code for a CPU (numba, LLVM): linear layers and a fused decode step.
 
-A single-sequence decode step is bound by memory bandwidth: the weights are read once. PyTorch adds
-a hundred operations per layer, microseconds each. Here a step is one call: every thread reads its
-share of the weights as one stream, and only the arithmetic lies between two GEMVs.
+A single-sequence decode step is bound by memory bandwidth: it reads every weight once. PyTorch
+adds about a hundred operations per layer, each of some microseconds. Here a step is one call: every
+thread reads its share of the weights as one stream, with nothing but arithmetic between two GEMVs.
 
-- `intrinsics`: what numba lacks, and the instruction sets it compiles for; `gemm`: inner loops.
-- `rowwise`: RMSNorm, RoPE, SwiGLU and attention of one row; `row_entries`: entry points for many
-  rows, which the decoder's prefill uses, so that both compute the same bits.
-- `linear`: linear layers; `packing`: packs weights; `panels`: both for tensors.
+- `intrinsics`: vector instructions that numba lacks, instruction sets; `gemm`: microkernels
+- `rowwise`: RMSNorm, RoPE, SwiGLU and attention of one row; `row_entries`: the same for many rows,
+  for prefill, with the same bits
+- `linear`: linear layers; `packing`: packs their weights; `panels`: the interface for tensors
 - `decode_step`: one token of several sequences through all layers; `layout`: the memory layout of
-  its arguments; `fused`: fills them in.
-- `openmp`: runs kernels on PyTorch's threads; `work_stealing`: distributes tasks among them.
-- `compiling`: compiles with numba and caches the machine code.
+  its arguments; `fused`: builds the arguments and calls it
+- `openmp`: runs kernels on PyTorch's threads; `work_stealing`: distributes tasks among the threads
+- `compiling`: compiles with numba and caches the machine code
 """
 
 from __future__ import annotations

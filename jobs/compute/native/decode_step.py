@@ -1,8 +1,8 @@
-"""Fused decode step: one token of a few sequences through all layers, in one call per thread.
+"""Fused decode step: one token of each of several sequences through all layers, in one call.
 
-Threads share the outputs of each GEMM, for all rows. Each thread computes RMSNorm and quantization
-of all rows for itself, which takes less time than to wait for another thread. For the arguments see
-`layout`.
+A row is one token. Threads divide the outputs of each GEMM among them, for all rows. Every thread
+computes RMSNorm and quantization of all rows itself, which takes less time than another barrier.
+`layout` describes the arguments.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 from . import layout as p
 from .compiling import compiled, entry
 from .intrinsics import WIDTH, address_of, call as invoke, floats, words
-from .linear import add_product, block, convert_rows, multiply, partial_sums_of
+from .linear import add_outputs, block, convert_rows, multiply, partial_sums_of
 from .rowwise import FLOAT, WORD, attend_group, norm_and_rope, rms_norm_rows, swiglu
 from .work_stealing import claim, wait_for_all
 
 
 @compiled
 def rope_and_attend(call: Any, number: Any, row: Any, head: Any, scratch: Any) -> None:
-    """Attention of those query heads of a row that share a key head, in a layer."""
+    """RoPE and attention of the query heads that share KV head `head`, of one row in a layer."""
     c = words(call)
     m = words(c[p.PLAN])
     heads, kv_heads, size = m[p.HEADS], m[p.KV_HEADS], m[p.SIZE]
@@ -54,7 +54,7 @@ def rope_and_attend(call: Any, number: Any, row: Any, head: Any, scratch: Any) -
 
 @entry
 def step(data: Any) -> None:
-    """Compute the logits of every row; its keys and values are put behind those of its sequence."""
+    """Entry point: compute the logits of every row and append to the KV cache of its sequence."""
     call = address_of(data)
     c = words(call)
     thread, threads = np.int64(invoke(c[p.THREAD])), np.int64(invoke(c[p.THREADS]))
@@ -64,7 +64,7 @@ def step(data: Any) -> None:
     x = c[p.X]
     normed = c[p.PRIVATE] + thread * c[p.PRIVATE_BYTES]
     pairs = normed + rows * hidden * FLOAT  # (rows, 2 WIDTH) outputs
-    scratch = pairs + rows * 2 * WIDTH * FLOAT  # of `convert_rows`, and scores of attention
+    scratch = pairs + rows * 2 * WIDTH * FLOAT  # for `convert_rows` and attention scores
     claimed = c[p.CLAIMED]
     for number in range(m[p.LAYERS]):
         layer = c[p.PLAN] + (p.FIRST_LAYER + number * p.LAYER) * WORD
@@ -80,7 +80,7 @@ def step(data: Any) -> None:
             rope_and_attend(call, number, task // kv_heads, task % kv_heads, scratch)
         claimed = wait_for_all(c[p.BARRIER], claimed, threads)
         out = layer + p.OUT * WORD
-        add_product(out, c[p.ATTENDED], rows, x, pairs, scratch, thread, threads, claimed)
+        add_outputs(out, c[p.ATTENDED], rows, x, pairs, scratch, thread, threads, claimed)
         claimed = wait_for_all(c[p.BARRIER], claimed, threads)
         rms_norm_rows(x, fields[p.MLP_NORM], normed, rows, hidden, eps)
         gate_up = layer + p.GATE_UP * WORD
@@ -100,7 +100,7 @@ def step(data: Any) -> None:
                 swiglu(pair, pair + WIDTH * FLOAT, y, WIDTH)
         claimed = wait_for_all(c[p.BARRIER], claimed, threads)
         down = layer + p.DOWN * WORD
-        add_product(down, c[p.GATED], rows, x, pairs, scratch, thread, threads, claimed)
+        add_outputs(down, c[p.GATED], rows, x, pairs, scratch, thread, threads, claimed)
         claimed = wait_for_all(c[p.BARRIER], claimed, threads)
     rms_norm_rows(x, m[p.NORM], normed, rows, hidden, eps)
     head = c[p.PLAN] + p.HEAD * WORD

@@ -1,8 +1,8 @@
-"""Fused decode steps: a token of several sequences in one native call, once layers are packed.
+"""Fused decode steps: one token of each of several sequences per native call.
 
-Layers in warmd's panels are used as they are. Layers that oneDNN packed are probed: if its packing
-and its order of summation match a native kernel, both share the memory, and the kernel computes
-small batches.
+Layers in warmd's panels are used directly. Layers that oneDNN packed are probed: if a native kernel
+gives oneDNN's bits on oneDNN's packed weights, both share that memory, and the native kernel
+computes small batches.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .decode_step import step
 from .intrinsics import HAS_BFLOAT16, HAS_VNNI, LANES, WIDTH
 from .linear import DOT_INT8_PANEL
 from .openmp import OpenMP, address
-from .panels import RUNS, multiply, whole_lines
+from .panels import K_BLOCKS, multiply, whole_lines
 from .rowwise import FLOAT
 
-_MAX_ROWS = 512  # of layers that oneDNN packed: beyond it nothing was measured
+_MAX_ROWS = 512  # for layers that oneDNN packed; more rows were not measured
 
-_TRIED_ROWS = 4
-_TRIED_OUTPUTS = 16 * WIDTH
-_TELLING = 4096  # inputs in all probe rows: enough to tell orders of summation apart
+_PROBE_ROWS = 4
+_PROBE_OUTPUTS = 16 * WIDTH
+_PROBE_INPUTS = 4096  # in all probe rows together: enough to distinguish orders of summation
 _LARGE = 4096.0  # large compared with a bias
 
 
@@ -44,9 +44,9 @@ class FusedLayer:
 
 
 class FusedDecodeSteps:
-    """Decode steps of one model, and GEMM of its layers that oneDNN packed.
+    """Decode steps of one model, and GEMM on the layers that oneDNN packed.
 
-    The same bits as the decoder's own pass.
+    Bit-identical to the decoder's own forward pass.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class FusedDecodeSteps:
         """`norm`: (hidden,) float32, before the vocabulary's linear layer `head`."""
         self._omp = omp
         self._max_rows = min(_MAX_ROWS, levels().max_rows)
-        # Whatever a field holds the address of must stay: layers, norms, and these.
+        # Keep alive what the plan has addresses of: layers, norms, constants and biases.
         self._shape, self._layers, self._norm, self._head = shape, layers, norm, head
         self._linears = [*(linear for layer in layers for linear in layer.linears), head]
         self._constants = np.array([shape.eps, shape.scale], dtype=np.float32)
@@ -68,24 +68,21 @@ class FusedDecodeSteps:
         self._inner = 0
         self._vocabulary = 0
         self._widest = 0  # inputs of a layer
-        self._biases: list[torch.Tensor] = []  # as float32
-        self._num_packed = 0  # of the first layers
+        self._biases: list[torch.Tensor] = []  # in float32
+        self._num_packed = 0  # leading layers found packed so far
         self._plan: np.ndarray | None = None
         self._words: dict[Linear, np.ndarray] = {}
         self._layouts: dict[tuple[object, ...], int] = {}
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can compute: every layer is packed.
-
-        Raises LayoutMismatch.
-        """
+        """Whether every layer is packed, so that `logits` can run. Raises LayoutMismatch."""
         if self._plan is None:
             linears = self._linears
             while self._num_packed < len(linears) and _is_packed(linears[self._num_packed]):
-                self._num_packed += 1  # they are packed in their order; asked at every step
+                self._num_packed += 1  # cheap at every step: layers are packed in this order
             if self._num_packed == len(linears):
-                self._plan = self._planned()
+                self._plan = self._build_plan()
         return self._plan is not None
 
     def logits(
@@ -95,17 +92,18 @@ class FusedDecodeSteps:
         sin: torch.Tensor,
         sequences: Sequence[tuple[int, int, int]],
     ) -> torch.Tensor:
-        """Compute one token of each sequence, append to its KV cache; return logits (rows, V).
+        """Compute one token of each sequence and append to its KV cache; return logits (rows, V).
 
-        x: (rows, hidden), overwritten; cos, sin: (rows, 1, head_dim). sequences: for each the
-        address of its KV cache (layers, 2, kv_heads, capacity, head_dim), capacity, and length.
+        x: (rows, hidden), overwritten; cos, sin: (rows, 1, head_dim); all float32. `sequences`: per
+        row the address of its KV cache (layers, 2, kv_heads, capacity, head_dim), its capacity and
+        its length.
         """
         assert self._plan is not None
         rows, threads = len(x), torch.get_num_threads()
         heads, kv_heads, size = self._shape.heads, self._shape.kv_heads, self._shape.head_dim
         logits = x.new_empty(rows, self._vocabulary)
-        of_sequences = np.array(sequences, dtype=np.int64)
-        longest = int(of_sequences[:, p.LENGTH].max()) + 1
+        sequence_words = np.array(sequences, dtype=np.int64)
+        longest = int(sequence_words[:, p.LENGTH].max()) + 1
         private = whole_lines(rows * self._hidden * FLOAT, rows * 2 * WIDTH * FLOAT) + whole_lines(
             rows * WIDTH, max(rows * (2 * self._widest + WIDTH * FLOAT), (longest + LANES) * FLOAT)
         )
@@ -125,7 +123,7 @@ class FusedDecodeSteps:
                 address(x),
                 address(cos),
                 address(sin),
-                of_sequences.ctypes.data,
+                sequence_words.ctypes.data,
                 *places[:3],
                 address(logits),
                 places[3],
@@ -137,19 +135,19 @@ class FusedDecodeSteps:
         return logits
 
     def linear(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
-        """Apply a linear layer: (rows, in) to (rows, out)."""
+        """Apply a linear layer: (rows, in) to (rows, out), float32."""
         form = innermost(linear)
         if panels_of(form) is not None or len(x) > self._max_rows:
             return linear(x)
         return multiply(self._words[linear], x, self._omp)
 
-    def _planned(self) -> np.ndarray:
-        """Return the fields of all layers. Raises LayoutMismatch."""
+    def _build_plan(self) -> np.ndarray:
+        """Return the words of the model, as in `layout`. Raises LayoutMismatch."""
         sizes = {tuple(_shape(linear) for linear in layer.linears[2:]) for layer in self._layers}
         if len(sizes) > 1:
-            raise LayoutMismatch("layers of several sizes")  # the plan has one size for all
+            raise LayoutMismatch("the MLPs differ in size")  # the plan has one size for all
         if any(size % WIDTH for linear in self._linears for size in _shape(linear)):
-            raise LayoutMismatch(f"layers of other sizes than multiples of {WIDTH}")
+            raise LayoutMismatch(f"a layer's size is not a multiple of {WIDTH}")
         self._inner = _shape(self._layers[0].linears[3])[1]
         self._vocabulary = _shape(self._head)[0]
         self._widest = max(_shape(linear)[1] for linear in self._linears)
@@ -169,7 +167,7 @@ class FusedDecodeSteps:
         return np.array(words, dtype=np.int64)
 
     def _words_of(self, linear: Linear) -> list[int]:
-        """Return the fields of a native layer with the same bits. Raises LayoutMismatch."""
+        """Return the words of a native layer with the same bits. Raises LayoutMismatch."""
         form = innermost(linear)
         panels = panels_of(form)
         if panels is not None:
@@ -187,66 +185,68 @@ class FusedDecodeSteps:
             num_bytes = whole + outputs * FLOAT
             scale = address(form.scale)
             widths = (DOT_INT8_PANEL, DOT_INT8_PANEL // 2) if HAS_VNNI else ()
-            tried = [
+            candidates = [
                 [p.DOT_INT8, weight, *sizes, inputs, scale, weight + whole, width]
                 for width in widths
             ]
         else:
-            runs = [inputs, *(run for run in RUNS if run < inputs)]
-            is_half = isinstance(form, Bfloat16Linear)
-            num_bytes = whole * (2 if is_half else FLOAT)
-            named = p.DOT_BFLOAT16 if is_half else p.FLOAT32
-            can = HAS_BFLOAT16 or not is_half
-            tried = [[named, weight, *sizes, run, 0, 0, WIDTH] for run in runs] if can else []
+            k_blocks = [inputs, *(size for size in K_BLOCKS if size < inputs)]
+            is_bfloat16 = isinstance(form, Bfloat16Linear)
+            num_bytes = whole * (2 if is_bfloat16 else FLOAT)
+            code = p.DOT_BFLOAT16 if is_bfloat16 else p.FLOAT32
+            if is_bfloat16 and not HAS_BFLOAT16:
+                k_blocks = []
+            candidates = [[code, weight, *sizes, size, 0, 0, WIDTH] for size in k_blocks]
         if onednn.bytes_of(form.packed) != num_bytes:
             raise LayoutMismatch(f"{outputs} x {inputs}")
-        layouts, kind = tried, (type(form), form.shape, bias == 0)
-        if kind in self._layouts:
-            return layouts[self._layouts[kind]]
-        x = _of_block(weight, inputs) if isinstance(form, Bfloat16Linear) else _any_rows(inputs)
-        outputs_of_x = linear(x)
-        for most in (
-            _TRIED_OUTPUTS,
-            outputs,
-        ):  # all, where the first ones do not tell layouts apart
-            expected = outputs_of_x[:, :most]
-            tried = [words for words in tried if self._is_right(words, x, expected)]
-            if not tried:
+        key = (type(form), form.shape, bias == 0)
+        if key in self._layouts:
+            return candidates[self._layouts[key]]
+        is_bfloat16 = isinstance(form, Bfloat16Linear)
+        x = _canceling_probe(weight, inputs) if is_bfloat16 else _random_probe(inputs)
+        y = linear(x)
+        matching = candidates
+        for count in (_PROBE_OUTPUTS, outputs):  # all outputs if the first do not distinguish
+            expected = y[:, :count]
+            matching = [words for words in matching if self._matches(words, x, expected)]
+            if not matching:
                 raise LayoutMismatch(f"{outputs} x {inputs}")
-            if len(tried) == 1:
-                self._layouts[kind] = layouts.index(tried[0])
+            if len(matching) == 1:
+                self._layouts[key] = candidates.index(matching[0])
                 break
-        return tried[0]  # of zeros, whatever way: that says nothing of other layers
+        return matching[0]  # several match if all weights are 0: not recorded for other layers
 
-    def _is_right(self, words: Sequence[int], x: torch.Tensor, expected: torch.Tensor) -> bool:
-        some = np.array(words, dtype=np.int64)
-        some[p.OUTPUTS] = expected.shape[1]
-        return torch.equal(multiply(some, x, self._omp, threads=1), expected)
+    def _matches(self, words: Sequence[int], x: torch.Tensor, expected: torch.Tensor) -> bool:
+        """Whether a native layer gives exactly the first outputs, `expected`."""
+        first = np.array(words, dtype=np.int64)
+        first[p.OUTPUTS] = expected.shape[1]
+        return torch.equal(multiply(first, x, self._omp, threads=1), expected)
 
 
 class LayoutMismatch(Exception):
-    """Layer sizes are unsupported, or oneDNN packs or sums in another order."""
+    """Layer sizes are unsupported, or oneDNN packs or sums in an unknown order."""
 
 
-def _any_rows(inputs: int) -> torch.Tensor:
+def _random_probe(inputs: int) -> torch.Tensor:
+    """Return probe rows (_PROBE_ROWS, inputs) of random numbers."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(_TRIED_ROWS, inputs, generator=generator)
+    return torch.randn(_PROBE_ROWS, inputs, generator=generator)
 
 
-def _of_block(weight: int, inputs: int) -> torch.Tensor:
+def _canceling_probe(weight: int, inputs: int) -> torch.Tensor:
     """Return probe rows (at least WIDTH, inputs) for packed bfloat16 weights at an address.
 
-    Rounded to bfloat16, sums in different orders are mostly equal. So each row's sum nearly cancels
-    for one of the first outputs.
+    Sums in different orders are mostly equal after rounding to bfloat16. So each probe row is made
+    nearly orthogonal to the weights of one output: cancellation makes the order visible.
     """
     generator = torch.Generator().manual_seed(0)
     data = (ctypes.c_int16 * (WIDTH * inputs)).from_address(weight)
     packed = torch.frombuffer(data, dtype=torch.bfloat16).view(inputs // 2, WIDTH, 2)
-    of_outputs = packed.transpose(0, 1).reshape(WIDTH, inputs).float()
-    of_outputs = of_outputs.repeat(max(1, _TELLING // inputs), 1)
-    x = _LARGE * torch.randn(of_outputs.shape, generator=generator)
-    share = (x * of_outputs).sum(1, keepdim=True) / of_outputs.square().sum(1, keepdim=True)
-    return x - share.nan_to_num() * of_outputs
+    weights = packed.transpose(0, 1).reshape(WIDTH, inputs).float()
+    weights = weights.repeat(max(1, _PROBE_INPUTS // inputs), 1)
+    x = _LARGE * torch.randn(weights.shape, generator=generator)
+    share = (x * weights).sum(1, keepdim=True) / weights.square().sum(1, keepdim=True)
+    return x - share.nan_to_num() * weights
 
 
 def _is_packed(linear: Linear) -> bool:

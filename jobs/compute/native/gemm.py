@@ -1,12 +1,12 @@
-"""Register-blocked inner loops of matrix multiplication, one for each form of the weights.
+"""GEMM microkernels: register-blocked inner loops, one for each weight format.
 
-A kernel computes up to GROUP rows by the outputs of one packed panel. Its sums stay in vector
-registers and are added up in the order of the inputs, so the same row gives the same bits whatever
-rows are computed with it. How wide a panel is follows from the registers that the processor has:
-weights are loaded once for all rows of a group, and a panel is one stream of memory.
+A microkernel multiplies up to GROUP rows by one packed panel of weights. It accumulates in vector
+registers, in the order of the inputs, so it is batch-invariant: a row gives the same bits whatever
+rows are computed with it. The panel width follows from the number of vector registers: weights are
+loaded once for all rows of a group, and a panel is one stream of memory.
 
-Blocking: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008). int8
-without VNNI widens to int16, whose pairwise products (pmaddwd) are exact.
+Blocking: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008). Without
+VNNI, int8 weights are widened to int16 and multiplied in pairs (pmaddwd), which is exact.
 """
 
 from __future__ import annotations
@@ -26,95 +26,95 @@ from .intrinsics import (
     VECTOR_BYTES,
     Typed,
     intrinsic,
-    over,
+    loop,
     pointer,
     splat,
     typed,
 )
 
-GROUP = 6  # rows of a pass at most
+GROUP = 6  # most rows of one call of a microkernel
 
 _FLOAT, _INT, _WORD, _BYTE = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8)
 _SHORT = ir.IntType(16)
-_OUTPUT_BYTES = 4  # of weights for an output at a step, and of its sum
-_SUM_REGISTERS = REGISTERS * 3 // 4  # the others hold weights and inputs
+_OUTPUT_BYTES = 4  # weight bytes per output and step; an accumulator has as many
+_SUM_REGISTERS = REGISTERS * 3 // 4  # accumulators; the others hold weights and inputs
 _UPPER_HALF = -(1 << 16)
 
 
 class _BFloat16Type(ir.types.Type):  # type: ignore[misc, unused-ignore]
-    """bfloat16, which llvmlite has no name for."""
+    """LLVM's bfloat16 type, which llvmlite lacks."""
 
     def _to_string(self) -> str:
         return "bfloat"
 
 
 @dataclass(frozen=True)
-class Kind:
-    """How one step multiplies: `depth` inputs of a row by 4 bytes of weights for each output."""
+class Microkernel:
+    """One weight format: a step multiplies `depth` inputs of a row by 4 weight bytes per output."""
 
     depth: int
-    row_bytes: int  # of a row at a step
-    vector_bytes: int  # of weights that are multiplied at once
-    sums: int  # registers that these need for a row
+    row_bytes: int  # bytes of a row that a step reads
+    vector_bytes: int  # bytes of weights in one register
+    sums: int  # accumulator registers per row and weight register
     sum: ir.Type
     load: Callable[[Any, Any], Any]  # (builder, address of weights) -> weights
     load_row: Callable[[Any, Any], Any]  # (builder, address in a row) -> factors
     add: Callable[[Any, Sequence[Any], Any, Any], list[Any]]  # sums + factors * weights
-    fold: Callable[[Any, Sequence[Any]], Any]  # the registers of a row as one sum per output
+    reduce: Callable[[Any, Sequence[Any]], Any]  # accumulators of a row -> one sum per output
 
     @property
     def panel(self) -> int:
-        """Outputs whose weights lie side by side: as many as GROUP rows have registers for."""
+        """Panel width: as many outputs as there are accumulators for, with GROUP rows."""
         vectors = max(1, _SUM_REGISTERS // (GROUP * self.sums))
         return vectors * self.vector_bytes // _OUTPUT_BYTES
 
 
-def gemm(kind: Kind, panel: int, most: int = GROUP) -> Any:
-    """Return a function
-    (count, y, y_stride, x, x_stride, w, stride, begin, end, ahead, fetched):
+def gemm(kernel: Microkernel, panel: int, most: int = GROUP) -> Any:
+    """Return the microkernel of a panel of `panel` outputs, for 1 to `most` rows:
 
-    y[row, n] = the sum of x[row, k] w[k / depth, n, k % depth] for k from `begin` to `end`; n is
-    below `panel` and row below `count`, from 1 to `most`. There is at least one step. Strides are
-    in bytes: between rows, and between the steps of w.
+    f(count, y, y_stride, x, x_stride, w, stride, begin, end, ahead, fetched)
 
-    Each step prefetches half as many bytes as it reads of w, or a line: the first one from `ahead`
-    on, the next ones `fetched` bytes further each; 0 to prefetch nothing new.
+    y[row, n] = sum of x[row, k] w[k / depth, n, k % depth] for begin <= k < end, at least one step;
+    row < count, n < panel. Strides are in bytes, between rows and between the steps of w.
+
+    Each step prefetches half as many bytes as it reads of w, at least a cache line. The first step
+    starts at the address `ahead`, each further one `fetched` bytes later (0: at the same address).
     """
-    lanes = kind.vector_bytes // _OUTPUT_BYTES
-    panel_bytes = panel * _OUTPUT_BYTES  # of weights at a step, and of sums
-    fetched_bytes = max(LINE, panel_bytes // 2)  # two groups of rows fetch a half each
-    sums_type = ir.VectorType(kind.sum, lanes)
-    places = [_word(place) for place in range(0, panel_bytes, kind.vector_bytes)]
+    lanes = kernel.vector_bytes // _OUTPUT_BYTES
+    panel_bytes = panel * _OUTPUT_BYTES  # weights of a step, and a row's sums
+    fetched_bytes = max(LINE, panel_bytes // 2)  # two groups of rows fetch one half each
+    sums_type = ir.VectorType(kernel.sum, lanes)
+    places = [_word(place) for place in range(0, panel_bytes, kernel.vector_bytes)]
 
     def emit(
         builder: Any, count: int, y: Any, y_stride: Any, x: Any, x_stride: Any,
         w: Any, stride: Any, begin: Any, end: Any, ahead: Any, fetched: Any,
     ) -> None:  # fmt: skip
         rows = _rows(builder, x, x_stride, count)
-        depth = _word(kind.depth)
+        depth = _word(kernel.depth)
         first, last = builder.sdiv(begin, depth), builder.sdiv(end, depth)
 
         def step(number: Any, sums: Sequence[Any]) -> list[Any]:
             done = builder.mul(builder.sub(number, first), fetched)
             _prefetch(builder, builder.add(ahead, done), fetched_bytes)
             place = builder.add(w, builder.mul(number, stride))
-            weights = [kind.load(builder, builder.add(place, part)) for part in places]
-            in_row = builder.mul(number, _word(kind.row_bytes))
-            factors = [kind.load_row(builder, builder.add(row, in_row)) for row in rows]
+            weights = [kernel.load(builder, builder.add(place, part)) for part in places]
+            in_row = builder.mul(number, _word(kernel.row_bytes))
+            factors = [kernel.load_row(builder, builder.add(row, in_row)) for row in rows]
             pairs = [(factor, weight) for factor in factors for weight in weights]
             return [
                 total
                 for index, pair in enumerate(pairs)
-                for total in kind.add(builder, _part(sums, index, kind.sums), *pair)
+                for total in kernel.add(builder, _part(sums, index, kernel.sums), *pair)
             ]
 
-        zeros = [ir.Constant(sums_type, [0] * lanes)] * (count * len(places) * kind.sums)
-        sums = over(builder, last, 1, zeros, step, first)
+        zeros = [ir.Constant(sums_type, [0] * lanes)] * (count * len(places) * kernel.sums)
+        sums = loop(builder, last, 1, zeros, step, first)
         targets = [
             builder.add(row, part) for row in _rows(builder, y, y_stride, count) for part in places
         ]
         for index, target in enumerate(targets):
-            folded = kind.fold(builder, _part(sums, index, kind.sums))
+            folded = kernel.reduce(builder, _part(sums, index, kernel.sums))
             builder.store(folded, pointer(sums_type)(builder, target), align=_OUTPUT_BYTES)
 
     @intrinsic
@@ -132,7 +132,7 @@ def _part(values: Sequence[Any], index: int, size: int) -> Sequence[Any]:
 
 
 def _by_count(emit: Callable[..., None], most: int) -> Callable[..., None]:
-    """Emit code for each count from 1 to `most`."""
+    """Emit a switch with unrolled code for each count from 1 to `most`."""
 
     def emit_all(builder: Any, count: Any, *values: Any) -> None:
         done = builder.append_basic_block("done")
@@ -149,7 +149,7 @@ def _by_count(emit: Callable[..., None], most: int) -> Callable[..., None]:
 
 
 def _prefetch(builder: Any, address: Any, num_bytes: int) -> None:
-    """Have so many bytes brought into the second level of caches."""
+    """Emit prefetches of `num_bytes` at an address into the second-level cache."""
     byte = _BYTE.as_pointer()
     signature = ir.FunctionType(ir.VoidType(), [byte, _INT, _INT, _INT])
     function = builder.module.declare_intrinsic("llvm.prefetch", [byte], signature)
@@ -170,11 +170,11 @@ def _word(value: int) -> Any:
     return ir.Constant(_WORD, value)
 
 
-# --- The kinds --------------------------------------------------------------------------------
+# --- The microkernels -------------------------------------------------------------------------
 
 
 def _loader(of: Any, lanes: int) -> Callable[[Any, Any], Any]:
-    """Load a vector from an address that is aligned like one of its elements of 4 bytes."""
+    """Load a vector from an address aligned to its 4-byte elements."""
 
     def load(builder: Any, address: Any) -> Any:
         return builder.load(pointer(ir.VectorType(of, lanes))(builder, address), align=4)
@@ -183,7 +183,7 @@ def _loader(of: Any, lanes: int) -> Callable[[Any, Any], Any]:
 
 
 def _broadcaster(of: Any, lanes: int, as_type: Any = None) -> Callable[[Any, Any], Any]:
-    """Load one element and give it to every lane."""
+    """Load one element and broadcast it to every lane."""
 
     def load_row(builder: Any, address: Any) -> Any:
         value = splat(builder, builder.load(pointer(of)(builder, address), align=4), lanes)
@@ -202,7 +202,7 @@ def _call(builder: Any, name: str, *values: Any, returns: Any) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), values)
 
 
-def _float32() -> Kind:
+def _float32() -> Microkernel:
     lanes = VECTOR_BYTES // 4
     vector = ir.VectorType(_FLOAT, lanes)
 
@@ -210,29 +210,32 @@ def _float32() -> Kind:
         name = f"llvm.fma.v{lanes}f32"
         return [_call(builder, name, factor, weight, *sums, returns=vector)]
 
-    return Kind(
+    return Microkernel(
         1, 4, VECTOR_BYTES, 1, _FLOAT, _loader(_FLOAT, lanes), _broadcaster(_FLOAT, lanes), add,
         _only,
     )  # fmt: skip
 
 
-def _dot(depth: int, name: str, total: Any, factor: Any, vector_bytes: int) -> Kind:
-    """One instruction that multiplies `depth` inputs and adds them up: `name(sums, x, w)`."""
+def _dot(depth: int, name: str, total: Any, factor: Any, vector_bytes: int) -> Microkernel:
+    """A dot-product instruction: `name(sums, x, w)` adds the products of `depth` inputs."""
     lanes = vector_bytes // 4
     factors, sums_type = ir.VectorType(factor, depth * lanes), ir.VectorType(total, lanes)
 
     def add(builder: Any, sums: Sequence[Any], x: Any, weight: Any) -> list[Any]:
-        given = [*sums, *(builder.bitcast(each, factors) for each in (x, weight))]
-        return [_call(builder, name, *given, returns=sums_type)]
+        operands = [*sums, *(builder.bitcast(each, factors) for each in (x, weight))]
+        return [_call(builder, name, *operands, returns=sums_type)]
 
-    return Kind(
+    return Microkernel(
         depth, 4, vector_bytes, 1, total, _loader(_INT, lanes), _broadcaster(_INT, lanes), add,
         _only,
     )  # fmt: skip
 
 
-def _widened_bfloat16() -> Kind:
-    """bfloat16 weights in pairs of inputs, by float32 rows: a bfloat16 is the upper half of one."""
+def _widened_bfloat16() -> Microkernel:
+    """bfloat16 weights by float32 rows, two inputs per step.
+
+    Widening is a shift or a mask: a bfloat16 is the upper half of a float32.
+    """
     lanes = VECTOR_BYTES // 4
     vector = ir.VectorType(_FLOAT, lanes)
     load_ints, load_float = _loader(_INT, lanes), _broadcaster(_FLOAT, lanes)
@@ -255,15 +258,15 @@ def _widened_bfloat16() -> Kind:
             total = _call(builder, name, factor, weight, total, returns=vector)
         return [total]
 
-    return Kind(2, 8, VECTOR_BYTES, 1, _FLOAT, load, load_row, add, _only)
+    return Microkernel(2, 8, VECTOR_BYTES, 1, _FLOAT, load, load_row, add, _only)
 
 
-def _widened_int8(vector_bytes: int) -> Kind:
-    """int8 weights in quads of inputs, by int16 rows: exact, as no sum of two products overflows.
+def _widened_int8(vector_bytes: int) -> Microkernel:
+    """int8 weights by int16 rows, four inputs per step: exact, no sum of two products overflows.
 
-    A register has two sums for each output, of the first and of the last two inputs of a quad.
+    A row has two accumulators per output: for the first and for the last two of the four inputs.
     """
-    lanes = vector_bytes // 4  # int32, and outputs
+    lanes = vector_bytes // 4  # of int32
     halves = 2
     bytes_type = ir.VectorType(_BYTE, vector_bytes // halves)
     shorts = ir.VectorType(_SHORT, vector_bytes // halves)
@@ -281,7 +284,7 @@ def _widened_int8(vector_bytes: int) -> Kind:
             for each, weight in zip(sums, weights, strict=True)
         ]
 
-    def fold(builder: Any, sums: Sequence[Any]) -> Any:
+    def reduce(builder: Any, sums: Sequence[Any]) -> Any:
         first, second = (
             ir.Constant(sums_type, list(range(start, 2 * lanes, 2))) for start in (0, 1)
         )
@@ -290,12 +293,12 @@ def _widened_int8(vector_bytes: int) -> Kind:
         )
 
     load_row = _broadcaster(_WORD, vector_bytes // 8, shorts)
-    return Kind(4, 8, vector_bytes, halves, _INT, load, load_row, add, fold)
+    return Microkernel(4, 8, vector_bytes, halves, _INT, load, load_row, add, reduce)
 
 
 FLOAT32 = _float32()
 WIDENED_BFLOAT16 = _widened_bfloat16()
-# To float32, and of uint8 with int8 to int32: an instruction each.
+# One instruction each: bfloat16 pairs to float32; uint8 by int8 quads to int32.
 DOT_BFLOAT16 = _dot(2, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOAT, _BFloat16Type(), 64)
 _VNNI_BYTES = 64 if HAS_AVX512 else 32
 DOT_INT8 = _dot(4, f"llvm.x86.avx512.vpdpbusd.{8 * _VNNI_BYTES}", _INT, _BYTE, _VNNI_BYTES)

@@ -1,9 +1,10 @@
-"""What numba lacks: addresses, calls by address, and sums in an order that never changes.
+"""Operations that numba lacks: memory addresses, calls by address, reductions in a fixed order.
 
-numba makes scalar loops fast where no order of a sum is in the way. Where one is, the loop is
-written here in LLVM's language, for lanes that are always the same: the bits of a sum depend on
-neither the compiler nor the place where it is used. Addresses are int64; lengths count numbers and
-are multiples of LANES."""
+numba vectorizes scalar loops, but not floating-point reductions, whose result depends on the order.
+These are written here in LLVM IR with a fixed number of lanes, so that the bits of a sum depend on
+neither the compiler nor the caller. Addresses are int64; lengths count numbers and are multiples of
+LANES.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +18,16 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic as _intrinsic
 
-WIDTH = 64  # outputs that oneDNN puts side by side
-LANES = 16  # of a sum over a row
-LINE = 64  # bytes of a cache
-# What numba makes of a function has other arguments than the function.
+WIDTH = 64  # outputs per block, as in oneDNN's packing
+LANES = 16  # partial sums of a reduction
+LINE = 64  # bytes of a cache line
+# Typed loosely: the decorated function has no typing context among its arguments.
 intrinsic: Callable[[Callable[..., Any]], Callable[..., Any]] = _intrinsic
 
-# What numba compiles for, which need not be all that the processor has: for processors that LLVM
-# has no name for, in virtual machines, it leaves out AVX; and NUMBA_CPU_NAME and NUMBA_CPU_FEATURES
-# may ask for less. LLVM ends the process for an instruction that it may not use.
+# The instruction sets that numba compiles for. They can be fewer than the processor has: numba
+# leaves out AVX on processors without a name in LLVM, as in some virtual machines, and
+# NUMBA_CPU_NAME and NUMBA_CPU_FEATURES restrict them. LLVM aborts the process on an instruction
+# outside of them.
 _, CPU, _features = cpu_target.target_context.codegen().magic_tuple()
 FEATURES = frozenset(
     name[1:] for name in _features.split(",") if name.startswith("+")
@@ -34,9 +36,9 @@ IS_X86 = platform.machine() in ("AMD64", "x86_64")
 HAS_AVX2 = {"avx2", "fma"} <= FEATURES
 HAS_AVX512 = {"avx512f", "avx512bw", "avx512vl"} <= FEATURES
 VECTOR_BYTES = 64 if HAS_AVX512 else 32 if HAS_AVX2 else 16
-REGISTERS = 16 if IS_X86 and not HAS_AVX512 else 32  # of vectors
+REGISTERS = 16 if IS_X86 and not HAS_AVX512 else 32  # vector registers
 HAS_VNNI = HAS_AVX512 and "avx512vnni" in FEATURES
-HAS_AVX_VNNI = "avxvnni" in FEATURES  # the same on 256 bits, without AVX-512
+HAS_AVX_VNNI = "avxvnni" in FEATURES  # VNNI on 256 bits, without AVX-512
 HAS_BFLOAT16 = HAS_AVX512 and "avx512bf16" in FEATURES
 
 
@@ -57,6 +59,7 @@ def typed(emit: Callable[..., Any], returns: Any, *takes: Any) -> Typed:
 
 
 def pointer(of: Any) -> Callable[..., Any]:
+    """Return the generator (builder, address) -> LLVM pointer to values of a type."""
     return lambda builder, address: builder.inttoptr(address, of.as_pointer())
 
 
@@ -100,8 +103,8 @@ def call(typing: Any, address: Any) -> Typed:
 
 
 @intrinsic
-def add_to(typing: Any, address: Any, value: Any) -> Typed:
-    """Add to an int64 that several threads add to; return what it was."""
+def fetch_add(typing: Any, address: Any, value: Any) -> Typed:
+    """Atomic fetch-and-add on an int64 at an address: return the value before."""
 
     def emit(builder: Any, address: Any, value: Any) -> Any:
         return builder.atomic_rmw("add", pointer(_WORD)(builder, address), value, "monotonic")
@@ -121,7 +124,7 @@ def fma(typing: Any, a: Any, b: Any, c: Any) -> Typed:
 
 @intrinsic
 def float_of(typing: Any, bits: Any) -> Typed:
-    """The float32 of these bits, an int32."""
+    """Reinterpret the bits of an int32 as float32."""
 
     def emit(builder: Any, bits: Any) -> Any:
         return builder.bitcast(bits, _FLOAT)
@@ -131,7 +134,7 @@ def float_of(typing: Any, bits: Any) -> Typed:
 
 @intrinsic
 def bits_of(typing: Any, value: Any) -> Typed:
-    """The bits of a float32, an int32."""
+    """Reinterpret the bits of a float32 as int32."""
 
     def emit(builder: Any, value: Any) -> Any:
         return builder.bitcast(value, _INT)
@@ -141,15 +144,15 @@ def bits_of(typing: Any, value: Any) -> Typed:
 
 @intrinsic
 def dot(typing: Any, a: Any, b: Any, length: Any) -> Typed:
-    """The sum of a[i] b[i], of float32 at two addresses."""
+    """Dot product of float32 at two addresses."""
 
     def emit(builder: Any, a: Any, b: Any, length: Any) -> Any:
         def step(index: Any, sums: Sequence[Any]) -> list[Any]:
             factors = _lanes_at(builder, a, index), _lanes_at(builder, b, index)
             return [builder.call(_function(builder, "fma", _ROW, 3), [*factors, *sums])]
 
-        (sums,) = over(builder, length, LANES, [ir.Constant(_ROW, [0.0] * LANES)], step)
-        return _folded(builder, sums, builder.fadd)
+        (sums,) = loop(builder, length, LANES, [ir.Constant(_ROW, [0.0] * LANES)], step)
+        return _reduced(builder, sums, builder.fadd)
 
     return typed(emit, types.float32, types.int64, types.int64, types.int64)
 
@@ -162,21 +165,21 @@ def sum_of(typing: Any, a: Any, length: Any) -> Typed:
         def step(index: Any, sums: Sequence[Any]) -> list[Any]:
             return [builder.fadd(*sums, _lanes_at(builder, a, index))]
 
-        (sums,) = over(builder, length, LANES, [ir.Constant(_ROW, [0.0] * LANES)], step)
-        return _folded(builder, sums, builder.fadd)
+        (sums,) = loop(builder, length, LANES, [ir.Constant(_ROW, [0.0] * LANES)], step)
+        return _reduced(builder, sums, builder.fadd)
 
     return typed(emit, types.float32, types.int64, types.int64)
 
 
 @intrinsic
 def max_of(typing: Any, a: Any, length: Any) -> Typed:
-    """The largest float32 at an address; NaN if one is."""
+    """The largest float32 at an address; NaN if any is NaN."""
     return typed(_largest(lambda builder, lanes: lanes), types.float32, types.int64, types.int64)
 
 
 @intrinsic
 def abs_max_of(typing: Any, a: Any, length: Any) -> Typed:
-    """The largest absolute float32 at an address; NaN if one is."""
+    """The largest absolute float32 at an address; NaN if any is NaN."""
 
     def absolute(builder: Any, lanes: Any) -> Any:
         return builder.call(_function(builder, "fabs", _ROW, 1), [lanes])
@@ -193,13 +196,13 @@ def _largest(of: Callable[[Any, Any], Any]) -> Callable[..., Any]:
             return [larger(of(builder, _lanes_at(builder, a, index)), *found)]
 
         least = ir.Constant(_ROW, [float("-inf")] * LANES)
-        (found,) = over(builder, length, LANES, [least], step)
-        return _folded(builder, found, larger)
+        (found,) = loop(builder, length, LANES, [least], step)
+        return _reduced(builder, found, larger)
 
     return emit
 
 
-def over(
+def loop(
     builder: Any,
     end: Any,
     stride: int,
@@ -207,27 +210,31 @@ def over(
     step: Callable[[Any, Sequence[Any]], list[Any]],
     begin: Any = None,
 ) -> list[Any]:
-    """A loop over begin, begin + stride, … until end, at least once; return the last `step`'s."""
+    """Emit a loop over begin, begin + stride, … below `end`, with at least one iteration.
+
+    `first`: the values before the loop; `step`: (index, values) -> the next values. Returns the
+    values of the last iteration.
+    """
     before = builder.block
-    loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
-    builder.branch(loop)
-    builder.position_at_end(loop)
+    body, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
+    builder.branch(body)
+    builder.position_at_end(body)
     index, values = builder.phi(_WORD), [builder.phi(value.type) for value in first]
     index.add_incoming(ir.Constant(_WORD, 0) if begin is None else begin, before)
     found = step(index, values)
     following = builder.add(index, ir.Constant(_WORD, stride))
-    last = builder.block  # another one than `loop` where a step has loops of its own
+    last = builder.block  # not `body` if `step` emitted a loop
     index.add_incoming(following, last)
     for value, at_first, then in zip(values, first, found, strict=True):
         value.add_incoming(at_first, before)
         value.add_incoming(then, last)
-    builder.cbranch(builder.icmp_signed("<", following, end), loop, done)
+    builder.cbranch(builder.icmp_signed("<", following, end), body, done)
     builder.position_at_end(done)
     return found
 
 
-def _folded(builder: Any, lanes: Any, join: Callable[[Any, Any], Any]) -> Any:
-    """Join the upper half of lanes to the lower until there is one."""
+def _reduced(builder: Any, lanes: Any, join: Callable[[Any, Any], Any]) -> Any:
+    """Reduce lanes to one value: join the upper half to the lower, repeatedly."""
     width = LANES
     while width > 1:
         width //= 2
@@ -252,6 +259,7 @@ def _at(builder: Any, address: Any, of: Any, index: Any) -> Any:
 
 
 def splat(builder: Any, value: Any, width: int) -> Any:
+    """Broadcast a value to a vector of `width` lanes."""
     none = ir.Constant(ir.VectorType(value.type, width), ir.Undefined)
     first = builder.insert_element(none, value, ir.Constant(_INT, 0))
     every = ir.Constant(ir.VectorType(_INT, width), [0] * width)
@@ -259,7 +267,7 @@ def splat(builder: Any, value: Any, width: int) -> Any:
 
 
 def _function(builder: Any, name: str, of: Any, count: int) -> Any:
-    """LLVM's own function of that many values of a type."""
+    """Declare LLVM's intrinsic of `count` values of a type."""
     suffix = f"v{of.count}f32" if isinstance(of, ir.VectorType) else "f32"
     signature = ir.FunctionType(of, [of] * count)
     return cgutils.get_or_insert_function(builder.module, signature, f"llvm.{name}.{suffix}")

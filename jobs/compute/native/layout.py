@@ -6,23 +6,23 @@ linear layers. The model's words come first, then its head, then the layers.
 
 from __future__ import annotations
 
-# The forms of a linear layer: float32; bfloat16 and int8 whose products an instruction adds up,
-# pairs and quads of inputs at a time; the same weights, widened to float32 and int16 when loaded.
+# The forms of a linear layer: float32; bfloat16 and int8 for dot-product instructions (2 and 4
+# inputs each); bfloat16 and int8 that are widened to float32 and int16 when loaded.
 FLOAT32, DOT_BFLOAT16, DOT_INT8, WIDENED_BFLOAT16, WIDENED_INT8 = range(5)
 
-# Of a linear layer.
+# Words of a linear layer.
 FORM = 0
 WEIGHT = 1
 OUTPUTS = 2
 INPUTS = 3
 BIAS = 4  # or 0
-RUN = 5  # inputs that are summed up before that is added to the sum of those before, as oneDNN does
-SCALE = 6  # of each output: what one unit of its weights is
-SUMS = 7  # of each output: minus the sum of its weights; 0 where inputs have no zero point
-PANEL = 8  # outputs whose weights lie side by side: WIDTH or a part of it
+K_BLOCK = 5  # inputs per partial sum, each added to the accumulated sum, as in oneDNN
+SCALE = 6  # quantization scales, float32 per output
+SUMS = 7  # minus the sum of the weights, int32 per output; 0 for inputs without a zero point
+PANEL = 8  # panel width: WIDTH or a divisor of it
 LINEAR = 9
 
-# Of a layer.
+# Words of a decoder layer.
 ATTENTION_NORM = 0
 MLP_NORM = 1
 QUERY_NORM = 2  # or 0
@@ -33,41 +33,41 @@ GATE_UP = OUT + LINEAR
 DOWN = GATE_UP + LINEAR
 LAYER = DOWN + LINEAR
 
-# Of the model.
+# Words of the model.
 LAYERS = 0
 HIDDEN = 1
 HEADS = 2
 KV_HEADS = 3
 SIZE = 4  # of a head
 INNER = 5  # of the MLP
-CONSTANTS = 6  # float32: eps of the norms, scale of attention
+CONSTANTS = 6  # float32: EPS of the norms, SCALING of attention
 NORM = 7
 HEAD = 8
 FIRST_LAYER = HEAD + LINEAR
 EPS, SCALING = 0, 1
 
-# Of one call. The first two are addresses of functions, given by OpenMP.run.
+# Words of one call. The first three are addresses of functions; OpenMP.run passes two of them.
 THREAD = 0
 THREADS = 1
-BARRIER = 2  # another one
+BARRIER = 2
 PLAN = 3
 ROWS = 4
-X = 5  # (rows, hidden): changed
+X = 5  # (rows, hidden), overwritten
 COS = 6  # (rows, size)
 SIN = 7
-SEQUENCES = 8  # SEQUENCE words for each row
-QKVS = 9  # scratch of all threads: (rows, outputs of QKV)
+SEQUENCES = 8  # SEQUENCE words per row
+QKVS = 9  # scratch shared by all threads: (rows, outputs of QKV)
 ATTENDED = 10  # (rows, heads, size)
 GATED = 11  # (rows, inner)
 LOGITS = 12  # (rows, vocabulary)
 PRIVATE = 13  # scratch of the first thread
-PRIVATE_BYTES = 14  # from each thread's to the next one's
-CLAIMED = 15  # zeros: a word for each thread, of each of a layer's PHASES, and of the head's
+PRIVATE_BYTES = 14  # of scratch per thread
+CLAIMED = 15  # a word per thread for each phase of each layer and for the head, initially 0
 
-PHASES = 5  # of a layer: between two of them threads wait for each other
+PHASES = 5  # phases of a layer, separated by barriers
 
-# Of a sequence.
+# Words of a sequence.
 KEYS = 0  # (layers, keys and values, kv_heads, capacity, size)
 CAPACITY = 1
-LENGTH = 2  # positions before this one
+LENGTH = 2  # positions before this token
 SEQUENCE = 3

@@ -1,8 +1,8 @@
-"""Linear layers on packed weights: y = x W^T + b, in blocks of WIDTH outputs that threads share.
+"""Linear layers on packed weights: y = x W^T + b, in blocks of WIDTH outputs, shared by threads.
 
 The weights of consecutive blocks are contiguous, so a thread reads them as one stream. float32 sums
-have oneDNN's bits: blocks of RUN inputs, each added to the accumulated sum. int8 sums are exact,
-and so equal on every processor.
+are bit-identical to oneDNN's: each block of K_BLOCK inputs is summed, then added to the accumulated
+sum. int8 sums are exact, and so equal on every processor.
 """
 
 from __future__ import annotations
@@ -44,19 +44,20 @@ from .intrinsics import (
 from .rowwise import FLOAT
 from .work_stealing import claim
 
-_UNITS = np.float32(127)  # of the largest of a row: quantized.Int8Linear, the same to the bit
+# Quantization of a row x: q = trunc(127 x / absmax + 128.5), bit-identical to quantized.Int8Linear.
+_LARGEST = np.float32(127)
 _OFFSET = np.float32(128.5)
 _ONE, _TINY = np.float32(1), np.float32(1e-10)
 _ZERO_POINT = np.int32(128)
 _UPPER, _BELOW_HALF, _LAST, _NAN = map(np.int32, (16, 0x7FFF, 1, 0x7FC0))
 
-# What follows is prefetched: for one group of rows so many bytes ahead in the same stream (0:
-# nothing, which on AVX-512 was as fast), for several the next panel, a part by each group.
+# Prefetch distance in bytes with one group of rows (0: none, as fast on AVX-512). With several
+# groups, each prefetches its part of the next panel.
 _AHEAD = 0 if HAS_AVX512 else 1024
-_CACHED_BYTES = 2**17  # half of the smallest second-level cache that processors with AVX2 have
+_CACHED_BYTES = 2**17  # half of the smallest second-level cache of processors with AVX2
 
 FLOAT32_PANEL, DOT_BFLOAT16_PANEL, WIDENED_BFLOAT16_PANEL, DOT_INT8_PANEL, WIDENED_INT8_PANEL = (
-    kind.panel for kind in (FLOAT32, DOT_BFLOAT16, WIDENED_BFLOAT16, DOT_INT8, WIDENED_INT8)
+    kernel.panel for kernel in (FLOAT32, DOT_BFLOAT16, WIDENED_BFLOAT16, DOT_INT8, WIDENED_INT8)
 )
 _float32, _dot_bfloat16 = gemm(FLOAT32, FLOAT32_PANEL), gemm(DOT_BFLOAT16, DOT_BFLOAT16_PANEL)
 _dot_int8, _dot_int8_half = (
@@ -68,8 +69,8 @@ _HAS_DOT_INT8 = HAS_VNNI or HAS_AVX_VNNI
 
 
 @compiled
-def half(x: Any) -> Any:
-    """Return the bits of a float32 rounded to bfloat16, ties to even."""
+def bfloat16_bits(x: Any) -> Any:
+    """Return the bits of a float32 rounded to bfloat16, ties to even; NaN stays NaN."""
     if x != x:
         return _NAN
     bits = bits_of(x)
@@ -78,19 +79,19 @@ def half(x: Any) -> Any:
 
 @compiled
 def absmax_of(x: Any, length: Any) -> Any:
-    """Return the absmax of a row, at least 1e-10: the same bits as quantized.Int8Linear."""
-    most = abs_max_of(x, length)
-    if most < _TINY:  # NaN stays
-        most = _TINY
-    return most
+    """Return the absmax of a row, at least 1e-10, as quantized.Int8Linear; NaN if any is NaN."""
+    absmax = abs_max_of(x, length)
+    if absmax < _TINY:  # false for NaN
+        absmax = _TINY
+    return absmax
 
 
 @compiled
 def convert_rows(linear: Any, x: Any, begin: Any, end: Any, rows: Any, scratch: Any) -> None:
     """Convert rows `begin` to `end` of x (rows, inputs) to the layer's input format, in `scratch`.
 
-    `scratch` has WIDTH bytes per row for the absmax of quantized rows, then the rows. float32 rows
-    stay where they are.
+    `scratch`: WIDTH bytes per row for the absmax of quantized rows, then the converted rows. Does
+    nothing if the input format is float32.
     """
     fields = words(linear)
     form, length = fields[p.FORM], fields[p.INPUTS]
@@ -100,20 +101,20 @@ def convert_rows(linear: Any, x: Any, begin: Any, end: Any, rows: Any, scratch: 
         if form == p.DOT_BFLOAT16:
             target = shorts(first + row * length * 2)
             for i in range(length):
-                target[i] = np.uint16(half(source[i]))
+                target[i] = np.uint16(bfloat16_bits(source[i]))
         if form == p.DOT_INT8 or form == p.WIDENED_INT8:
-            most = absmax_of(x + row * length * FLOAT, length)
-            floats(scratch)[row] = most
-            unit = _ONE / most * _UNITS
+            absmax = absmax_of(x + row * length * FLOAT, length)
+            floats(scratch)[row] = absmax
+            scale = _ONE / absmax * _LARGEST
             if form == p.DOT_INT8:
-                bytes_of = unsigned(first + row * length)
+                target_uint8 = unsigned(first + row * length)
                 for i in range(length):
-                    bytes_of[i] = np.uint8(np.int32(fma(source[i], unit, _OFFSET)))
+                    target_uint8[i] = np.uint8(np.int32(fma(source[i], scale, _OFFSET)))
             else:
-                shorts_of = shorts(first + row * length * 2)
+                target_int16 = shorts(first + row * length * 2)
                 for i in range(length):
-                    signed = np.int32(fma(source[i], unit, _OFFSET)) - _ZERO_POINT
-                    shorts_of[i] = np.uint16(signed)
+                    signed = np.int32(fma(source[i], scale, _OFFSET)) - _ZERO_POINT
+                    target_int16[i] = np.uint16(signed)
 
 
 @compiled
@@ -139,15 +140,16 @@ def row_bytes(linear: Any) -> Any:
 def _block_of_rows(
     linear: Any, number: Any, x: Any, rows: Any, partial: Any, y: Any, y_stride: Any
 ) -> None:
-    """Compute the sums of a block for converted rows at x."""
+    """Compute the sums of a block, before scale and bias, for converted rows at x."""
     fields = words(linear)
-    form, length, run, panel = fields[p.FORM], fields[p.INPUTS], fields[p.RUN], fields[p.PANEL]
+    form, length, panel = fields[p.FORM], fields[p.INPUTS], fields[p.PANEL]
+    k_block = fields[p.K_BLOCK]
     first = number * WIDTH
     weight_bytes, x_stride = _weight_bytes(form), row_bytes(linear)
     groups = (rows + GROUP - 1) // GROUP
     step_bytes = panel * FLOAT
-    for begin in range(0, length, run):
-        end = min(begin + run, length)
+    for begin in range(0, length, k_block):
+        end = min(begin + k_block, length)
         fetched = step_bytes // groups if groups > 1 or _AHEAD else 0
         for column in range(0, WIDTH, panel):
             w = fields[p.WEIGHT] + (first + column) * length * weight_bytes
@@ -172,7 +174,7 @@ def _block_of_rows(
 def block(
     linear: Any, number: Any, x: Any, rows: Any, scratch: Any, partial: Any, y: Any, y_stride: Any
 ) -> None:
-    """Compute WIDTH outputs of all rows, from WIDTH * number on.
+    """Compute block `number`: the outputs from WIDTH * number on, for all rows.
 
     `scratch`: from `convert_rows`; `partial`: room for (rows, WIDTH) sums; y: the outputs of the
     first row, with y_stride bytes between rows.
@@ -180,12 +182,12 @@ def block(
     fields = words(linear)
     source = scratch + rows * WIDTH if is_converted(linear) else x
     stride = row_bytes(linear)
-    # A block of narrow panels reads the rows once for each: so many at a time stay in the cache.
-    most = rows
+    # With several panels per block, each reads all rows again: take as many as the cache holds.
+    chunk = rows
     if fields[p.PANEL] < WIDTH:
-        most = max(GROUP, _CACHED_BYTES // stride // GROUP * GROUP)
-    for row in range(0, rows, most):
-        count = min(most, rows - row)
+        chunk = max(GROUP, _CACHED_BYTES // stride // GROUP * GROUP)
+    for row in range(0, rows, chunk):
+        count = min(chunk, rows - row)
         _block_of_rows(
             linear, number, source + row * stride, count, partial, y + row * y_stride, y_stride
         )
@@ -216,7 +218,7 @@ def _multiply_panel(
     form: Any, panel: Any, count: Any, y: Any, y_stride: Any, x: Any, x_stride: Any,
     w: Any, begin: Any, end: Any, ahead: Any, fetched: Any,
 ) -> None:  # fmt: skip
-    """The sums of up to GROUP rows with a panel, from inputs `begin` to `end`."""
+    """Call the microkernel of the form: up to GROUP rows, one panel, inputs `begin` to `end`."""
     stride = panel * FLOAT
     if form == p.FLOAT32:
         _float32(count, y, y_stride, x, x_stride, w, stride, begin, end, ahead, fetched)
@@ -233,8 +235,8 @@ def _multiply_panel(
 
 
 @compiled
-def _finish(linear: Any, first: Any, unit: Any, y: Any) -> None:
-    """Turn sums into outputs: scale, bias, rounding."""
+def _finish(linear: Any, first: Any, absmax: Any, y: Any) -> None:
+    """Convert a row's WIDTH sums to outputs, in place: scale, bias, rounding."""
     fields = words(linear)
     form = fields[p.FORM]
     has_bias = fields[p.BIAS] != 0
@@ -245,7 +247,7 @@ def _finish(linear: Any, first: Any, unit: Any, y: Any) -> None:
                 target[i] += bias[i]
         if form == p.DOT_BFLOAT16:
             for i in range(WIDTH):
-                target[i] = float_of(half(target[i]) << _UPPER)
+                target[i] = float_of(bfloat16_bits(target[i]) << _UPPER)
         return
     sums, offsets = ints(y), ints(fields[p.SUMS] + first * FLOAT)
     if form == p.DOT_INT8:
@@ -255,10 +257,10 @@ def _finish(linear: Any, first: Any, unit: Any, y: Any) -> None:
     if has_bias:
         for i in range(WIDTH):
             product = np.float32(sums[i]) * scale[i]
-            target[i] = fma(product, unit, bias[i])
+            target[i] = fma(product, absmax, bias[i])
     else:
         for i in range(WIDTH):
-            target[i] = np.float32(sums[i]) * scale[i] * unit
+            target[i] = np.float32(sums[i]) * scale[i] * absmax
 
 
 @compiled
@@ -277,7 +279,7 @@ def multiply_converted(
 
 @compiled
 def partial_sums_of(linear: Any, rows: Any, scratch: Any) -> Any:
-    """Return the address of free scratch behind the converted rows."""
+    """Return the address of the free scratch after the converted rows."""
     size = 2 if is_converted(linear) else 0
     return scratch + rows * WIDTH + rows * words(linear)[p.INPUTS] * size
 
@@ -286,18 +288,21 @@ def partial_sums_of(linear: Any, rows: Any, scratch: Any) -> Any:
 def multiply(
     linear: Any, x: Any, rows: Any, y: Any, scratch: Any, thread: Any, threads: Any, claimed: Any
 ) -> None:
-    """Convert all rows in this thread's scratch; compute the blocks that it claims."""
+    """Convert all rows into this thread's scratch, then compute the blocks that it claims."""
     convert_rows(linear, x, 0, rows, rows, scratch)
     partial = partial_sums_of(linear, rows, scratch)
     multiply_converted(linear, x, rows, y, scratch, partial, thread, threads, claimed)
 
 
 @compiled
-def add_product(
+def add_outputs(
     linear: Any, source: Any, rows: Any, x: Any, y: Any, scratch: Any,
     thread: Any, threads: Any, claimed: Any,
 ) -> None:  # fmt: skip
-    """x += those of a layer's outputs that this thread takes. y: room for (rows, WIDTH)."""
+    """Add a layer's outputs to x (rows, outputs), in the blocks that this thread claims.
+
+    `source`: (rows, inputs); y: room for (rows, WIDTH).
+    """
     convert_rows(linear, source, 0, rows, rows, scratch)
     partial = partial_sums_of(linear, rows, scratch)
     outputs = words(linear)[p.OUTPUTS]
@@ -314,11 +319,12 @@ def add_product(
 
 
 @entry
-def product(data: Any) -> None:
-    """Entry: y (rows, outputs) of x (rows, inputs).
+def linear_entry(data: Any) -> None:
+    """Entry point: y (rows, outputs) = layer(x), x (rows, inputs).
 
-    Words: barrier, layer, x, rows, y; scratch for the converted rows, which all threads share;
-    scratch of the first thread, and bytes per thread; `claimed`, zeros, a word per thread.
+    Words after the two of OpenMP.run: barrier, layer, x, rows, y; scratch for the converted rows,
+    shared by all threads; scratch of the first thread, and bytes per thread; `claimed`: a word per
+    thread, initially 0.
     """
     c = words(address_of(data))
     thread, threads = np.int64(invoke(c[p.THREAD])), np.int64(invoke(c[p.THREADS]))

@@ -2,7 +2,7 @@
 
 Another thread pool would contend with PyTorch's for the cores, as both spin while they wait. So
 kernels run in a parallel region of the OpenMP library that PyTorch has loaded, as compiled C code
-would (GOMP_parallel, which LLVM's OpenMP has, too).
+would (GOMP_parallel, which LLVM's OpenMP provides, too).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 
 
 class OpenMP:
-    """Runs functions `void f(int64 *words)`.
+    """Runs functions `void f(int64 *words)` on all threads of a parallel region.
 
-    `barrier` is the address of a function by which a thread waits for the others.
+    `barrier`: the address of the function by which a thread waits for the others.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """`library`: one that has OpenMP's functions. Raises AttributeError."""
+        """`library`: an OpenMP runtime. Raises AttributeError if it lacks a function."""
         self._parallel = library.GOMP_parallel
         self._parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
         self._parallel.restype = None
@@ -36,10 +36,9 @@ class OpenMP:
         )
 
     def run(self, function: int, words: Sequence[int], *, threads: int) -> None:
-        """Run the function at an address.
+        """Run the function at an address, once per thread.
 
-        It is given the addresses of the functions that tell its thread and their number, then
-        `words`.
+        Its words are the addresses of omp_get_thread_num and omp_get_num_threads, then `words`.
         """
         given = (ctypes.c_int64 * (2 + len(words)))(self._thread, self._threads, *words)
         self._parallel(function, given, threads, 0)
@@ -47,16 +46,16 @@ class OpenMP:
 
 @lru_cache(maxsize=1)
 def openmp() -> OpenMP | None:
-    """Return PyTorch's threads; None where they are not OpenMP's."""
+    """Return PyTorch's OpenMP runtime; None if PyTorch was built without OpenMP."""
     path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
-        return OpenMP(ctypes.CDLL(str(path)))  # loaded long since: this finds what it found
+        return OpenMP(ctypes.CDLL(str(path)))  # loaded already: this returns the same library
     except (OSError, AttributeError):
         return None
 
 
 def address(numbers: torch.Tensor) -> int:
-    """Where float32 numbers are that lie one behind the other, as machine code takes them to."""
+    """Return the address of a contiguous float32 tensor."""
     assert numbers.is_contiguous()
     assert numbers.dtype == torch.float32
     return numbers.data_ptr()

@@ -1,7 +1,7 @@
-"""Packs weights into panels, the order in which the `gemm` kernels read them as one stream.
+"""Packs weights into panels, the order in which the microkernels of `gemm` read them.
 
-A panel has the weights of a few outputs, `depth` inputs of each together: [inputs / depth, outputs,
-depth]. Panels are contiguous.
+A panel has the weights of a few outputs, in the order [inputs / depth, outputs, depth], where
+`depth` is the number of inputs that a microkernel multiplies per step. Panels are contiguous.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from . import layout as p
 from .compiling import compiled, entry
 from .intrinsics import address_of, call, float_of, floats, ints, shorts, signed, words
-from .linear import absmax_of, half
+from .linear import absmax_of, bfloat16_bits
 from .rowwise import FLOAT
 from .work_stealing import claim
 
@@ -22,10 +22,10 @@ _UPPER = np.int32(16)
 
 
 @compiled
-def load(row: Any, is_half: Any, y: Any, length: Any) -> None:
-    """y (length,) float32 = a row of weights, in float32 or bfloat16."""
+def load(row: Any, is_bfloat16: Any, y: Any, length: Any) -> None:
+    """y (length,) float32 = a row of weights in float32 or bfloat16."""
     target = floats(y)
-    if is_half:
+    if is_bfloat16:
         source = shorts(row)
         for i in range(length):
             target[i] = float_of(np.int32(source[i]) << _UPPER)
@@ -37,7 +37,10 @@ def load(row: Any, is_half: Any, y: Any, length: Any) -> None:
 
 @compiled
 def store(form: Any, row: Any, length: Any, y: Any, panel: Any) -> Any:
-    """Put a row (length,) float32 into its place in a panel at y; return what one unit of it is."""
+    """Store a row (length,) float32 into its column of a panel at y; return its scale.
+
+    int8 weights are quantized by the absmax of the row; in the other forms the scale is 1.
+    """
     source = floats(row)
     if form == p.FLOAT32:
         target = floats(y)
@@ -46,7 +49,7 @@ def store(form: Any, row: Any, length: Any, y: Any, panel: Any) -> Any:
     elif form == p.WIDENED_BFLOAT16:
         pairs = shorts(y)
         for i in range(length):
-            pairs[i // 2 * 2 * panel + i % 2] = np.uint16(half(source[i]))
+            pairs[i // 2 * 2 * panel + i % 2] = np.uint16(bfloat16_bits(source[i]))
     else:
         scale = absmax_of(row, length) / _LARGEST
         quads = signed(y)
@@ -57,8 +60,8 @@ def store(form: Any, row: Any, length: Any, y: Any, panel: Any) -> Any:
 
 
 @compiled
-def _sum_of(quads: Any, length: Any, panel: Any) -> Any:
-    """Minus the sum of a row's weights."""
+def _negative_sum(quads: Any, length: Any, panel: Any) -> Any:
+    """Return minus the sum of a row's int8 weights, which corrects for the inputs' zero point."""
     source = signed(quads)
     total = np.int32(0)
     for i in range(length):
@@ -68,15 +71,17 @@ def _sum_of(quads: Any, length: Any, panel: Any) -> Any:
 
 @entry
 def pack(data: Any) -> None:
-    """Given: the form and its panel, inputs of a row of weights and of a packed one, outputs;
-    where each row is, an address or 0 for zeros; whether they are bfloat16; where to; scales, a
-    float32 for each output; sums, an int32, or 0; scratch of (inputs,) float32 for each thread;
-    claimed: zeros.
+    """Entry point: pack the panels that this thread claims.
+
+    Words after the two of OpenMP.run: form, panel width, inputs, padded inputs, padded outputs;
+    the address of each row (0: a row of zeros), whether the rows are bfloat16; the packed weights;
+    scales, float32 per output; sums, int32 per output, or 0; scratch, padded inputs in float32 per
+    thread; `claimed`: a word per thread, initially 0.
     """
     c = words(address_of(data))
     thread, threads = np.int64(call(c[0])), np.int64(call(c[1]))
     form, panel, length, padded, outputs = c[2], c[3], c[4], c[5], c[6]
-    rows, is_half, y, scales = words(c[7]), c[8], c[9], floats(c[10])
+    rows, is_bfloat16, y, scales = words(c[7]), c[8], c[9], floats(c[10])
     sums, totals = c[11], ints(c[11])
     scratch, claimed = c[12] + thread * padded * FLOAT, c[13]
     zeros = floats(scratch)
@@ -95,11 +100,11 @@ def pack(data: Any) -> None:
         for column in range(panel):
             output = number * panel + column
             if rows[output] != 0:
-                load(rows[output], is_half, scratch, length)
+                load(rows[output], is_bfloat16, scratch, length)
             else:
                 for i in range(length):
                     zeros[i] = np.float32(0)
             place = first + column * depth * size
             scales[output] = store(form, scratch, padded, place, panel)
             if sums != 0:
-                totals[output] = _sum_of(place, padded, panel)
+                totals[output] = _negative_sum(place, padded, panel)

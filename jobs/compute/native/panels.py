@@ -1,4 +1,4 @@
-"""Linear layers on weights packed in warmd's panels: float32, bfloat16 and int8."""
+"""Linear layers on weights packed in warmd's panels, for tensors: float32, bfloat16 and int8."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .linear import (
     FLOAT32_PANEL,
     WIDENED_BFLOAT16_PANEL,
     WIDENED_INT8_PANEL,
-    product,
+    linear_entry,
 )
 from .openmp import OpenMP, address, openmp
 from .packing import pack
@@ -33,9 +33,9 @@ _PANELS = {
 
 
 class PanelLinear:
-    """y (rows, out) = x W^T + b, for any number of float32 rows; each row by itself, to the bit.
+    """y (..., out) = x W^T + b for x (..., in), batch-invariant; y has the dtype of x.
 
-    Inputs and outputs are padded to multiples of WIDTH.
+    Computes in float32 or int8 by `form`. Inputs and outputs are padded to multiples of WIDTH.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class PanelLinear:
         weights: Sequence[Tensor],
         bias: Tensor | None,
         *,
-        run: int | None = None,
+        k_block: int | None = None,
     ) -> None:
-        """`weights`: (out, in) each, of one input, in float32 or bfloat16; their outputs stand side
-        by side. `run`: inputs that are summed up before that is added to the sum of those before;
-        all by default.
+        """Pack `weights`, (out, in) each, with the same input; their outputs are concatenated.
+
+        `form`: see `layout`. `k_block`: see layout.K_BLOCK; all inputs by default.
         """
         omp = openmp()
         assert omp is not None
@@ -70,7 +70,7 @@ class PanelLinear:
         self.words: np.ndarray = np.array(
             [
                 form, self.packed.data_ptr(), rows, columns,
-                0 if self.bias is None else address(self.bias), run or columns,
+                0 if self.bias is None else address(self.bias), k_block or columns,
                 address(self.scale), sums, panel,
             ],
             dtype=np.int64,
@@ -78,8 +78,8 @@ class PanelLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.ndim != 2 or x.dtype != torch.float32:
-            rows = self(x.reshape(-1, x.shape[-1]).float())
-            return rows.to(x.dtype).view(*x.shape[:-1], -1)
+            y = self(x.reshape(-1, x.shape[-1]).float())
+            return y.to(x.dtype).view(*x.shape[:-1], -1)
         outputs, inputs = self.shape
         if inputs < self._padded_inputs:
             x = torch.nn.functional.pad(x, (0, self._padded_inputs - inputs))
@@ -88,7 +88,7 @@ class PanelLinear:
 
     @property
     def panels(self) -> PanelLinear:
-        """Itself: see linears.panels_of."""
+        """This layer; see linears.panels_of."""
         return self
 
     @property
@@ -119,29 +119,32 @@ class PanelLinear:
             threads=threads,
         )  # fmt: skip
         if form in (p.DOT_INT8, p.WIDENED_INT8):
-            self.scale /= _LARGEST  # that of a row of x is its largest then
+            self.scale /= _LARGEST  # the scale of a row of x is its absmax then
 
 
-# Whether oneDNN packs float32 in the order of these panels.
+# Whether the panels have the order of oneDNN's packed float32 weights.
 READS_ONEDNN_ORDER = FLOAT32_PANEL == WIDTH
 
-RUNS = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 128, 64)
+K_BLOCKS = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 128, 64)
 
 
-def run_of(weights: Sequence[Tensor], x: Tensor, expected: Tensor) -> int | None:
-    """The `run` of a float32 layer that gives `expected` of x (rows, in) to the bit, or None."""
+def k_block_of(weights: Sequence[Tensor], x: Tensor, expected: Tensor) -> int | None:
+    """Return the `k_block` with which a float32 layer gives exactly `expected`; None for none.
+
+    x: (rows, in); `expected`: (rows, out).
+    """
     inputs = x.shape[1]
     layer = PanelLinear(p.FLOAT32, weights, None)
-    for run in (inputs, *(run for run in RUNS if run < inputs)):
-        layer.words[p.RUN] = run
+    for k_block in (inputs, *(k_block for k_block in K_BLOCKS if k_block < inputs)):
+        layer.words[p.K_BLOCK] = k_block
         if torch.equal(layer(x), expected):
-            return run
+            return k_block
     return None
 
 
-def float32_linear(weights: Sequence[Tensor], bias: Tensor | None, *, run: int) -> PanelLinear:
-    """Return a layer in float32; `run`: see PanelLinear."""
-    return PanelLinear(p.FLOAT32, weights, bias, run=run)
+def float32_linear(weights: Sequence[Tensor], bias: Tensor | None, *, k_block: int) -> PanelLinear:
+    """Return a layer in float32; `k_block`: see layout.K_BLOCK."""
+    return PanelLinear(p.FLOAT32, weights, bias, k_block=k_block)
 
 
 def bfloat16_linear(weights: Sequence[Tensor], bias: Tensor | None) -> PanelLinear:
@@ -150,7 +153,7 @@ def bfloat16_linear(weights: Sequence[Tensor], bias: Tensor | None) -> PanelLine
 
 
 def int8_linear(weights: Sequence[Tensor], bias: Tensor | None) -> PanelLinear:
-    """Return a layer in int8, quantized as quantized.Int8Linear does, with the same sums."""
+    """Return a layer in int8 (W8A8 dynamic), bit-identical to quantized.Int8Linear."""
     return PanelLinear(_INT8, weights, bias)
 
 
@@ -160,7 +163,7 @@ def has_int8() -> bool:
 
 
 def multiply(words: np.ndarray, x: Tensor, omp: OpenMP, *, threads: int | None = None) -> Tensor:
-    """Compute the outputs (rows, outputs) of the layer with these words of x (rows, inputs)."""
+    """Return layer(x) (rows, outputs) for x (rows, inputs); `words`: the layer, as in `layout`."""
     rows, inputs = x.shape
     threads = threads or torch.get_num_threads()
     y = x.new_empty(rows, int(words[p.OUTPUTS]))
@@ -168,7 +171,7 @@ def multiply(words: np.ndarray, x: Tensor, omp: OpenMP, *, threads: int | None =
     scratch = torch.empty(prepared + threads * private, dtype=torch.uint8)
     claimed = np.zeros(threads, dtype=np.int64)
     omp.run(
-        product.address,
+        linear_entry.address,
         [
             omp.barrier, words.ctypes.data, address(x), rows, address(y),
             scratch.data_ptr(), scratch.data_ptr() + prepared, private, claimed.ctypes.data,
@@ -179,7 +182,7 @@ def multiply(words: np.ndarray, x: Tensor, omp: OpenMP, *, threads: int | None =
 
 
 def whole_lines(*num_bytes: int) -> int:
-    """Bytes for all of these, in whole lines of a cache."""
+    """Return the bytes for all of these, each rounded up to whole cache lines."""
     return sum(-(-count // LINE) * LINE for count in num_bytes)
 
 
@@ -188,7 +191,7 @@ def _whole(size: int) -> int:
 
 
 def _readable(weights: Sequence[Tensor]) -> list[Tensor]:
-    """Weights of one dtype, float32 or bfloat16, whose rows lie in one piece each."""
+    """Return the weights in one dtype, float32 or bfloat16, with contiguous rows."""
     detached = [weight.detach() for weight in weights]
     if {weight.dtype for weight in detached} not in ({torch.float32}, {torch.bfloat16}):
         detached = [weight.float() for weight in detached]

@@ -1,6 +1,7 @@
 """Entry points of the `rowwise` operations for many rows, one call each, for the decoder's prefill.
 
-Each thread computes its share of the rows. The words of a call are named where they are read.
+Each thread computes its share of the rows. A docstring lists the arguments; the assignments give
+their order in the words of a call.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from .compiling import entry
 from .intrinsics import address_of, call, floats, words
 from .rowwise import FLOAT, WORD
 
-SPAN = 4  # words of a row that is attended for
+SPAN = 4  # words of a span
 
 
 @entry
@@ -30,7 +31,9 @@ def rms_norm(data: Any) -> None:
 
 @entry
 def norm_and_rope(data: Any) -> None:
-    """qkv: (rows, heads + 2 kv_heads, size); cos, sin: (rows, size); norms' weights, or 0; eps."""
+    """qkv: (rows, heads + 2 kv_heads, size), in place; cos, sin: (rows, size); weights of the query
+    and key norms, or 0; eps.
+    """
     c = words(address_of(data))
     thread, threads = np.int64(call(c[0])), np.int64(call(c[1]))
     rows, heads, kv_heads, size = c[2], c[3], c[4], c[5]
@@ -59,12 +62,12 @@ def swiglu(data: Any) -> None:
 def attend(data: Any) -> None:
     """qkv: (rows, heads + 2 kv_heads, size); y: (rows, heads, size); a layer; spans; scratch.
 
-    Of a span: its row, the sequence's keys and values of all layers, their capacity, its length.
+    A span: a row; the address of its sequence's KV cache of all layers; its capacity; its length.
     """
     c = words(address_of(data))
     thread, threads = np.int64(call(c[0])), np.int64(call(c[1]))
     spans, heads, kv_heads, size, layer = c[2], c[3], c[4], c[5], c[6]
-    qkv, y, of_spans, scratch, scratch_bytes, scale = (
+    qkv, y, span_words, scratch, scratch_bytes, scale = (
         c[7],
         c[8],
         c[9],
@@ -75,7 +78,7 @@ def attend(data: Any) -> None:
     head_bytes = size * FLOAT
     tasks = spans * kv_heads
     for task in range(tasks * thread // threads, tasks * (thread + 1) // threads):
-        span = words(of_spans + task // kv_heads * SPAN * WORD)
+        span = words(span_words + task // kv_heads * SPAN * WORD)
         row, keys, capacity, length = span[0], span[1], span[2], span[3]
         r.attend_group(
             qkv + row * (heads + 2 * kv_heads) * head_bytes,

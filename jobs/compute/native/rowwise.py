@@ -1,6 +1,7 @@
 """Layer operations on one row in float32: RMSNorm, RoPE, SwiGLU and attention.
 
-Functions take addresses. The same row gives the same bits wherever they are used.
+Arguments are addresses. Decode steps and prefill use the same functions, so a row has the same bits
+in both.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _sum_up = gemm(FLOAT32, WIDTH, 1)
 
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 # Cephes' expf: e^x = 2^n e^r, where |r| <= ln(2) / 2; its error is below 2 units in the last place.
-_SMALLEST, _LARGEST = np.float32(-87), np.float32(89)  # whose power of two is infinite
+_SMALLEST, _LARGEST = np.float32(-87), np.float32(89)  # e^89 overflows to infinity
 _LOG2_E = np.float32(1.44269504)
 _LN2_HIGH, _LN2_LOW = np.float32(-0.693359375), np.float32(2.12194440e-4)
 _P0, _P1, _P2, _P3, _P4, _P5 = map(
@@ -30,7 +31,7 @@ _P0, _P1, _P2, _P3, _P4, _P5 = map(
 
 @compiled
 def exp(x: Any) -> Any:
-    """e^x, but no less than e^-87. NaN for NaN."""
+    """e^x, at least e^-87; NaN for NaN."""
     y = x
     if y < _SMALLEST:
         y = _SMALLEST
@@ -57,7 +58,7 @@ def rms_norm(x: Any, weight: Any, y: Any, length: Any, eps: Any) -> None:
 
 @compiled
 def rms_norm_rows(x: Any, weight: Any, y: Any, rows: Any, length: Any, eps: Any) -> None:
-    """`rms_norm` each of the rows of x into y, both (rows, length)."""
+    """RMSNorm of each row: x to y, both (rows, length)."""
     for row in range(rows):
         place = row * length * FLOAT
         rms_norm(x + place, weight, y + place, length, eps)
@@ -76,7 +77,7 @@ def apply_rope(x: Any, cos: Any, sin: Any, size: Any) -> None:
 
 @compiled
 def norm_and_rope(head: Any, norm: Any, eps: Any, cos: Any, sin: Any, size: Any) -> None:
-    """RMSNorm and RoPE of a query or key head. `norm`: address of weights, or 0 for none."""
+    """RMSNorm and RoPE of a query or key head, in place. `norm`: address of weights; 0: none."""
     if norm != 0:
         rms_norm(head, norm, head, size, eps)
     apply_rope(head, cos, sin, size)
@@ -102,7 +103,10 @@ def store(x: Any, y: Any, length: Any) -> None:
 def attend(
     query: Any, keys: Any, values: Any, y: Any, length: Any, size: Any, scale: Any, scores: Any
 ) -> None:
-    """Attention of one head over `length` positions. `scores`: room for them and LANES more."""
+    """Attention of one query head over `length` positions: y (size,).
+
+    keys, values: (length, size); `scores`: scratch for length + LANES float32.
+    """
     likelihoods = floats(scores)
     for position in range(length):
         key = keys + position * size * FLOAT
@@ -138,17 +142,17 @@ def attend_group(
     scale: Any,
     scores: Any,
 ) -> None:
-    """Put a row's key and value of a head behind `length` others, and have its queries see them.
+    """Append the key and value of one KV head to the cache, then attend with its query heads (GQA).
 
-    row: (heads + 2 kv_heads, size), turned. keys: those of a sequence in a layer, (keys and values,
-    kv_heads, capacity, size). y: (heads, size).
+    row: (heads + 2 kv_heads, size), after RoPE. keys: the KV cache of one sequence and layer,
+    (keys and values, kv_heads, capacity, size), with `length` positions before. y: (heads, size).
     """
     head_bytes = size * FLOAT
-    mine = keys + head * capacity * head_bytes
-    values = mine + kv_heads * capacity * head_bytes
-    store(row + (heads + head) * head_bytes, mine + length * head_bytes, size)
+    head_keys = keys + head * capacity * head_bytes
+    values = head_keys + kv_heads * capacity * head_bytes
+    store(row + (heads + head) * head_bytes, head_keys + length * head_bytes, size)
     store(row + (heads + kv_heads + head) * head_bytes, values + length * head_bytes, size)
     groups = heads // kv_heads
     for query in range(head * groups, (head + 1) * groups):
         place = query * head_bytes
-        attend(row + place, mine, values, y + place, length + 1, size, scale, scores)
+        attend(row + place, head_keys, values, y + place, length + 1, size, scale, scores)

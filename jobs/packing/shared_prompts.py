@@ -1,4 +1,4 @@
-"""Sequence packing with shared prompts: a group of completions in one sequence, without padding.
+"""Packs with shared prompts: a group of completions in one sequence, without padding.
 
 A pack holds a prompt once, then its completions one after another, each with positions that follow
 the prompt. Linear layers compute N tokens where a padded batch has B x (P + C); the attention
@@ -7,14 +7,14 @@ function restricts each completion to the prompt and itself. Imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..packing.attention import causal
+from .attention import causal
 
 
 @dataclass(frozen=True)
@@ -140,3 +140,34 @@ class _Group:
             mask = like.new_zeros(later.shape).masked_fill_(later.triu_(prompt + 1), -torch.inf)
             self._masks[shared] = mask.repeat(shared, 1)
         return self._masks[shared]
+
+
+def split(groups: Iterable[tuple[Sample, ...]], most_tokens: int) -> list[list[Sample]]:
+    """Divide samples into packs of at most `most_tokens`, or of one group; groups stay together.
+
+    The packs do not depend on the order of the groups, so that equal policy and reference weights
+    give a KL of exactly 0.
+    """
+    packs: list[list[Sample]] = []
+    prompts: set[tuple[int, ...]] = set()  # of the last pack
+    tokens = 0  # of the last pack
+    for group in sorted(groups, key=_order):
+        added = _num_tokens(group, prompts)
+        if not packs or tokens + added > most_tokens:
+            packs.append([])
+            prompts, tokens = set(), 0
+            added = _num_tokens(group, prompts)
+        packs[-1] += group
+        prompts |= {sample.prompt for sample in group}
+        tokens += added
+    return packs
+
+
+def _order(group: tuple[Sample, ...]) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+    return tuple((sample.prompt, sample.completion) for sample in group)
+
+
+def _num_tokens(group: tuple[Sample, ...], prompts: set[tuple[int, ...]]) -> int:
+    """Return how many tokens a group adds to a pack that has these prompts."""
+    new = {sample.prompt for sample in group} - prompts
+    return sum(map(len, new)) + sum(sample.num_inputs for sample in group)

@@ -1,0 +1,95 @@
+"""One side of the DPO benchmark: some steps of one trainer on made-up pairs, timed.
+
+    python -m warmd.jobs.bench.dpo trl|warmd WORK FOLDER STEPS
+
+FOLDER holds the model (`model.py`), the pairs are random tokens. Each side runs in a process of its
+own, so that neither has the other's memory. Prints one JSON object. Imports torch and trl.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from datasets import Dataset
+from transformers import PrinterCallback
+from trl.trainer.dpo_config import DPOConfig
+from trl.trainer.dpo_trainer import DPOTrainer
+
+from ..compute.device import has_bfloat16
+from ..dpo.packed_trainer import PackedDpoTrainer
+from ..training.reference import weight_sharing_clone
+from . import machine, model
+from .training import timed
+from .works import DPO, DpoWork
+
+
+class StockTrainer(DPOTrainer):
+    """TRL's trainer on rows that are tokens already."""
+
+    def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        return dataset
+
+
+def run(side: str, work: DpoWork, folder: Path, steps: int) -> dict[str, Any]:
+    """Train and return the measurements (`training.timed`)."""
+    return timed(
+        side,
+        lambda output: _trainer(side, work, folder, steps + 1, output),
+        lambda parameters, rates: work.floor_s(
+            parameters, rates.flops, rates.bytes_s, steps=steps + 1
+        ),
+    )
+
+
+def _trainer(side: str, work: DpoWork, folder: Path, steps: int, output: str) -> Any:
+    device = machine.device()
+    config = DPOConfig(
+        output_dir=output,
+        max_steps=steps,
+        per_device_train_batch_size=work.pairs,
+        max_length=None,
+        # TRL's own defaults are slower on a CPU: this is its best.
+        bf16=has_bfloat16(device),
+        activation_checkpointing=False,
+        use_cpu=device.type == "cpu",
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+    )
+    kind: Any = PackedDpoTrainer if side == "warmd" else StockTrainer
+    reference = model.read(folder)
+    policy = weight_sharing_clone(reference) if side == "warmd" else model.read(folder)
+    trainer = kind(
+        model=policy.requires_grad_(True),
+        ref_model=reference,
+        args=config,
+        processing_class=model.tokenizer(work.shape),
+        train_dataset=Dataset.from_list(_rows(work, steps)),
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def _rows(work: DpoWork, steps: int) -> list[dict[str, list[int]]]:
+    """Make up the tokens of every pair."""
+    draw = random.Random(1)
+    return [
+        {
+            name: [draw.randrange(2, work.shape.vocab_size) for _ in range(length)]
+            for name, length in zip(("prompt_ids", "chosen_ids", "rejected_ids"), pair, strict=True)
+        }
+        for pair in work.lengths(steps)
+    ]
+
+
+if __name__ == "__main__":
+    side, name, folder, steps = sys.argv[1:]
+    torch.manual_seed(0)
+    measured = run(side, DPO[name], Path(folder), int(steps))
+    sys.stdout.write(orjson.dumps(measured).decode() + "\n")

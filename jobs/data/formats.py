@@ -1,0 +1,183 @@
+"""Records of one file: JSONL, CSV, Parquet or Arrow, by the end of its name.
+
+A file is read in pieces, never as a whole. Its records are parsed later, one by one: an unusable
+record must not end the reading of a file whose unusable records are skipped.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..errors import SpecError
+from ..files import jsonl
+from ..files.jsonl import MAX_LINE_BYTES, Place
+
+BATCH_ROWS = 256  # of a Parquet or Arrow file, in memory at a time
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record of a data set, and where it stands."""
+
+    place: Place
+    parse: Callable[[], dict[str, Any]]  # its columns by name; raises SpecError
+
+
+def records_of(option: str, path: Path) -> Iterator[Record]:
+    """Yield the records of a file. Blank lines are none.
+
+    A file of any other name than `.csv`, `.parquet` and `.arrow` is JSONL. Raises OSError for a
+    file that cannot be read and SpecError for one that is not of its format; `option` named it.
+    """
+    readers = {".csv": _csv, ".parquet": _parquet, ".arrow": _arrow}
+    yield from readers.get(path.suffix.lower(), _jsonl)(option, path)
+
+
+def _jsonl(option: str, path: Path) -> Iterator[Record]:
+    for place, line in jsonl.lines(option, path):
+        yield Record(place, partial(jsonl.parse, line, place))
+
+
+# CSV.
+
+
+def _csv(option: str, path: Path) -> Iterator[Record]:
+    """Yield the rows below the header. Cells are text; a quoted cell may span lines."""
+    csv.field_size_limit(MAX_LINE_BYTES)
+    with path.open("rb") as file:
+        # Python's reader, not pyarrow's: it counts lines, and does not guess that 007 is a number.
+        reader = csv.reader(_decoded(option, path, file), strict=True)
+        header: list[str] | None = None
+        while True:
+            place = Place.of_line(option, path, reader.line_num + 1)
+            try:
+                cells = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield Record(place, partial(_raise_fault, place, "CSV", str(error)))
+                continue
+            if not cells:
+                continue
+            if header is None:
+                header = _header(cells, place)
+            else:
+                yield Record(place, partial(_csv_row, header, cells, place))
+
+
+def _decoded(option: str, path: Path, file: Any) -> Iterator[str]:
+    """Yield lines as text. Bytes that are not UTF-8 become lone surrogates, for `_csv_row`."""
+    number = 0
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > MAX_LINE_BYTES:
+            raise Place.of_line(option, path, number).fault("at most 16 MiB", "more")
+        if number == 1:
+            line = line.removeprefix(jsonl.BYTE_ORDER_MARK)
+        yield line.decode(errors="surrogateescape")
+
+
+def _header(cells: list[str], place: Place) -> list[str]:
+    if len(set(cells)) < len(cells) or "" in cells:
+        raise place.fault("a header of distinct column names", ",".join(cells)[:80])
+    return cells
+
+
+def _csv_row(header: Sequence[str], cells: Sequence[str], place: Place) -> dict[str, Any]:
+    if len(cells) != len(header):
+        raise place.fault(f"{len(header)} cells, as in the header", str(len(cells)))
+    for name, cell in zip(header, cells, strict=True):
+        try:
+            cell.encode()
+        except UnicodeEncodeError as error:
+            byte = ord(cell[error.start]) - 0xDC00
+            raise place.field(name).fault("UTF-8", f"byte 0x{byte:02x}") from None
+    return dict(zip(header, cells, strict=True))
+
+
+def _raise_fault(place: Place, takes: str, got: str) -> dict[str, Any]:
+    raise place.fault(takes, got)
+
+
+# Parquet and Arrow.
+
+
+def _parquet(option: str, path: Path) -> Iterator[Record]:
+    import pyarrow.parquet as pq
+
+    with _arrow_errors(option, path, "a Parquet file"):
+        file = pq.ParquetFile(path)
+    with file:
+        names = [field.name for field in file.schema_arrow if _is_plain(field.type)]
+        # Arrow's threads would not survive the fork of a horse.
+        batches = file.iter_batches(BATCH_ROWS, columns=names, use_threads=False)
+        yield from _rows(option, path, batches)
+
+
+def _arrow(option: str, path: Path) -> Iterator[Record]:
+    """Yield the rows of an Arrow stream, in which `datasets` stores what it has prepared."""
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as file:
+        with _arrow_errors(option, path, "an Arrow stream"):
+            stream = pa.ipc.open_stream(file)
+        names = [field.name for field in stream.schema if _is_plain(field.type)]
+        batches = (
+            batch.select(names).slice(first, BATCH_ROWS)
+            for batch in stream
+            for first in range(0, batch.num_rows, BATCH_ROWS)
+        )
+        yield from _rows(option, path, batches)
+
+
+def _rows(option: str, path: Path, batches: Iterator[Any]) -> Iterator[Record]:
+    number = 0
+    while True:
+        with _arrow_errors(option, path, "readable to its end"):
+            batch = next(batches, None)
+            rows = [] if batch is None else batch.to_pylist()
+        if batch is None:
+            return
+        for row in rows:
+            number += 1
+            yield Record(Place.of_row(option, path, number), partial(_without_nulls, row))
+
+
+@contextmanager
+def _arrow_errors(option: str, path: Path, takes: str) -> Iterator[None]:
+    """Turn errors of pyarrow into a SpecError about the file."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except pa.ArrowException as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise SpecError(option, f"{jsonl.shown(path)}: must be {takes}, got: {reason}") from None
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value without the fields that are null: every row has all columns of its file."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether JSON can hold the values of an Arrow type (not images, dates and the like)."""
+    from pyarrow import types
+
+    if types.is_struct(kind):
+        return all(_is_plain(kind.field(index).type) for index in range(kind.num_fields))
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _is_plain(kind.value_type)
+    if types.is_dictionary(kind):
+        return _is_plain(kind.value_type)
+    is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+    is_number = types.is_integer(kind) or types.is_floating(kind)
+    return bool(is_text or is_number or types.is_boolean(kind) or types.is_null(kind))

@@ -1,0 +1,184 @@
+"""Hub data sets on this machine: the files of one split, found by the library `datasets`.
+
+A data set is a folder: a copy of its repository, one written by `save_to_disk`, or one that
+`load_dataset` has prepared. Imported only where a source names one: `datasets` takes 0.5 s.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ..errors import SpecError
+from ..files import jsonl
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".arrow")  # of files that are read
+_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+
+# The description of splits in the YAML at the start of a README.
+_CARD = re.compile(r"---\n(?:(?!---).*\n)*?(?:configs|dataset_info):")
+_LONGEST_CARD = 1_000_000  # characters
+
+
+@dataclass(frozen=True)
+class Name:
+    """A hub data set as an option names it: `owner/name:config:split`, or a folder as its name."""
+
+    name: str
+    config: str | None = None
+    split: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Name:
+        """Read a name; config and split may be empty or absent."""
+        name, config, split = (*text.split(":", 2), "", "")[:3]
+        return cls(name, config or None, split or None)
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.config or ''}:{self.split or ''}"
+
+    @property
+    def is_id(self) -> bool:
+        """Whether the name can be an id on the hub; a name with the end of a data file is none."""
+        return _ID.fullmatch(self.name) is not None and Path(self.name).suffix not in SUFFIXES
+
+
+def is_hub_folder(folder: Path) -> bool:
+    """Whether a folder says that it is a hub data set: one with splits, not only files."""
+    names = ("dataset_dict.json", "dataset_info.json", "state.json")
+    if any((folder / name).is_file() for name in names):
+        return True
+    try:
+        with (folder / "README.md").open(encoding="utf-8") as file:
+            return _CARD.match(file.read(_LONGEST_CARD)) is not None
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def local_copy(option: str, wanted: Name) -> Path:
+    """Return the folder with a data set of the hub: of the caches, or as `datasets` downloads it.
+
+    Raises SpecError, which says what to do, where it cannot be had.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(wanted.name, repo_type="dataset", local_files_only=True))
+    except LocalEntryNotFoundError:
+        return _prepared(option, wanted)
+    # Of a data set that was prepared, this cache may have the description alone.
+    has_data = any(path.suffix in SUFFIXES for path in folder.rglob("*"))
+    return folder if has_data else _prepared(option, wanted)
+
+
+def _prepared(option: str, wanted: Name) -> Path:
+    import datasets
+
+    try:
+        loaded: Any = datasets.load_dataset(wanted.name, wanted.config)
+        return Path(next(iter(loaded.values())).cache_files[0]["filename"]).parent
+    except Exception as error:  # of the network, of the hub, of the data: there are dozens
+        raise SpecError(
+            option,
+            f"must be a hub data set on this machine, got {jsonl.shown(wanted.name)}: "
+            f"{_first_line(error)}; where the hub can be reached, run: "
+            f"hf download {wanted.name} --repo-type dataset",
+        ) from None
+
+
+def split_files(option: str, wanted: Name) -> list[Path]:
+    """Return the files of the split of a data set in a folder. Raises SpecError."""
+    folder = Path(wanted.name)
+    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        found = _saved(folder)
+    elif (folder / "dataset_info.json").is_file():
+        found = _prepared_splits(folder)
+    else:
+        found = _repository(option, wanted, folder)
+    files = found[_chosen(option, wanted, "split", found, wanted.split)]()
+    for path in files:
+        if path.suffix not in SUFFIXES:
+            raise _fault(option, wanted, f"files of {', '.join(SUFFIXES)}", path.name)
+    return files
+
+
+Splits = Mapping[str, Callable[[], list[Path]]]  # the files of each split, found when needed
+
+
+def _saved(folder: Path) -> Splits:
+    """Return the splits of `save_to_disk`: folders with a state.json, or the folder itself."""
+
+    def files(inside: Path) -> list[Path]:
+        state = orjson.loads((inside / "state.json").read_bytes())
+        return [inside / file["filename"] for file in state["_data_files"]]
+
+    if (folder / "state.json").is_file():
+        return {"all": partial(files, folder)}
+    names = orjson.loads((folder / "dataset_dict.json").read_bytes())["splits"]
+    return {name: partial(files, folder / name) for name in names}
+
+
+def _prepared_splits(folder: Path) -> Splits:
+    """Return the splits in a folder of the cache of `load_dataset`."""
+    names = orjson.loads((folder / "dataset_info.json").read_bytes())["splits"]
+
+    def files(split: str) -> list[Path]:
+        whole = sorted(folder.glob(f"*-{split}.arrow"))
+        return whole or sorted(folder.glob(f"*-{split}-[0-9]*-of-[0-9]*.arrow"))
+
+    return {name: partial(files, name) for name in names}
+
+
+def _repository(option: str, wanted: Name, folder: Path) -> Splits:
+    """Return the splits of a copy of a repository, as its README or its file names divide it."""
+    import datasets
+
+    with tempfile.TemporaryDirectory() as cache:
+        try:
+            configs = datasets.get_dataset_config_names(str(folder))
+            config = _chosen(option, wanted, "config", configs, wanted.config)
+            builder: Any = datasets.load_dataset_builder(str(folder), config, cache_dir=cache)
+            found = dict(builder.config.data_files or {})
+        except SpecError:
+            raise
+        except Exception as error:  # of the README, of the file names: there are dozens
+            raise _fault(
+                option, wanted, "a folder that datasets can load", _first_line(error)
+            ) from None
+    for path in (Path(path) for files in found.values() for path in files):
+        if not Path(os.path.normpath(path)).is_relative_to(folder.resolve()):
+            raise _fault(option, wanted, "a data set with its files in its folder", str(path))
+    return {str(split): partial(_paths, files) for split, files in found.items()}
+
+
+def _paths(texts: Iterable[str]) -> list[Path]:
+    return [Path(text) for text in texts]
+
+
+def _chosen(option: str, wanted: Name, what: str, names: Iterable[str], name: str | None) -> str:
+    """Return the config or split that is wanted, or else the only one. Raises SpecError."""
+    known = list(names)
+    if name in known:
+        return str(name)
+    if name is None and len(known) == 1:
+        return known[0]
+    raise _fault(
+        option, wanted, f"NAME:CONFIG:SPLIT with a {what} of {', '.join(known)}", name or "none"
+    )
+
+
+def _fault(option: str, wanted: Name, takes: str, got: str) -> SpecError:
+    return SpecError(option, f"{jsonl.shown(str(wanted))}: must be {takes}, got {got[:200]}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:200] or type(error).__name__

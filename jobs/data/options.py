@@ -1,0 +1,49 @@
+"""The options of all kinds that read records. Imports no torch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..files.jsonl import Place
+from ..spec import Spec, option
+from .columns import Columns
+
+Content = str | list[dict[str, str]]  # a text, or a chat of role and content
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordsSpec(Spec, ABC):
+    """How the records of a data set are read."""
+
+    columns: tuple[str, ...] = option(
+        (),
+        "columns of the dataset under other names: FIELD=COLUMN,… such as "
+        "question=problem,answer=solution",
+        group="data",
+    )
+    skip_bad_rows: bool = option(
+        False, "skip and count unusable records instead of refusing the job", group="data"
+    )
+
+    @property
+    def column_names(self) -> Columns:
+        """The columns by the fields that they are read for. Raises SpecError."""
+        return Columns.parse(self.columns)
+
+    def check(self) -> None:
+        super().check()
+        Columns.parse(self.columns)
+
+    @abstractmethod
+    def content_of(self, values: Mapping[str, Any], place: Place) -> Content:
+        """Return the part of a record that is cut at `cut_at` tokens.
+
+        Raises SpecError for a record that the kind cannot use.
+        """
+
+    @abstractmethod
+    def cut_at(self, positions: int | None) -> int | None:
+        """Return the maximum length in tokens, for a model of so many positions; None: no limit."""

@@ -1,0 +1,79 @@
+"""Converts the records of a data set to what a kind trains on; skips unusable ones on request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from ..context import Emit
+from ..errors import SpecError
+from ..files.jsonl import Place
+from .columns import Columns
+from .sources import TAKES, records
+
+Row = TypeVar("Row")
+
+
+@dataclass
+class Reading:
+    """How the records of a data set are read, and how many of them were skipped."""
+
+    columns: Columns = field(default_factory=Columns)
+    skips_bad_rows: bool = False
+    num_skipped: int = 0
+    first_fault: str | None = None  # of the first record that was skipped
+
+    def skip(self, error: SpecError) -> None:
+        """Count an unusable record. Raises its error where none is skipped."""
+        if not self.skips_bad_rows:
+            raise error
+        self.num_skipped += 1
+        self.first_fault = self.first_fault or str(error)
+
+
+class Reader(Generic[Row]):
+    """Reads data sets by `convert`, which raises SpecError for a record that cannot be used."""
+
+    def __init__(
+        self, convert: Callable[[Mapping[str, Any], Place], Row], reading: Reading
+    ) -> None:
+        self._convert = convert
+        self.reading = reading
+
+    def rows(self, option: str, source: str, takes: str = TAKES) -> Iterator[Row]:
+        """Yield the usable records of a data set."""
+        for record in records(option, source, takes):
+            try:
+                values, place = self.reading.columns.rename(record.parse(), record.place)
+                row = self._convert(values, place)
+            except SpecError as error:
+                self.reading.skip(error)
+                continue
+            yield row
+
+
+def report_skipped(emit: Emit, reading: Reading) -> None:
+    """Emit a warning when records were skipped."""
+    if reading.num_skipped:
+        emit(
+            "warning",
+            message=f"dataset: {reading.num_skipped} rows are skipped; the first: "
+            f"{reading.first_fault}",
+            rows_skipped=reading.num_skipped,
+        )
+
+
+def progress(emit: Emit) -> Callable[[str, int, int | None, str], None]:
+    """Return what emits the progress of an activity: when it begins, and then once a second."""
+    latest, due = "", 0.0
+
+    def report(activity: str, done: int, total: int | None, unit: str) -> None:
+        nonlocal latest, due
+        now = time.monotonic()
+        if activity != latest or now >= due:
+            latest, due = activity, now + 1
+            emit("progress", activity=activity, done=done, total=total, unit=unit)
+
+    return report

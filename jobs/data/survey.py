@@ -1,0 +1,145 @@
+"""What is in a data set, and what each job kind would make of it: one pass over its records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from ..errors import JobFailed, SpecError
+from ..files import jsonl
+from .columns import Columns
+from .formats import Record
+from .lengths import Lengths
+from .options import Content, RecordsSpec
+from .sources import TAKES, files_of, records
+
+NUM_EXAMPLES = 5
+
+
+class _Read(dict[str, Any]):
+    """A record that remembers which of its fields were read."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.fields: dict[str, None] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        self.fields[name] = None
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        if name in self:
+            self.fields[name] = None
+        return super().get(name, default)
+
+
+@dataclass
+class Usage:
+    """What a job kind would make of a data set with its default options."""
+
+    spec: RecordsSpec
+    lengths: Lengths
+    fields: dict[str, None] = field(default_factory=dict)  # that it reads
+    num_bad: int = 0
+    first_fault: str | None = None
+
+    def add(
+        self, values: Mapping[str, Any], place: jsonl.Place, count: Callable[[Content], int]
+    ) -> None:
+        """Count a record."""
+        seen = _Read(values)
+        try:
+            length = count(self.spec.content_of(seen, place))
+        except (SpecError, JobFailed) as error:
+            self.add_bad(error)
+        else:
+            self.lengths.add(length)
+            self.fields |= seen.fields
+
+    def add_bad(self, error: Exception) -> None:
+        """Count a record that cannot be used."""
+        self.num_bad += 1
+        self.first_fault = self.first_fault or str(error)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the numbers as plain values."""
+        lengths = self.lengths.facts()
+        names = ("mean", "longest", "truncated", "max_length", "histogram")
+        return {
+            "usable": self.lengths.rows,
+            "bad": self.num_bad,
+            "first_fault": self.first_fault,
+            "fields": list(self.fields),
+            **{name: lengths[name] for name in names},
+        }
+
+
+def survey(
+    source: str,
+    columns: Columns,
+    specs: Mapping[str, RecordsSpec],
+    *,
+    count: Callable[[Content], int],
+    unit: str,
+    positions: int | None,
+) -> dict[str, Any]:
+    """Return the rows, columns, lengths and first examples of a data set as plain values.
+
+    `specs`: the kinds by name, with their options. `count` returns the length of a text or chat in
+    `unit`, tokens or characters; only tokens are cut. Raises SpecError.
+    """
+    files = files_of("dataset", source, TAKES)
+    usages = {
+        kind: Usage(spec, Lengths(spec.cut_at(positions) if unit == "tokens" else None))
+        for kind, spec in specs.items()
+    }
+    seen: dict[str, dict[str, int]] = {}  # column -> JSON type -> rows
+    num_rows = 0
+    found = records("dataset", source)
+    for record in found:
+        num_rows += 1
+        _add(record, columns, usages, seen, count)
+    return {
+        "dataset": source,
+        "files": len(files),
+        "bytes": sum(path.stat().st_size for path in files),
+        "rows": num_rows,
+        "columns": seen,
+        "unit": unit,
+        "kinds": {kind: usage.facts() for kind, usage in usages.items()},
+        "examples": _examples(source),
+    }
+
+
+def _add(
+    record: Record,
+    columns: Columns,
+    usages: Mapping[str, Usage],
+    seen: dict[str, dict[str, int]],
+    count: Callable[[Content], int],
+) -> None:
+    try:
+        values = record.parse()
+        for name, value in values.items():
+            kinds = seen.setdefault(name, {})
+            kind = jsonl.kind_of(value)
+            kinds[kind] = kinds.get(kind, 0) + 1
+        renamed, place = columns.rename(values, record.place)
+    except SpecError as error:
+        for usage in usages.values():
+            usage.add_bad(error)
+        return
+    for usage in usages.values():
+        usage.add(renamed, place, count)
+
+
+def _examples(source: str) -> list[dict[str, Any]]:
+    found = []
+    for record in islice(records("dataset", source), NUM_EXAMPLES):
+        try:
+            found.append(record.parse())
+        except SpecError as error:
+            found.append({"error": str(error)})
+    return found

@@ -1,0 +1,50 @@
+"""Texts to train an encoder on: the `text` of records, or documents of text files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..files import jsonl
+from ..files.documents import documents, text_files
+from ..files.jsonl import Place
+from .hub import SUFFIXES, Name, is_hub_folder
+from .reader import Reader, Reading
+from .sources import files_of
+
+TAKES = "a text, JSONL, CSV or Parquet file, a folder of them or a hub data set"
+
+
+def read(option: str, source: str, reading: Reading) -> Iterator[str]:
+    """Yield texts that are not blank. Raises SpecError for a file or record that has none."""
+    if holds_records(source):
+        return filter(str.strip, Reader(text_of, reading).rows(option, source, TAKES))
+    return documents(Path(source))
+
+
+def files(option: str, source: str) -> tuple[Path, list[Path]]:
+    """Return the folder or file that a source is in, and its files in their order."""
+    path = Path(source)
+    if holds_records(source):
+        root = path if path.exists() else Path(Name.parse(source).name)
+        return root, files_of(option, source, TAKES)
+    return path, text_files(path) if path.is_dir() else [path]
+
+
+def holds_records(source: str) -> bool:
+    """Whether a source has records; a folder with text files besides a README has documents."""
+    path = Path(source)
+    if not path.is_dir():
+        return path.suffix in SUFFIXES or Path(Name.parse(source).name).is_dir()
+    return is_hub_folder(path) or all(file.stem == "README" for file in text_files(path))
+
+
+def text_of(values: Mapping[str, Any], place: Place) -> str:
+    """Return the text of a record, which may be blank. Raises SpecError."""
+    if "text" not in values:
+        raise place.fault("an object with text", jsonl.keys_of(dict(values)))
+    text = values["text"]
+    if not isinstance(text, str):
+        raise place.field("text").fault("text", jsonl.kind_of(text))
+    return text

@@ -1,0 +1,254 @@
+"""Pairs of a data set for DPO, and the tokens of their prompt and two completions.
+
+A row is one of three forms:
+
+    {"prompt": …, "chosen": …, "rejected": …}    texts, or lists of chat messages
+    {"chosen": […], "rejected": […]}             whole chats; what both begin with is the prompt
+    {"input": {"messages": […]}, "preferred_output": […], "non_preferred_output": […]}    OpenAI's
+
+Tokens are those of TRL's DPOTrainer. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from ..data.lengths import Lengths
+from ..errors import JobFailed
+from ..files import jsonl
+from ..models.chat_templates import NO_TEMPLATE
+from ..training.rows import Messages, RowSource, ended_by_assistant
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prompt with the completion to prefer and the one to avoid."""
+
+    place: jsonl.Place
+    prompt: str | Messages
+    chosen: str | Messages
+    rejected: str | Messages
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it goes through the chat template."""
+        return not isinstance(self.prompt, str)
+
+    @property
+    def content(self) -> list[Any]:
+        """What the pair teaches, as plain JSON values."""
+        return [self.prompt, self.chosen, self.rejected]
+
+
+@dataclass(frozen=True)
+class _Names:
+    """The fields of a row that have the completions."""
+
+    chosen: str
+    rejected: str
+
+
+_OURS = _Names("chosen", "rejected")
+_OPENAI = _Names("preferred_output", "non_preferred_output")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(RowSource[Pair]):
+    """Where pairs come from, and how they are read."""
+
+    def row(self, values: Mapping[str, Any], place: jsonl.Place) -> Pair:
+        if "input" in values:
+            messages = _input_messages(values["input"], place.field("input"))
+            return self._chat_pair(messages, values, _OPENAI, place)
+        _require(values, _OURS, place)
+        prompt = values.get("prompt")
+        if isinstance(prompt, list):
+            messages = jsonl.messages(prompt, place.field("prompt"))
+            return self._chat_pair(messages, values, _OURS, place)
+        if "prompt" in values:
+            return self._text_pair(jsonl.text(prompt, place.field("prompt")), values, place)
+        if isinstance(values["chosen"], list):
+            return self._whole_chats(values, place)
+        raise place.fault("an object with a prompt", jsonl.keys_of(dict(values)))
+
+    def _text_pair(self, prompt: str, values: Mapping[str, Any], place: jsonl.Place) -> Pair:
+        chosen, rejected = (
+            jsonl.text(values[name], place.field(name)) for name in ("chosen", "rejected")
+        )
+        _check_unequal(chosen, rejected, place.field("rejected"), "chosen")
+        if not self.chat_template:
+            return Pair(place, prompt, chosen, rejected)
+        opening = self.opened([{"role": "user", "content": prompt}])
+        return Pair(place, opening, _said(chosen), _said(rejected))
+
+    def _chat_pair(
+        self, prompt: Messages, values: Mapping[str, Any], names: _Names, place: jsonl.Place
+    ) -> Pair:
+        _require(values, names, place)
+        chosen, rejected = (
+            ended_by_assistant(values[name], place.field(name))
+            for name in (names.chosen, names.rejected)
+        )
+        _check_unequal(chosen, rejected, place.field(names.rejected), names.chosen)
+        return Pair(place, self.opened(prompt), chosen, rejected)
+
+    def _whole_chats(self, values: Mapping[str, Any], place: jsonl.Place) -> Pair:
+        chosen, rejected = (
+            ended_by_assistant(values[name], place.field(name)) for name in ("chosen", "rejected")
+        )
+        of_rejected = place.field("rejected")
+        _check_unequal(chosen, rejected, of_rejected, "chosen")
+        shared = 0
+        while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
+            shared += 1
+        if shared == 0:
+            raise of_rejected.fault("a chat that begins as chosen does", "another first message")
+        if shared == min(len(chosen), len(rejected)):
+            raise of_rejected.fault("a chat that ends otherwise than chosen", "a part of it")
+        return Pair(place, self.opened(chosen[:shared]), chosen[shared:], rejected[shared:])
+
+
+def _require(values: Mapping[str, Any], names: _Names, place: jsonl.Place) -> None:
+    for name in (names.chosen, names.rejected):
+        if name not in values:
+            raise place.fault(
+                "an object with prompt, chosen and rejected"
+                if names is _OURS
+                else "an object with input, preferred_output and non_preferred_output",
+                jsonl.keys_of(dict(values)),
+            )
+
+
+def _input_messages(value: Any, place: jsonl.Place) -> Messages:
+    # Nothing else is let through: leaving out tools in silence would change the prompt.
+    if not isinstance(value, dict) or set(value) != {"messages"}:
+        got = jsonl.keys_of(value) if isinstance(value, dict) else jsonl.kind_of(value)
+        raise place.fault("an object of messages", got)
+    return jsonl.messages(value["messages"], place.field("messages"))
+
+
+def _check_unequal(chosen: Any, rejected: Any, place: jsonl.Place, name: str) -> None:
+    if chosen == rejected:
+        raise place.fault(f"another completion than {name}", "the same")
+
+
+def _said(completion: str) -> Messages:
+    return [{"role": "assistant", "content": completion}]
+
+
+# Tokens.
+
+SIDES = ("prompt", "chosen", "rejected")  # of an example, in the order of its tokens on disk
+
+
+@dataclass(frozen=True)
+class Example:
+    """The tokens of a pair: its prompt, and each completion after it."""
+
+    prompt: list[int]
+    chosen: list[int]
+    rejected: list[int]
+
+    @property
+    def num_learned(self) -> int:
+        """The tokens with a loss."""
+        return len(self.chosen) + len(self.rejected)
+
+    @property
+    def longest(self) -> int:
+        """The tokens of the longer side, with the prompt."""
+        return len(self.prompt) + max(len(self.chosen), len(self.rejected))
+
+    def columns(self) -> dict[str, list[int]]:
+        sides = (self.prompt, self.chosen, self.rejected)
+        return {
+            "ids": [token for side in sides for token in side],
+            "side": [number for number, side in enumerate(sides) for _ in side],
+        }
+
+    @classmethod
+    def of_columns(cls, columns: Mapping[str, Any]) -> Self:
+        ends = columns["side"].searchsorted(range(1, len(SIDES)))
+        first, second = (int(end) for end in ends)
+        ids = columns["ids"].tolist()
+        return cls(ids[:first], ids[first:second], ids[second:])
+
+    def cut(self, max_length: int) -> Example:
+        """Return the pair with each side cut at its end."""
+        room = max(max_length - len(self.prompt), 0)
+        return Example(self.prompt, self.chosen[:room], self.rejected[:room])
+
+
+@dataclass(frozen=True)
+class Tokenization:
+    """How pairs become tokens."""
+
+    tokenizer: Any
+    max_length: int
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The columns of an example with their numpy types."""
+        return {"ids": "<i4", "side": "<u1"}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the tokens depend on, besides rows, tokenizer and `max_length`."""
+        return {"template": self.tokenizer.chat_template}
+
+    def encode(self, rows: Iterable[Pair], lengths: Lengths) -> Iterator[Example]:
+        """Yield the examples of pairs, each side cut at `max_length`, and count their lengths.
+
+        Pairs whose prompt alone is that long are dropped. Raises JobFailed for a chat that the
+        template refuses.
+        """
+        for row in rows:
+            whole = self._example(row)
+            example = whole.cut(self.max_length)
+            lengths.add(whole.longest, example.num_learned)
+            if example.num_learned:
+                yield example
+
+    def _example(self, row: Pair) -> Example:
+        prompt = self._tokens(row.prompt, row, add_generation_prompt=True)
+        sides = [self._joined(row.prompt, side) for side in (row.chosen, row.rejected)]
+        chosen, rejected = (self._tokens(side, row) for side in sides)
+        # The completions begin where the tokens differ: some may span the end of the prompt.
+        begin = min(_num_shared(prompt, chosen), _num_shared(prompt, rejected))
+        return Example(prompt[:begin], chosen[begin:], rejected[begin:])
+
+    def _joined(self, prompt: str | Messages, side: str | Messages) -> str | Messages:
+        """Return the prompt with a completion; a text ends with the end-of-sequence token."""
+        if isinstance(prompt, str) or isinstance(side, str):
+            end = self.tokenizer.eos_token
+            text = f"{prompt}{side}"
+            return text if text.endswith(end) else text + end
+        return prompt + side
+
+    def _tokens(self, content: Any, row: Pair, *, add_generation_prompt: bool = False) -> list[int]:
+        if isinstance(content, str):
+            ids: list[int] = self.tokenizer(text=content)["input_ids"]
+            return ids
+        if not self.tokenizer.chat_template:
+            raise JobFailed(": ".join(NO_TEMPLATE))
+        try:
+            ids = self.tokenizer.apply_chat_template(
+                content,
+                tokenize=True,
+                return_dict=True,
+                add_generation_prompt=add_generation_prompt,
+            )["input_ids"]
+        except Exception as error:  # a template is a program: it raises anything
+            raise JobFailed(f"{row.place.text}: the chat template says: {error}") from error
+        return ids
+
+
+def _num_shared(ids: Sequence[int], others: Sequence[int]) -> int:
+    """Return how many leading tokens two sequences have in common."""
+    pairs = zip(ids, others, strict=False)
+    return next(
+        (place for place, (one, other) in enumerate(pairs) if one != other),
+        min(len(ids), len(others)),
+    )

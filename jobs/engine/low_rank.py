@@ -1,0 +1,161 @@
+"""LoRA adapters in the decoder: low-rank products, added to its linear layers and never merged.
+
+y = W x + (alpha / r) B A x (Hu et al. 2021, arXiv:2106.09685). The model's own layers stay as they
+are, so that sequences of different adapters share its GEMMs in one batch, and a training packs its
+frozen weights once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from ..compute.linears import PlainLinear, probe_row_multiples
+
+# The linear layers of a decoder layer that are computed as one.
+FUSED = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+_numbers = count(1)
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """The low-rank product of one layer, scale * B A: A (r, in), B (out, r)."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
+    part: str  # of FUSED
+    outputs: slice  # of the fused layer
+
+
+class Adapter:
+    """The low-rank products of one adapter, by layer number and name of the fused layer."""
+
+    def __init__(
+        self, layers: Sequence[Mapping[str, Sequence[LowRank]]], *, is_batch_invariant: bool
+    ) -> None:
+        """`is_batch_invariant`: whether a token gets the same bits whatever else is in the batch.
+
+        It costs padded rows.
+        """
+        self.layers = layers
+        self.is_batch_invariant = is_batch_invariant
+        self.number = next(_numbers)  # distinct in this process and its forks
+
+    @classmethod
+    def live(cls, layers: Sequence[Any]) -> Adapter:
+        """Return the adapter in the decoder layers of a PeftModel that is trained.
+
+        It has the weights of the model, and so all later updates.
+        """
+        return cls([_products(layer) for layer in layers], is_batch_invariant=False)
+
+    @classmethod
+    def copied(cls, layers: Sequence[Any]) -> Adapter:
+        """Return a copy of the adapter in the decoder layers of a PeftModel, to serve."""
+        copies = [
+            {
+                name: [
+                    LowRank(p.a.clone(), p.b.clone(), p.scale, p.part, p.outputs) for p in products
+                ]
+                for name, products in _products(layer).items()
+            }
+            for layer in layers
+        ]
+        return cls(copies, is_batch_invariant=True)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All weights of the adapter."""
+        products = (p for layer in self.layers for of_fused in layer.values() for p in of_fused)
+        return [tensor for product in products for tensor in (product.a, product.b)]
+
+    def merge_into(self, layers: Sequence[Any]) -> None:
+        """Replace the weights of decoder layers by merged ones, W + scale * B A."""
+        for layer, of_layer in zip(layers, self.layers, strict=True):
+            for product in (p for of_fused in of_layer.values() for p in of_fused):
+                linear = layer.get_submodule(product.part)
+                change = (product.b @ product.a * product.scale).to(linear.weight.dtype)
+                linear.weight = torch.nn.Parameter(linear.weight.detach() + change)
+
+
+class Adapted(NamedTuple):
+    """The tokens of a batch that an adapter applies to: all, or their indices (int64)."""
+
+    adapter: Adapter
+    rows: slice | torch.Tensor = slice(None)
+
+
+def add_products(
+    adapted: Sequence[Adapted], layer: int, name: str, x: torch.Tensor, y: torch.Tensor
+) -> None:
+    """Add each adapter's product to y (tokens, out), the result of a fused layer for x."""
+    for adapter, rows in adapted:
+        products = adapter.layers[layer][name]
+        if not products:
+            continue
+        own = x[rows].to(products[0].a.dtype)
+        for product in products:
+            h = _linear(own, product.a, adapter.is_batch_invariant)
+            h = _linear(h, product.b, adapter.is_batch_invariant).mul_(product.scale)
+            y[rows, product.outputs] += h.to(y.dtype)
+
+
+def among(adapted: Sequence[Adapted], tokens: torch.Tensor) -> list[Adapted]:
+    """Return what applies to some tokens (indices, int64), by their places among them."""
+    return [
+        Adapted(
+            adapter,
+            rows if isinstance(rows, slice) else torch.isin(tokens, rows).nonzero()[:, 0],
+        )
+        for adapter, rows in adapted
+    ]
+
+
+def base_layer(layer: Any) -> Any:
+    """Return the layer of the model in a LoRA layer of PEFT; any other layer as it is."""
+    return getattr(layer, "base_layer", layer)
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, is_batch_invariant: bool) -> torch.Tensor:
+    if not is_batch_invariant:
+        return functional.linear(x, weight)
+    outputs, inputs = weight.shape
+    missing = -len(x) % _row_multiple(outputs, inputs, torch.get_num_threads())
+    return functional.linear(functional.pad(x, (0, 0, 0, missing)), weight)[: len(x)]
+
+
+@cache
+def _row_multiple(outputs: int, inputs: int, threads: int) -> int:
+    """Return the multiple of rows for which float32 GEMM by such a weight is batch-invariant."""
+    probe = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(0))
+    found = probe_row_multiples([PlainLinear([probe], None)], like=probe)
+    return 1 if found is None else found[0]
+
+
+def _products(layer: Any) -> dict[str, list[LowRank]]:
+    """Return the low-rank products in a decoder layer of a PeftModel, by fused layer."""
+    return {name: _of_fused(layer, parts) for name, parts in FUSED.items()}
+
+
+def _of_fused(layer: Any, parts: Sequence[str]) -> list[LowRank]:
+    found, begin = [], 0
+    for part in parts:
+        linear = layer.get_submodule(part)
+        end = begin + base_layer(linear).out_features
+        for name in getattr(linear, "lora_A", ()):
+            a, b = (weights[name].weight.detach() for weights in (linear.lora_A, linear.lora_B))
+            found.append(LowRank(a, b, linear.scaling[name], part, slice(begin, end)))
+        begin = end
+    return found

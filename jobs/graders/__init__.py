@@ -1,0 +1,5 @@
+"""OpenAI's graders that can be computed on this machine: JSON that scores a completion.
+
+`grader` reads them, `template` fills in their texts, `similarity` has the metrics of
+`text_similarity`, `formula` the `calculate_output` of `multi`. Knows no kind and imports no torch.
+"""

@@ -1,0 +1,53 @@
+"""A group: the completions of one prompt with their scores. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .rollout import Completion
+
+SAME = 1e-8  # rewards that differ by less are equal (torch.isclose with 0)
+
+
+@dataclass
+class Group:
+    """The completions of one prompt.
+
+    scores: (G, R) float32, of each completion by each reward, NaN for none. `replayed`: whether the
+    first completion is an earlier one (`replay`).
+    """
+
+    row: int  # of the prompt, in the order of the data
+    completions: list[Completion]
+    scores: Tensor
+    replayed: bool = False
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of the rewards, and whether each is normalized before they are summed."""
+
+    values: Sequence[float]
+    are_for_normalized: bool = False
+
+    def rewards(self, scores: Tensor) -> Tensor:
+        """Return the weighted sum of each completion's scores: (G, R) to (G,), NaN for no score."""
+        return self._weighted(scores).nansum(1).masked_fill(scores.isnan().all(1), torch.nan)
+
+    def has_spread(self, scores: Tensor) -> bool:
+        """Whether rewards within a group differ, so that it has advantages other than 0."""
+        if self.are_for_normalized:
+            return any(_differ(column) for column in self._weighted(scores).unbind(1))
+        return _differ(self.rewards(scores))
+
+    def _weighted(self, scores: Tensor) -> Tensor:
+        return scores * torch.tensor(self.values, device=scores.device)
+
+
+def _differ(values: Tensor) -> bool:
+    known = values[~values.isnan()]
+    return len(known) > 1 and bool(known.max() - known.min() > SAME)

@@ -1,0 +1,243 @@
+"""The options of the GRPO loss, by TRL's names, and their checks. Imports no torch.
+
+The formulas are TRL's (`GRPOTrainer._compute_loss`); `loss_arguments` are the fields of its config.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import SpecError
+from ..spec import Spec, option
+from ..training.options import MOST_STEPS
+
+CLIPPED = ("dapo", "bnpo", "grpo", "dr_grpo", "luspo")  # losses that clip the probability ratio
+LOSSES = (*CLIPPED[:4], "cispo", "sapo", "luspo", "vespo")
+SUM_FIRST, NORMALIZE_FIRST = "sum_then_normalize", "normalize_then_sum"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSpec(Spec):
+    """How advantages follow from rewards, and the loss from advantages."""
+
+    scale_rewards: str = option(
+        "group",
+        "normalization of advantages: by the standard deviation of the group, of the batch, or "
+        "none",
+        group="reward",
+        choices=("group", "batch", "none"),
+    )
+    multi_objective_aggregation: str = option(
+        SUM_FIRST,
+        "order of summing several rewards and normalizing them (normalize_then_sum: GDPO)",
+        group="reward",
+        choices=(SUM_FIRST, NORMALIZE_FIRST),
+    )
+
+    loss_type: str = option(
+        "dapo", "loss formula, by its name in TRL", group="loss", choices=LOSSES
+    )
+    beta: float = option(
+        0.0,
+        "KL coefficient against the reference model, the initial weights (0: no KL term)",
+        group="loss",
+        minimum=0,
+        maximum=1000,
+    )
+    epsilon: float = option(
+        0.2, "clip range of the probability ratio", group="loss", above=0, maximum=1000
+    )
+    epsilon_high: float | None = option(
+        None,
+        "upper clip range of the probability ratio (DAPO: 0.28)",
+        group="loss",
+        default_text="epsilon",
+        above=0,
+        maximum=1000,
+    )
+    delta: float | None = option(
+        None,
+        "upper limit of the probability ratio also for negative advantages (two-sided clipping, "
+        "INTELLECT-2)",
+        group="loss",
+        default_text="no limit",
+        above=0,
+        maximum=1000,
+    )
+    importance_sampling_level: str = option(
+        "token",
+        "level of the probability ratio: per token, or one per sequence (GSPO)",
+        group="loss",
+        choices=("token", "sequence"),
+    )
+    mask_truncated_completions: bool = option(
+        False,
+        "exclusion of completions that reached max_completion_length from the loss",
+        group="loss",
+    )
+    top_entropy_quantile: float = option(
+        1.0,
+        "share of the tokens, those of highest entropy, that the loss is computed on",
+        group="loss",
+        above=0,
+        maximum=1,
+    )
+    off_policy_mask_threshold: float | None = option(
+        None,
+        "KL from the sampling policy, in nats per token, above which sequences of negative "
+        "advantage are excluded from the loss (DeepSeek-V3.2)",
+        group="loss",
+        default_text="no limit",
+        above=0,
+        maximum=1000,
+    )
+    entropy_coef: float = option(
+        0.0,
+        "entropy bonus coefficient (0: none); with entropy_target, its initial value",
+        group="loss",
+        minimum=-1000,
+        maximum=1000,
+    )
+    entropy_target: float | None = option(
+        None,
+        "entropy, in nats per token, up to which the entropy bonus applies and its coefficient "
+        "grows; above it, the coefficient shrinks",
+        group="loss",
+        default_text="constant coefficient",
+        minimum=0,
+        maximum=1000,
+    )
+    entropy_coef_delta: float = option(
+        0.005,
+        "change of the entropy coefficient per step (with entropy_target)",
+        group="loss",
+        above=0,
+        maximum=1000,
+    )
+    entropy_coef_min: float = option(
+        0.0,
+        "minimum of the entropy coefficient (with entropy_target)",
+        group="loss",
+        minimum=-1000,
+        maximum=1000,
+    )
+    entropy_coef_max: float = option(
+        1.0,
+        "maximum of the entropy coefficient (with entropy_target)",
+        group="loss",
+        minimum=-1000,
+        maximum=1000,
+    )
+    ref_model_sync_steps: int | None = option(
+        None,
+        "steps between updates of the reference model towards the policy (with beta)",
+        group="loss",
+        default_text="never",
+        minimum=1,
+        maximum=MOST_STEPS,
+    )
+    ref_model_mixup_alpha: float = option(
+        0.6,
+        "share of the policy in an update of the reference model (with ref_model_sync_steps)",
+        group="loss",
+        above=0,
+        maximum=1,
+    )
+    use_bias_correction_kl: bool = option(
+        True, "multiplication of the KL term by the probability ratio (with beta)", group="loss"
+    )
+    sapo_temperature_pos: float = option(
+        1.0,
+        "temperature of tokens with positive advantage (loss_type sapo)",
+        group="loss",
+        above=0,
+        maximum=1000,
+    )
+    sapo_temperature_neg: float = option(
+        1.05,
+        "temperature of the other tokens (loss_type sapo)",
+        group="loss",
+        above=0,
+        maximum=1000,
+    )
+    vespo_k_pos: float = option(
+        2.0,
+        "power of the sequence weight, advantage not negative (loss_type vespo)",
+        group="loss",
+        minimum=0,
+        maximum=1000,
+    )
+    vespo_lambda_pos: float = option(
+        3.0,
+        "decay of the sequence weight, advantage not negative (loss_type vespo)",
+        group="loss",
+        minimum=0,
+        maximum=1000,
+    )
+    vespo_k_neg: float = option(
+        3.0,
+        "power of the sequence weight, negative advantage (loss_type vespo)",
+        group="loss",
+        minimum=0,
+        maximum=1000,
+    )
+    vespo_lambda_neg: float = option(
+        2.0,
+        "decay of the sequence weight, negative advantage (loss_type vespo)",
+        group="loss",
+        minimum=0,
+        maximum=1000,
+    )
+
+    def check(self) -> None:
+        super().check()
+        self._check_company("delta", self.loss_type in CLIPPED, f"loss_type {_or(CLIPPED)}")
+        for name in self.options():
+            loss, _, parameter = name.partition("_")
+            if loss in ("sapo", "vespo") and parameter:
+                self._check_company(name, self.loss_type == loss, f"loss_type {loss}")
+        self._check_company("ref_model_sync_steps", self.beta > 0, "beta above 0")
+        self._check_company("use_bias_correction_kl", self.beta > 0, "beta above 0")
+        is_synced = self.ref_model_sync_steps is not None
+        self._check_company("ref_model_mixup_alpha", is_synced, "ref_model_sync_steps")
+        for name in ("entropy_coef_delta", "entropy_coef_min", "entropy_coef_max"):
+            self._check_company(name, self.entropy_target is not None, "entropy_target")
+        self._check_entropy_range()
+        if self.scale_rewards != "group" and self.multi_objective_aggregation == NORMALIZE_FIRST:
+            raise SpecError(
+                "scale_rewards",
+                f"must be group with multi_objective_aggregation {NORMALIZE_FIRST}, "
+                f"got {self.scale_rewards}",
+            )
+        if self.loss_type == "vespo" and self.importance_sampling_level == "sequence":
+            raise SpecError(
+                "importance_sampling_level", "must be token with loss_type vespo, got sequence"
+            )
+
+    def _check_company(self, name: str, has_company: bool, company: str) -> None:
+        """Refuse a value other than the default that would have no effect."""
+        value = getattr(self, name)
+        if not has_company and value != self.options()[name].default:
+            raise SpecError(name, f"must go with {company}, got {value} without it")
+
+    def _check_entropy_range(self) -> None:
+        low, high = self.entropy_coef_min, self.entropy_coef_max
+        if low > high:
+            raise SpecError(
+                "entropy_coef_min", f"must be at most {high:g} (entropy_coef_max), got {low:g}"
+            )
+
+    def loss_arguments(self) -> dict[str, Any]:
+        """Return the fields of TRL's GRPOConfig."""
+        same = {name: getattr(self, name) for name in LossSpec.options()}
+        sync_steps, target = same.pop("ref_model_sync_steps"), same.pop("entropy_target")
+        if sync_steps is not None:
+            same |= {"sync_ref_model": True, "ref_model_sync_steps": sync_steps}
+        if target is not None:
+            same |= {"use_adaptive_entropy": True, "entropy_target": target}
+        return same
+
+
+def _or(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"

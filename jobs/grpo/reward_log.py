@@ -1,0 +1,60 @@
+"""The reward log: a JSON line for each completion that a step learned from, with its rewards.
+
+A resumed job cuts the file back to the step of its checkpoint, so that each step is in it once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ..errors import JobFailed
+
+
+class RewardLog:
+    """Appends to the file of one job; lines after `step` are removed when it is opened.
+
+    Raises JobFailed where the file cannot be opened or is not of this job.
+    """
+
+    def __init__(self, path: Path, job_id: str, *, step: int) -> None:
+        self._job_id = job_id
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._cut(path, step)
+        except OSError as error:
+            raise JobFailed(f"reward_log: must be a file to write, got {path}: {error}") from error
+
+    def write(self, step: int, rows: Iterable[dict[str, Any]]) -> None:
+        """Append the lines of a step, all of them or none. Raises OSError (a full disk)."""
+        lines = [orjson.dumps({"job": self._job_id, "step": step, **row}) for row in rows]
+        content = b"\n".join([*lines, b""])
+        end = os.lseek(self._file, 0, os.SEEK_END)
+        try:
+            while content:
+                content = content[os.write(self._file, content) :]
+        except OSError:
+            os.ftruncate(self._file, end)
+            raise
+
+    def flush(self) -> None:
+        """Make the lines survive a power cut: before the checkpoint of their step does."""
+        os.fsync(self._file)
+
+    def _cut(self, path: Path, step: int) -> None:
+        begin = b'{"job":' + orjson.dumps(self._job_id)
+        end = 0
+        with open(path, "rb") as file:
+            for line in file:
+                if end == 0 and not line.startswith(begin):
+                    raise JobFailed(
+                        f"reward_log: must be a new file, got {path}, which has other content"
+                    )
+                if not line.endswith(b"\n") or orjson.loads(line)["step"] > step:
+                    break
+                end += len(line)
+        os.ftruncate(self._file, end)

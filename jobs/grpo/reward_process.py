@@ -1,0 +1,202 @@
+"""Rewards in a process of their own, with a time limit for each call.
+
+The job forks a keeper before it computes anything. The keeper forks the process that runs the
+rewards, and another one after that was killed; it runs no code of the user, so that it never hangs.
+Both end with the job. Requests and answers are JSON: no pickle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import warnings
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+import orjson
+from transformers import TrainerState
+
+from ..errors import JobFailed
+from ..user_code import tracebacks
+from .prompts import Prompt
+from .reward_calls import as_trl_calls
+from .rewards import Reward
+from .user_rewards import KeywordReward, PositionalReward, is_async
+
+_JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+
+
+class RewardFailed(Exception):
+    """The rewards of some completions raised, took too long, or ended their process."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the rewards returned: a score or None of each completion (B) by each reward (R).
+
+    `extra` and `metrics`: what they passed to TRL's `log_extra` and `log_metric`.
+    """
+
+    scores: list[list[float | None]]
+    extra: dict[str, list[Any]]
+    metrics: dict[str, list[float]]
+
+
+class RewardProcess:
+    """The process that runs the rewards. A context manager: leaving it ends the process.
+
+    `prompts`: all prompts that may be scored. `limit_s`: time limit of a call, in seconds.
+    """
+
+    def __init__(
+        self,
+        rewards: Mapping[str, Reward | KeywordReward],
+        prompts: Sequence[Prompt],
+        limit_s: float,
+    ) -> None:
+        self._limit_s = limit_s
+        self._places = {id(prompt): place for place, prompt in enumerate(prompts)}
+        self._keeper, theirs = socket.socketpair()
+        self._keeper_pid = _fork()
+        if self._keeper_pid == 0:
+            self._keeper.close()
+            _keep(theirs, _Scorer(rewards, prompts))
+        theirs.close()
+        self._connection = self._start()
+
+    def __enter__(self) -> RewardProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+        self._keeper.close()
+        os.waitpid(self._keeper_pid, 0)
+
+    def score(
+        self,
+        prompts: Sequence[Prompt],
+        completions: Sequence[str],
+        completion_ids: Sequence[Sequence[int]],
+        state: Mapping[str, Any],
+    ) -> Answer:
+        """Score completions, each of its prompt. `state`: TRL's trainer_state. Raises RewardFailed.
+
+        After a failure other than an exception the next call has a new process.
+        """
+        request = {
+            "places": [self._places[id(prompt)] for prompt in prompts],
+            "completions": completions,
+            "completion_ids": completion_ids,
+            "state": state,
+        }
+        try:
+            self._connection.send_bytes(orjson.dumps(request, option=_JSON))
+            if not self._connection.poll(self._limit_s):
+                self._restart()
+                raise RewardFailed(f"took longer than {self._limit_s:g} s (reward_timeout)")
+            answer = orjson.loads(self._connection.recv_bytes())
+        except (EOFError, OSError) as error:
+            self._restart()
+            raise RewardFailed("the process of the rewards ended") from error
+        if "error" in answer:
+            raise RewardFailed(answer["error"])
+        return Answer(**answer)
+
+    def _restart(self) -> None:
+        self._connection.close()
+        self._connection = self._start()
+
+    def _start(self) -> Connection[Any, Any]:
+        """Let the keeper end the process and fork a new one; return the connection to it."""
+        ours, theirs = Pipe()
+        socket.send_fds(self._keeper, [b"."], [theirs.fileno()])
+        theirs.close()
+        return ours
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # Python 3.12 warns of threads; the child runs Python code only.
+        warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
+        return os.fork()
+
+
+def _keep(job: socket.socket, scorer: _Scorer) -> None:
+    """Fork a process for each connection from the job, one at a time; end with the job."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # stop requests are for the job
+    child = 0
+    try:
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(job, 1, 1)
+            if child:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            if not data:
+                break
+            child = _fork()
+            if child == 0:
+                job.close()
+                scorer.serve(Connection(descriptors[0]))
+            os.close(descriptors[0])
+    finally:
+        os._exit(0)
+
+
+class _Scorer:
+    """Runs the rewards, in their process."""
+
+    def __init__(
+        self, rewards: Mapping[str, Reward | KeywordReward], prompts: Sequence[Prompt]
+    ) -> None:
+        self._rewards = rewards
+        self._prompts = prompts
+        self._calls = as_trl_calls(rewards, prompts)
+
+    def serve(self, job: Connection[Any, Any]) -> None:
+        """Answer requests until the job closes the connection; then end this process."""
+        for reward in self._rewards.values():
+            if isinstance(reward, PositionalReward | KeywordReward):
+                reward.move_here()
+        with suppress(EOFError, OSError):
+            while True:
+                request = orjson.loads(job.recv_bytes())
+                try:
+                    answer = orjson.dumps(self._answer(request), option=_JSON)
+                # Any error, sys.exit() included, leaves out the group alone.
+                except (Exception, SystemExit) as error:
+                    is_told = isinstance(error, JobFailed)
+                    reason = str(error) if is_told else tracebacks.reason(error)
+                    answer = orjson.dumps({"error": reason})
+                job.send_bytes(answer)
+        os._exit(0)
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        extra: dict[str, list[Any]] = defaultdict(list)
+        metrics: dict[str, list[float]] = defaultdict(list)
+        rows = [self._prompts[place] for place in request["places"]]
+        keywords = {
+            "prompts": [row.text for row in rows],
+            "completions": request["completions"],
+            "completion_ids": request["completion_ids"],
+            "row": rows,
+            "trainer_state": TrainerState(**request["state"]),
+            "log_extra": lambda column, values: extra[column].extend(values),
+            "log_metric": lambda name, value: metrics[name].append(value),
+        }
+        by_reward = asyncio.run(self._called(keywords))
+        by_completion = [list(scores) for scores in zip(*by_reward, strict=True)]
+        return {"scores": by_completion, "extra": extra, "metrics": metrics}
+
+    async def _called(self, keywords: dict[str, Any]) -> list[list[float | None]]:
+        """Call the rewards as TRL does: async ones concurrently."""
+        waiting = [call(**keywords) for call in self._calls if is_async(call)]
+        found = [None if is_async(call) else call(**keywords) for call in self._calls]
+        awaited = iter(await asyncio.gather(*waiting))
+        return [next(awaited) if scores is None else scores for scores in found]

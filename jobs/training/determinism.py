@@ -1,0 +1,30 @@
+"""Deterministic kernels for the part of a step that learns, on a GPU.
+
+On a CPU the same state gives the same bits anyway. On a GPU the backward pass of attention and the
+gradient of embeddings add in an order that varies from run to run, unless torch is told to use
+deterministic algorithms. Generation is left out: it samples with a cumulative sum, for which torch
+has no deterministic algorithm and raises. Imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+
+settings = cast(Any, torch.utils).deterministic  # its attributes are not declared
+
+
+@contextmanager
+def algorithms(*, deterministic: bool) -> Iterator[None]:
+    """Use deterministic algorithms of torch within this block, or any."""
+    before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(deterministic)
+    settings.fill_uninitialized_memory = False  # what is read is written: filling costs bandwidth
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        settings.fill_uninitialized_memory = before[1]

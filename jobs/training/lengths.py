@@ -1,0 +1,28 @@
+"""The length in tokens that training rows are cut at. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import JobFailed
+
+MAX_LENGTH = 1024  # tokens of a row, unless the options or the model's positions say otherwise
+
+
+def row_length(asked: int | None, positions: int | None) -> int:
+    """Return the maximum row length: as asked for, or what the positions of a model permit."""
+    return asked or min(MAX_LENGTH, positions or MAX_LENGTH)
+
+
+def most_tokens_of_a_row(asked: int | None, model: Any, name: str) -> int:
+    """Return `row_length` for a model.
+
+    Raises JobFailed where more is asked for than the model has positions.
+    """
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    max_length = row_length(asked, limit)
+    if limit is not None and max_length > limit:
+        raise JobFailed(
+            f"max_length: must be at most {limit} (the positions of {name}), got {max_length}"
+        )
+    return max_length

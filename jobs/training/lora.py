@@ -1,0 +1,96 @@
+"""LoRA training: an adapter of PEFT on a frozen model (Hu et al. 2021, arXiv:2106.09685).
+
+Imports torch and peft: only `run` of a kind imports it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from torch import Tensor
+
+from ..context import Context, WarmModel
+from ..errors import JobFailed
+from ..models.adapters import CONFIG, is_adapter
+from .deprecations import no_deprecations
+from .options import ALL_LINEAR, NOT_ON_ADAPTER, TrainingSpec
+
+# Optimal learning rates of LoRA are about ten times those of full training, whatever the rank is:
+# Schulman et al., "LoRA Without Regret" (Thinking Machines Lab, 2025), with lora_alpha 32.
+LEARNING_RATE_FACTOR = 10.0
+_FAR_OFF = 10.0  # factor from the default beyond which a learning rate is warned of
+
+
+def with_adapter(warm: WarmModel, model: Any, spec: TrainingSpec) -> PeftModel:
+    """Return `model` (of `warm`) with a new adapter to train and its own weights frozen.
+
+    The adapter begins as PEFT's does: B is zero, A is drawn from the job's seed. Raises JobFailed.
+    """
+    if is_adapter(warm.path):
+        raise JobFailed(f"lora: {NOT_ON_ADAPTER}")
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    for name, module in model.named_modules():
+        if module in ends and name.rpartition(".")[2] in spec.lora_targets:
+            raise JobFailed("lora_targets: must not be the embeddings or the vocabulary head")
+    assert spec.lora is not None
+    config = LoraConfig(
+        r=spec.lora,
+        lora_alpha=spec.lora_alpha,
+        target_modules=_targets(spec.lora_targets),
+        lora_dropout=spec.lora_dropout,
+        task_type="CAUSAL_LM" if model.can_generate() else None,
+    )
+    with torch.random.fork_rng(), no_deprecations():
+        # PEFT reports that GPT-2 stores its weights transposed.
+        warnings.filterwarnings("ignore", "fan_in_fan_out", UserWarning)
+        torch.manual_seed(spec.seed)
+        try:
+            wrapped = get_peft_model(model, config)
+        except ValueError as error:
+            reason = str(error).partition("\n")[0]
+            raise JobFailed(f"lora_targets: must be layers of the model: {reason}") from error
+    config.base_model_name_or_path = str(warm.path.absolute())
+    return wrapped
+
+
+def _targets(names: tuple[str, ...]) -> str | list[str]:
+    return ALL_LINEAR if names == (ALL_LINEAR,) else list(names)
+
+
+def write_adapter_config(model: PeftModel, folder: Path) -> None:
+    """Write adapter_config.json: the same bytes for the same adapter."""
+    settings = model.peft_config["default"].to_dict() | {"inference_mode": True}
+    plain = {
+        name: sorted(value) if isinstance(value, set) else value for name, value in settings.items()
+    }
+    options = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS
+    (folder / CONFIG).write_bytes(orjson.dumps(plain, option=options))
+
+
+def adapter_tensors(model: PeftModel) -> dict[str, Tensor]:
+    """Return the adapter's weights by their names in a file of PEFT."""
+    tensors: dict[str, Tensor] = get_peft_model_state_dict(model, save_embedding_layers=False)
+    return tensors
+
+
+def chosen_learning_rate(spec: TrainingSpec, ctx: Context, full: float) -> float:
+    """Return the learning rate of a job; `full` is the default of training all weights.
+
+    Warns of a rate for LoRA that is far from its default.
+    """
+    if spec.lora is None:
+        return spec.learning_rate or full
+    usual = LEARNING_RATE_FACTOR * full
+    rate = spec.learning_rate or usual
+    if not usual / _FAR_OFF < rate < usual * _FAR_OFF:
+        ctx.emit(
+            "warning",
+            message=f"learning_rate: {rate:g} is far from {usual:g}, the default of LoRA for this "
+            f"model ({LEARNING_RATE_FACTOR:g} times that of full training)",
+        )
+    return rate

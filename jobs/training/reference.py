@@ -1,0 +1,55 @@
+"""The frozen reference model of a KL term: the warm weights, shared until the first update.
+
+Imports torch and transformers: only `run` of a kind imports it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from typing import Any
+
+from torch import nn
+from transformers import TrainerCallback
+
+
+def weight_sharing_clone(model: Any) -> Any:
+    """Return a copy of a model that shares the memory of its weights.
+
+    `copy_shared_weights` copies them before the first update: for a 0.5B model 2 GB that the first
+    step does not wait for.
+    """
+    weights = [*model.parameters(), *model.buffers()]
+    same: dict[int, Any] = {
+        id(weight): nn.Parameter(weight.data, requires_grad=weight.requires_grad)
+        if isinstance(weight, nn.Parameter)
+        else weight
+        for weight in weights
+    }
+    # Every module has a dozen dicts and sets, most of them empty; deepcopy would spend most of its
+    # time on them.
+    parts = [part for module in model.modules() for part in vars(module).values()]
+    same |= {id(part): type(part)() for part in parts if type(part) in _EMPTY and not part}
+    return copy.deepcopy(model, same)
+
+
+_EMPTY = (dict, OrderedDict, set)
+
+
+def copy_shared_weights(policy: Any, reference: Any) -> None:
+    """Copy the weights that the policy shares with its reference."""
+    shared = {weight.data_ptr() for weight in reference.parameters()}
+    for weight in policy.parameters():
+        if weight.data_ptr() in shared:
+            weight.data = weight.data.clone()
+
+
+class CopyBeforeUpdate(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Copies the shared weights before the optimizer changes them."""
+
+    def __init__(self, policy: Any, reference: Any) -> None:
+        self._policy = policy
+        self._reference = reference
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        copy_shared_weights(self._policy, self._reference)

@@ -1,0 +1,117 @@
+"""The course of a job that trains on the rows of a file: what its kinds (SFT, DPO) do alike.
+
+Imports torch only in its functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..context import Context, step_of
+from ..data.reader import progress, report_skipped
+from ..errors import Stopped
+from .row_options import RowTrainingSpec
+from .rows import Rows
+from .tokens import E, Encoder, Examples, tokenized
+
+if TYPE_CHECKING:
+    from .row_trainer import RowTrainer
+
+
+def load_rows(spec: RowTrainingSpec, ctx: Context) -> Rows[Any]:
+    """Read the rows of a job; report how many were skipped."""
+    rows = spec.rows
+    report_skipped(ctx.emit, rows.reading)
+    return rows
+
+
+def encode(
+    spec: RowTrainingSpec,
+    ctx: Context,
+    rows: Rows[Any],
+    how: Encoder[E],
+    kind: type[E],
+    checkpoint: Path | None,
+) -> tuple[Examples[E], Examples[E]]:
+    """Return the examples to train on and those held out; report their lengths.
+
+    Raises Stopped, and JobFailed where none is left.
+    """
+
+    def check_stop() -> None:
+        if ctx.stop.is_set():
+            raise Stopped(0 if checkpoint is None else step_of(checkpoint))
+
+    corpus = tokenized(ctx.cache_dir, spec.kind, rows, how, check_stop, progress(ctx.emit))
+    for part, lengths in corpus.facts.items():
+        if lengths["rows"]:
+            ctx.emit("lengths", part=part, cached=not corpus.is_new, **lengths)
+    return Examples(corpus, corpus.train, kind), Examples(corpus, corpus.validation, kind)
+
+
+def train(
+    spec: RowTrainingSpec,
+    ctx: Context,
+    trainer: RowTrainer,
+    checkpoint: Path | None,
+    measured: Sequence[str],
+    **about: Any,
+) -> dict[str, Any]:
+    """Train to the end, evaluate before and after, write the model; return the job's result.
+
+    `measured`: the fields of an evaluation that the result has. `about`: further fields of the
+    `begin` event. Raises Stopped and JobFailed.
+    """
+    from ..compute.aten_overrides import ONEDNN, fast_kernels, recorded_choice
+
+    gemm = recorded_choice(ctx.run_dir / "gemm", ctx.device)
+    _announce(spec, ctx, trainer, checkpoint, gemm=gemm, **about)
+    with fast_kernels(onednn=gemm == ONEDNN):
+        if checkpoint is None and trainer.held_out:
+            trainer.check_weights()
+            trainer.before = trainer.evaluate_before()
+        trainer.train_to_end(checkpoint)
+    trainer.save_final_model(ctx.run_dir / "model")
+    return {
+        "steps": trainer.state.global_step,
+        "eval_before": _chosen(trainer.before, measured),
+        "eval_after": _chosen(trainer.last_eval, measured),
+        "model": "model",
+        "metrics": trainer.last_metrics,
+    }
+
+
+def _chosen(evaluation: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, Any] | None:
+    return None if evaluation is None else {name: evaluation[name] for name in (*names, "n")}
+
+
+def _announce(
+    spec: RowTrainingSpec,
+    ctx: Context,
+    trainer: RowTrainer,
+    checkpoint: Path | None,
+    **about: Any,
+) -> None:
+    import torch
+
+    from ..compute.levels import compute_summary
+
+    ctx.emit(
+        "begin",
+        steps_total=spec.steps_total,
+        resumed_from=None if checkpoint is None else step_of(checkpoint),
+        model=spec.model,
+        parameters=trainer.model.num_parameters(),
+        trained_parameters=trainer.model.num_parameters(only_trainable=True),
+        device=str(trainer.args.device),
+        threads=torch.get_num_threads(),
+        batch_size=spec.batch_size,
+        gradient_accumulation=spec.gradient_accumulation,
+        packing=trainer.most_tokens is not None,  # false: by padded batches
+        pack_tokens=trainer.most_tokens,  # most in one pass of the model
+        learning_rate=trainer.args.learning_rate,
+        **compute_summary(ctx.device),
+        **about,
+    )

@@ -1,0 +1,197 @@
+"""The options of the kinds that train on rows of a data set (SFT, DPO). Imports no torch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from ..data.options import RecordsSpec
+from ..data.sources import TAKES, located
+from ..errors import SpecError
+from ..models.architectures import check_generates
+from ..models.chat_templates import NO_TEMPLATE
+from ..models.tokenizer_folder import TokenizerFolder
+from ..spec import option, override
+from .lengths import MAX_LENGTH, row_length
+from .options import MOST_CHARACTERS, MOST_ROWS, MOST_STEPS, MOST_TOKENS, TrainingSpec
+from .rows import Rows, RowSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowTrainingSpec(RecordsSpec, TrainingSpec):
+    """Train a decoder on the rows of a data set, and measure it on others."""
+
+    argument: ClassVar[str | None] = "dataset"
+    changeable: ClassVar[tuple[str, ...]] = (*TrainingSpec.changeable, "eval_every")
+
+    dataset: str | None = option(
+        None, "data set", group="data", default_text="none: it must be given"
+    )
+    samples: int | None = option(
+        None,
+        "number of training records, from the top of the dataset; all: those that are not held out",
+        group="data",
+        default_text="all",
+        minimum=1,
+        maximum=MOST_ROWS,
+        none_word="all",
+    )
+    max_length: int | None = option(
+        None,
+        "maximum record length in tokens; longer records are cut at the end",
+        group="data",
+        default_text=f"{MAX_LENGTH}, or the positions of the model where they are fewer",
+        minimum=2,
+        maximum=MOST_TOKENS,
+    )
+    chat_template: bool = option(
+        False, "chat template of the tokenizer, applied to plain prompts", group="data"
+    )
+    system: str | None = option(None, "system message at the start of a chat", group="data")
+
+    model: str = option("demo", "warm model to train", group="model")
+
+    epochs: int = option(
+        1, "passes over the training records", group="optimization", minimum=1, maximum=10**6
+    )
+    steps: int | None = override(
+        TrainingSpec, "steps", default_text="epochs over the training records"
+    )
+    batch_size: int = override(TrainingSpec, "batch_size", default=8)
+    gradient_accumulation: int = override(TrainingSpec, "gradient_accumulation", default=1)
+    warmup_steps: int = override(TrainingSpec, "warmup_steps", default=0)
+
+    eval_dataset: str | None = option(
+        None,
+        "data set of held-out records",
+        group="evaluation",
+        default_text="the records of dataset after those trained on",
+    )
+    eval_samples: int | None = option(
+        None,
+        "number of held-out records to measure on",
+        group="evaluation",
+        default_text="all of eval_dataset, otherwise 0",
+        minimum=0,
+        maximum=MOST_ROWS,
+    )
+    eval_every: int = option(
+        0,
+        "steps between evaluations (0: only before the first and after the last step)",
+        group="evaluation",
+        minimum=0,
+        maximum=MOST_STEPS,
+    )
+
+    @property
+    @abstractmethod
+    def source(self) -> RowSource[Any]:
+        """Where the rows come from."""
+
+    @cached_property
+    def rows(self) -> Rows[Any]:
+        """The rows to train on and those held out, read and checked. Raises SpecError."""
+        return self.source.load()
+
+    def cut_at(self, positions: int | None) -> int:
+        return row_length(self.max_length, positions)
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of one optimizer step."""
+        return self.batch_size * self.gradient_accumulation
+
+    @property
+    def steps_total(self) -> int:
+        """The optimizer steps of the whole job; the last step of an epoch may have fewer rows.
+
+        `samples` must be known: `located` counts the rows of the file.
+        """
+        if self.steps is not None:
+            return self.steps
+        if self.samples is None:
+            raise SpecError("samples", "must be given, or else steps, got neither")
+        return self.epochs * -(-self.samples // self.rows_per_step)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there are held-out rows."""
+        return self.eval_dataset is not None or bool(self.eval_samples)
+
+    def source_options(self) -> dict[str, Any]:
+        """Return the fields of a RowSource that these options set."""
+        is_apart = self.eval_dataset is not None
+        return {
+            "dataset": self.dataset or "",
+            "eval_dataset": self.eval_dataset,
+            "samples": self.samples,
+            "eval_samples": self.eval_samples if is_apart else self.eval_samples or 0,
+            "chat_template": self.chat_template,
+            "system": self.system,
+            "skip_bad_rows": self.skip_bad_rows,
+            "columns": self.column_names,
+        }
+
+    def check(self) -> None:
+        super().check()
+        if not self.dataset:
+            raise SpecError("dataset", f"must be given: {TAKES}")
+        self.check_text("system")
+        if self.eval_dataset is not None and self.eval_samples == 0:
+            raise SpecError("eval_samples", "must be at least 1 with eval_dataset, got 0")
+        for name in ("eval_every", "keep_best"):
+            value = getattr(self, name)
+            is_of_eval = name == "eval_every" or str(value).startswith("eval_")
+            if value and is_of_eval and not self.is_measured:
+                raise SpecError(name, "must go with eval_samples or eval_dataset, got it alone")
+
+    def check_text(self, name: str) -> None:
+        """Bound a text that is repeated in every row. Raises SpecError."""
+        length = len(getattr(self, name) or "")
+        if length > MOST_CHARACTERS:
+            raise SpecError(name, f"must be at most {MOST_CHARACTERS} characters, got {length}")
+
+    def located(self, folder: Path) -> Self:
+        """Return the spec with data sets, seen from `folder`, by absolute path, `samples` known.
+
+        Raises SpecError.
+        """
+        changes: dict[str, Any] = {
+            name: located(name, getattr(self, name), folder)
+            for name in ("dataset", "eval_dataset")
+            if getattr(self, name) is not None
+        }
+        spec = replace(self, **changes)
+        if spec.samples is None:  # a file that grows later must not change what the job is
+            spec = replace(spec, samples=len(spec.rows.train))
+        return spec
+
+    def extended(self, steps: int) -> Self:
+        """Return the same spec with another number of steps in all. Raises SpecError."""
+        steps = self.options()["steps"].convert(steps)
+        return self if steps == self.steps_total else replace(self, steps=steps)
+
+    def check_inputs(self, model_config: Mapping[str, Any] | None) -> None:
+        """Check what needs files: rows, trackers, lengths. Raises SpecError.
+
+        `model_config` is the content of the model's config.json, None when it is not at hand.
+        """
+        super().check_inputs(model_config)
+        config = model_config or {}
+        check_generates(config)
+        _ = self.rows
+        limit = config.get("text_config", config).get("max_position_embeddings")
+        if None not in (limit, self.max_length) and int(str(self.max_length)) > int(str(limit)):
+            raise SpecError(
+                "max_length",
+                f"must be at most {limit} (the positions of {self.model}), got {self.max_length}",
+            )
+
+    def check_model_files(self, folder: Path) -> None:
+        """Check that there is a chat template where a chat needs one. Raises SpecError."""
+        if self.rows.has_chats and TokenizerFolder(folder).lacks_chat_template():
+            raise SpecError(*NO_TEMPLATE)

@@ -1,0 +1,205 @@
+"""Rows of a data set: checked, divided into those to train on and those held out.
+
+What one row must look like is the kind's: a subclass of RowSource. Rows are read in the shell, to
+check a job before it is queued, and again in the work horse; memory holds one of them at a time.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import islice
+from typing import Any, Generic, Protocol, TypeVar
+
+import orjson
+
+from ..data.columns import Columns
+from ..data.reader import Reader, Reading
+from ..errors import SpecError
+from ..files import jsonl
+
+Messages = list[dict[str, str]]
+
+
+class Row(Protocol):
+    """One row of a data set, as a kind uses it."""
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it goes through the chat template."""
+
+    @property
+    def content(self) -> list[Any]:
+        """What the row teaches, as plain JSON values."""
+
+
+R = TypeVar("R", bound=Row)
+
+
+@dataclass(frozen=True)
+class Part(Generic[R]):
+    """Rows of a data set, read again whenever they are iterated over."""
+
+    source: RowSource[R]
+    option: str  # that names the data set
+    path: str
+    first: int  # usable rows before them
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[R]:
+        rows = self.source.rows(self.option, self.path, self.source.reading())
+        return islice(rows, self.first, self.first + self.count)
+
+
+@dataclass(frozen=True)
+class Rows(Generic[R]):
+    """The rows that a job uses, all of them checked."""
+
+    train: Part[R]
+    held_out: Part[R]
+    reading: Reading
+    has_chats: bool  # whether a row goes through the chat template
+    fingerprint: str  # see RowsDigest
+
+
+class RowsDigest:
+    """The sha256 of the rows that a job uses, in their order."""
+
+    def __init__(self) -> None:
+        self.has_chats = False
+        self._digest = sha256()
+
+    def add(self, rows: Iterable[Row]) -> int:
+        """Add rows; return how many there were."""
+        count = 0
+        for row in rows:
+            self.has_chats = self.has_chats or row.is_chat
+            self._add(row.content)
+            count += 1
+        return count
+
+    def end_part(self) -> None:
+        """Add the boundary between the rows to train on and those held out."""
+        self._add(None)
+
+    def _add(self, content: Any) -> None:
+        self._digest.update(orjson.dumps(content, option=orjson.OPT_SORT_KEYS) + b"\n")
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSource(ABC, Generic[R]):
+    """Where rows come from, and how they are read."""
+
+    dataset: str
+    eval_dataset: str | None = None
+    samples: int | None = None  # to train on; None: all but those held out
+    eval_samples: int | None = 0  # None: all of eval_dataset
+    chat_template: bool = False
+    system: str | None = None
+    skip_bad_rows: bool = False
+    columns: Columns = field(default_factory=Columns)
+
+    @abstractmethod
+    def row(self, values: Mapping[str, Any], place: jsonl.Place) -> R:
+        """Return the row of one record. Raises SpecError."""
+
+    def reading(self) -> Reading:
+        """How records are read; it counts those that are skipped."""
+        return Reading(self.columns, self.skip_bad_rows)
+
+    def rows(self, option: str, path: str, reading: Reading) -> Iterator[R]:
+        """Yield the usable rows of a data set. Raises SpecError for a bad one."""
+        return Reader(self.row, reading).rows(option, path)
+
+    def load(self) -> Rows[R]:
+        """Read and check the rows.
+
+        Those held out are the first of `eval_dataset`, or else those of `dataset` after the
+        training's. Raises SpecError, by file, line and field, for a row that cannot be learned
+        from, and where there are fewer rows than asked for.
+        """
+        reading, digest = self.reading(), RowsDigest()
+        samples = self._count() if self.samples is None else self.samples
+        following = 0 if self.eval_dataset is not None else self.eval_samples or 0
+        found = self.rows("dataset", self.dataset, reading)
+        count = digest.add(islice(found, samples))
+        digest.end_part()
+        count += digest.add(islice(found, following))
+        self._check_count("samples", samples, count - following, self.dataset, reading, following)
+        held_out = Part(self, "dataset", self.dataset, samples, following)
+        if self.eval_dataset is not None:
+            found = self.rows("eval_dataset", self.eval_dataset, reading)
+            count = digest.add(islice(found, self.eval_samples))
+            wanted = count if self.eval_samples is None else self.eval_samples
+            self._check_count("eval_samples", wanted, count, self.eval_dataset, reading)
+            held_out = Part(self, "eval_dataset", self.eval_dataset, 0, count)
+        train = Part(self, "dataset", self.dataset, 0, samples)
+        return Rows(train, held_out, reading, digest.has_chats, digest.hexdigest())
+
+    def _count(self) -> int:
+        """Return the number of rows to train on: all but those held out. Raises SpecError."""
+        count = sum(1 for _ in self.rows("dataset", self.dataset, self.reading()))
+        held_out = 0 if self.eval_dataset is not None else self.eval_samples or 0
+        if 0 < count <= held_out:
+            raise SpecError(
+                "eval_samples",
+                f"must be below {count} (the rows of {self.dataset}), got {held_out}",
+            )
+        return max(count - held_out, 1)  # of none, `load` says why
+
+    def _check_count(
+        self, option: str, wanted: int, found: int, path: str, reading: Reading, others: int = 0
+    ) -> None:
+        """Check that `wanted` rows of a data set are found, and `others` held out after them."""
+        if found + others <= 0:
+            raise SpecError(
+                "dataset" if option == "samples" else "eval_dataset",
+                f"must have a row to learn from, got {path}: {reading.num_skipped} bad rows, "
+                f"the first: {reading.first_fault}",
+            )
+        if found < wanted:
+            held_out = f", but for the {others} held out" if others else ""
+            raise SpecError(
+                option, f"must be at most {found} (the rows of {path}{held_out}), got {wanted}"
+            )
+
+    def opened(self, messages: Messages) -> Messages:
+        """Return a chat with the system message before it, unless it has one."""
+        if self.system is None or messages[0]["role"] == "system":
+            return messages
+        return [{"role": "system", "content": self.system}, *messages]
+
+
+def ended_by_assistant(value: Any, place: jsonl.Place) -> Messages:
+    """Return chat messages of which the last is an assistant's. Raises SpecError."""
+    messages = jsonl.messages(_unweighted(value, place), place)
+    role = messages[-1]["role"]
+    if role != "assistant":
+        raise (
+            place.item(len(messages) - 1)
+            .field("role")
+            .fault("assistant, for the last message", role[:80])
+        )
+    return messages
+
+
+def _unweighted(value: Any, place: jsonl.Place) -> Any:
+    """Drop OpenAI's `weight` from messages where it says what is so anyway: 1."""
+    if not isinstance(value, list):
+        return value
+    for index, item in enumerate(value):
+        if isinstance(item, dict) and item.get("weight", 1) != 1:
+            raise place.item(index).field("weight").fault("1 or absent", str(item["weight"])[:80])
+    return [
+        {k: v for k, v in item.items() if k != "weight"} if isinstance(item, dict) else item
+        for item in value
+    ]

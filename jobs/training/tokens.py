@@ -1,0 +1,133 @@
+"""Tokens of the rows of a job, on disk: the same rows are tokenized once, and memory-mapped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from ..data.corpus import FOLDER, Array, Corpus, Writer, open_or_build, tokenizer_digest
+from ..data.lengths import Lengths
+from ..errors import JobFailed
+from .rows import Row, Rows, RowsDigest
+
+Report = Callable[[str, int, int | None, str], None]
+
+
+class Example(Protocol):
+    """The tokens of a row, as a kind trains on them."""
+
+    def columns(self) -> Mapping[str, Sequence[int]]:
+        """Return them as sequences of one length."""
+
+    @classmethod
+    def of_columns(cls, columns: Mapping[str, Array], /) -> Self:
+        """Return the example that `columns` came from."""
+
+
+E = TypeVar("E", bound=Example)
+E_co = TypeVar("E_co", bound=Example, covariant=True)
+
+
+class Encoder(Protocol[E_co]):
+    """Turns rows into tokens."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer, of transformers."""
+
+    @property
+    def max_length(self) -> int:
+        """The tokens that a row is cut at."""
+
+    @property
+    def dtypes(self) -> Mapping[str, str]:
+        """The columns of an example with their numpy types."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What the tokens depend on, besides rows, tokenizer and `max_length`."""
+
+    def encode(self, rows: Iterable[Any], lengths: Lengths, /) -> Iterator[E_co]:
+        """Yield the examples of rows with something to learn, and count the lengths of all."""
+
+
+@dataclass(frozen=True)
+class Examples(Sequence[E], Generic[E]):
+    """Examples of a corpus by number; a memory-mapped one is read when it is asked for."""
+
+    corpus: Corpus
+    numbers: Array  # of the examples
+    kind: type[E]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def lengths(self) -> Array:
+        """The tokens of every example."""
+        return self.corpus.lengths[self.numbers]
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return Examples(self.corpus, self.numbers[index], self.kind)
+        return self.kind.of_columns(self.corpus.example(self.numbers[index]))
+
+
+def tokenized(
+    cache: Path,
+    kind: str,
+    rows: Rows[Any],
+    how: Encoder[Any],
+    check_stop: Callable[[], None],
+    report: Report,
+) -> Corpus:
+    """Return the examples of rows from the cache of a home, or tokenize them into it.
+
+    `facts` of the corpus has the lengths of both parts. Raises JobFailed when no row of a part
+    leaves a token to learn, and when the rows change meanwhile.
+    """
+
+    def build(writer: Writer) -> None:
+        digest = RowsDigest()
+        for part, is_held_out in ((rows.train, False), (rows.held_out, True)):
+            lengths = Lengths(how.max_length)
+            counted = _counted(_observed(part, digest), len(part), check_stop, report)
+            for example in how.encode(counted, lengths):
+                writer.add(example.columns(), held_out=is_held_out)
+            if not is_held_out:
+                digest.end_part()
+            if lengths.rows and lengths.rows == lengths.dropped:
+                raise JobFailed(
+                    "max_length: must leave a token to learn in one row at least, got "
+                    f"{how.max_length} for {lengths.rows} rows"
+                )
+            writer.facts["eval" if is_held_out else "train"] = lengths.facts()
+        if digest.hexdigest() != rows.fingerprint:
+            raise JobFailed("dataset: must not change while it is read, got other rows")
+
+    key = {
+        "kind": kind,
+        "rows": rows.fingerprint,
+        "tokenizer": tokenizer_digest(how.tokenizer),
+        "special": how.tokenizer.special_tokens_map,
+        "max_length": how.max_length,
+        **how.identity,
+    }
+    return open_or_build(cache / FOLDER, key, how.dtypes, build, check_stop)
+
+
+def _observed(rows: Iterable[Row], digest: RowsDigest) -> Iterator[Row]:
+    for row in rows:
+        digest.add([row])
+        yield row
+
+
+def _counted(
+    rows: Iterable[Row], total: int, check_stop: Callable[[], None], report: Report
+) -> Iterator[Row]:
+    for done, row in enumerate(rows):
+        check_stop()
+        report("tokenizing", done, total, "rows")
+        yield row
