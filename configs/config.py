@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from .entries import ModelConfig, WorkerConfig, parse_model
 from .queues import INFER, TRAIN
-from .settings import SETTINGS, Setting
+from .settings import NOTIFY_DEFAULT, SETTINGS, Setting
 from .values import ConfigError, folder, is_loopback, redacted_url, unknown_key
 from .yamlfile import read_mapping
 
@@ -52,8 +52,10 @@ class DaemonConfig:
     http_host: str = "127.0.0.1"
     http_port: int | None = 8421  # 0: any free one; None: no HTTP
     http_token: str | None = field(default=None, repr=False)
+    http_page: str = "on"  # on, read or off
     http_queue_limit: int = 256
     http_files: Path | None = None  # absolute; None: no request may name a file
+    http_graders: tuple[str, ...] = ()  # module:function
     max_uploads_bytes: int = 10_000_000_000
     keep_uploads_s: float | None = 2_592_000.0  # None: forever
     keep_answers_s: float | None = 86400.0  # None: forever
@@ -61,6 +63,8 @@ class DaemonConfig:
     max_answers_bytes: int = 10_000_000_000
     memory_budget_bytes: int | None = None  # of all warm models together; None: automatic
     stop_grace_s: float = 120.0
+    notify: str | None = field(default=None, repr=False)  # may hold a token
+    notify_on: tuple[str, ...] = NOTIFY_DEFAULT
     log_bytes: int = 10_000_000
     log_files: int = 5
     defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # by kind; unchecked
@@ -76,6 +80,8 @@ class DaemonConfig:
         rebuilt = {
             "home": Path(values["home"]),
             "http_files": Path(values["http_files"]) if values.get("http_files") else None,
+            "http_graders": tuple(values.get("http_graders", ())),
+            "notify_on": tuple(values["notify_on"]),
             "models": tuple(ModelConfig(**model) for model in values["models"]),
             "workers": tuple(WorkerConfig(**worker) for worker in values["workers"]),
         }

@@ -1,7 +1,8 @@
 """The entries of the lists `models` and `workers`, and the one line that spells each.
 
     NAME=PATH[,dtype=DTYPE][,task=TASK][,precision=PRECISION]            a model; or PATH alone
-    NAME=QUEUE[,isolation=ISOLATION][,slots=N][,threads=N][,nice=N]      a worker
+    NAME=QUEUE[,isolation=ISOLATION][,slots=N][,threads=N][,nice=N][,device=DEVICE]
+              [,gpu_memory=SHARE]                                     a worker
 
 The same line serves options, variables and YAML; YAML also takes the keys one by one.
 """
@@ -11,12 +12,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from . import precision as precisions
-from .queues import QUEUES, TRAIN
+from . import gpus, precision as precisions
+from .gpus import AUTO, read_device
+from .queues import INFER, QUEUES, TRAIN
 from .values import (
     ConfigError,
     choice,
@@ -45,9 +47,10 @@ class ModelConfig:
 
     name: str
     path: str  # an absolute folder, a hub id (`org/name`, `name`) or one of BUILTIN_MODELS
-    dtype: str = "float32"
+    dtype: str = field(default_factory=lambda: "auto" if gpus.visible() else "float32")
     task: str = "auto"
-    precision: str = precisions.NATIVE  # of the computation, unless a job sets another
+    # Of the computation, unless a job sets another.
+    precision: str = field(default_factory=lambda: "bf16" if gpus.visible() else precisions.NATIVE)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "precision", precisions.current(self.precision))
@@ -63,6 +66,8 @@ class WorkerConfig:
     slots: int = 1  # jobs at a time; only a resident worker of queue infer has more than one
     threads: int | None = None  # None: chosen for each job by its model's size
     nice: int | None = None  # of its horses, as nice(1) has it; None: by the queue
+    device: str = AUTO  # AUTO: the first GPU, else the CPU; CPU; cuda:N; the UUID of a GPU or MIG
+    gpu_memory: int = 100  # percent of the GPU's memory that one process may take
 
     @property
     def niceness(self) -> int:
@@ -87,11 +92,26 @@ def read_models(field: str, value: object, base: Path) -> tuple[ModelConfig, ...
 
 
 def read_workers(field: str, value: object, base: Path) -> tuple[WorkerConfig, ...]:
-    """Read a list of workers, or their lines with `;` between. Raises ConfigError."""
+    """Read a list of workers, or their lines with `;` between; `auto`: `_automatic`.
+
+    Raises ConfigError.
+    """
+    if value in (AUTO, [AUTO], (AUTO,)):
+        return _automatic(gpus.visible())
     workers = _read_list(field, value, base, _read_worker)
     if not workers:
         raise ConfigError(field, "must be at least one worker, got none")
     return workers
+
+
+def _automatic(num_gpus: int) -> tuple[WorkerConfig, ...]:
+    """Return one worker of queue train per GPU, or one for the CPU, and one of queue infer."""
+    devices = [f"cuda:{index}" for index in range(num_gpus)] or [AUTO]
+    training = (
+        WorkerConfig(name=f"train-{index}", queue=TRAIN, device=device)
+        for index, device in enumerate(devices)
+    )
+    return (*training, WorkerConfig(name="infer-0", queue=INFER, isolation="resident", slots=32))
 
 
 _Entry = TypeVar("_Entry", ModelConfig, WorkerConfig)
@@ -117,16 +137,17 @@ def _read_model(field: str, value: object, base: Path) -> ModelConfig:
     if isinstance(value, ModelConfig):
         return value
     keys = _keys(field, value, ModelConfig, "path")
+    default = ModelConfig(name="", path="")
     path = _model_path(f"{field}.path", keys.get("path"), base)
     last_part = re.split("[/:]", path)[-1]
     return ModelConfig(
         name=name(f"{field}.name", keys.get("name", last_part)),
         path=path,
-        dtype=choice(f"{field}.dtype", keys.get("dtype", ModelConfig.dtype), DTYPES),
-        task=choice(f"{field}.task", keys.get("task", ModelConfig.task), TASKS),
+        dtype=choice(f"{field}.dtype", keys.get("dtype", default.dtype), DTYPES),
+        task=choice(f"{field}.task", keys.get("task", default.task), TASKS),
         precision=choice(
             f"{field}.precision",
-            precisions.current(keys.get("precision", ModelConfig.precision)),
+            precisions.current(keys.get("precision", default.precision)),
             precisions.PRECISIONS,
         ),
     )
@@ -153,6 +174,8 @@ def _read_worker(field: str, value: object, base: Path) -> WorkerConfig:
         ),
         threads=None if threads == "auto" else threads,
         nice=None if nice == "auto" else nice,
+        device=read_device(f"{field}.device", keys.get("device", WorkerConfig.device)),
+        gpu_memory=_percent(f"{field}.gpu_memory", keys.get("gpu_memory", WorkerConfig.gpu_memory)),
     )
     if worker.slots > 1 and worker.isolation != "resident":
         problem = f"must be 1 with isolation {worker.isolation}, got {worker.slots}"
@@ -162,6 +185,13 @@ def _read_worker(field: str, value: object, base: Path) -> WorkerConfig:
         problem = f"must be 1 with queue train, got {worker.slots}: none could resume exactly"
         raise ConfigError(f"{field}.slots", problem)
     return worker
+
+
+def _percent(field: str, value: object) -> int:
+    text = str(value).removesuffix("%")
+    if not isinstance(value, int | str) or not text.isdigit() or not 1 <= int(text) <= 100:
+        raise wrong(field, "a share of the GPU's memory from 1% to 100%", value)
+    return int(text)
 
 
 def _keys(

