@@ -32,7 +32,8 @@ def document_of(
     if init is not None:
         model = ModelConfig(name=init.name, path=str(init.folder))
     elif model is None:
-        model = _resolve_model(located, config)
+        name = getattr(located, "model", None)
+        model = None if name is None else resolve_model(name, config)
     document: dict[str, Any] = {"spec": located.to_json(), "python_path": [str(Path.cwd())]}
     settings = None
     if model is not None:
@@ -42,22 +43,22 @@ def document_of(
         document["init_from"] = init.name
     located.check_inputs(settings)
     if model is not None and settings is not None:
-        located.check_model_files(_tokenizer_folder(model))
+        located.check_model_files(tokenizer_folder(model))
+        located.check_layers(fetch.local_folder(model))
     return document
 
 
-def _tokenizer_folder(model: ModelConfig) -> Path:
-    """The folder of a model's tokenizer: the adapter's, if it has one, or the base model's."""
+def tokenizer_folder(model: ModelConfig) -> Path:
+    """Return the folder of a model's tokenizer: the adapter's, or else the base model's."""
     folder = fetch.local_folder(model)
     return folder if (folder / "tokenizer_config.json").is_file() else model_folder(folder)
 
 
-def _resolve_model(spec: Spec, config: DaemonConfig) -> ModelConfig | None:
-    """Return the model that the spec names: a warm or configured model, a finished job, a folder or
-    a hub id. Raises SpecError."""
-    name = getattr(spec, "model", None)
-    if name is None:
-        return None
+def resolve_model(name: str, config: DaemonConfig) -> ModelConfig:
+    """Return the model of a name: a warm or configured model, a finished job, a folder or a hub id.
+
+    Raises SpecError.
+    """
     home = Home(config.home)
     known = {m.name: m for m in config.models} | known_models(home)
     if name in known:

@@ -1,16 +1,19 @@
 """The client: everything that users of the queue do with jobs. Imports no torch.
 
 Each of its base classes has a module: `submitting`, `reading`, `steering` (cancel, kill, pause),
-`resuming` and `removing`; `connection` has what they share.
+`resuming`,
+`labeling`, `comparison`, `digest` and `removing`; `connection` has what they share.
 """
 
 from __future__ import annotations
 
-from .reading import Reading
+from .comparison import Comparing
+from .digest import Digesting
+from .labeling import Labeling
 from .removing import Removing
 from .resuming import Resuming
 from .submitting import Submitting
 
 
-class Client(Submitting, Reading, Resuming, Removing):
+class Client(Submitting, Digesting, Resuming, Labeling, Comparing, Removing):
     """The jobs of one home."""

@@ -83,6 +83,9 @@ class ClientConnection:
 
     @cached_property
     def connection(self) -> redis.Redis:
+        """Retries while Redis restarts, but not where no daemon runs that would restart it."""
+        if self.url == self.home.redis_url and not self.home.is_locked():
+            return keys.connect_once(self.url)
         return keys.connect_for_person(self.url)
 
     @cached_property

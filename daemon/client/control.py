@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
 
-from ...configs.config import DaemonConfig, ModelConfig
+from ...configs.config import DaemonConfig, ModelConfig, parse_model
 from ...jobs.errors import Conflict, Unavailable
 from ..host.channel import Channel
 from ..host.home import Home
@@ -35,6 +36,7 @@ from ..host.messages import (
     UnloadModel,
     decode,
 )
+from ..host.warm_set import known_models
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -116,6 +118,15 @@ def ready(config: DaemonConfig, *, timeout_s: float) -> dict[str, Any]:
 def models(config: DaemonConfig) -> list[dict[str, Any]]:
     """Return the loaded models."""
     return request(Home(config.home), ListModels(), Models).models
+
+
+def named_model(config: DaemonConfig, text: str) -> ModelConfig:
+    """Return the configured or loaded model of a name, or the one that `[NAME=]PATH` describes.
+
+    Raises ConfigError.
+    """
+    known = {model.name: model for model in config.models} | known_models(Home(config.home))
+    return known[text] if text in known else parse_model(text, Path.cwd())
 
 
 def load_model(config: DaemonConfig, model: ModelConfig, *, is_kept: bool = True) -> dict[str, Any]:

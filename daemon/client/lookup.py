@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,9 @@ from ...configs.queues import QUEUES
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, NotFound, SpecError
 from ..queue import index_builder, job_index, listing
-from ..queue.jobs import JobStore
+from ..queue.jobs import Job, JobStore
+from ..runs import labels
+from ..runs.labels import NO_LABELS, Labels
 from ..runs.rundir import RunDir, by_time, is_id_prefix, is_job_id, job_ids
 from .views import UNREGISTERED, view_of_folder, views_of
 
@@ -47,7 +48,7 @@ class Lookup:
         return self._store.connection
 
     def find(self, text: str | None) -> str:
-        """Return the id of the job that an id or a unique prefix of one names.
+        """Return the id of the job that an id, a unique prefix of one or a unique name names.
 
         `-` or None is the latest job submitted from the command line, never an HTTP request.
         Raises SpecError and NotFound.
@@ -55,6 +56,8 @@ class Lookup:
         if text is None or text == "-":
             return self._latest()
         if not is_id_prefix(text):
+            if labels.is_name(text):
+                return self._named(text)
             raise SpecError(
                 "job", f"must be a job id such as grpo-20260131-184200-x7f2, got {text[:80]!r}"
             )
@@ -63,11 +66,18 @@ class Lookup:
         matches = [job_id for job_id in job_ids(self._runs) if job_id.startswith(text)]
         matches = matches or [job_id for job_id in self._known() if job_id.startswith(text)]
         if len(matches) > 1:
-            first = ", ".join(sorted(matches, key=by_time)[:4])
+            first = _first(sorted(matches, key=by_time))
             raise SpecError("job", f"{text!r} is a prefix of {len(matches)} ids: {first}")
-        if not matches:
-            raise NotFound(f"job: no job {text!r} in {self._runs}")
-        return matches[0]
+        return matches[0] if matches else self._named(text)
+
+    def _named(self, name: str) -> str:
+        """The only job with a name. Raises SpecError and NotFound."""
+        found = labels.fitting(self._runs, Labels(name=name))
+        if len(found) > 1:
+            raise SpecError("job", f"{name!r} is the name of {len(found)} jobs: {_first(found)}")
+        if not found:
+            raise NotFound(f"job: no job {name!r} in {self._runs}")
+        return found[0]
 
     def _latest(self) -> str:
         """The latest job submitted from the command line that has a run directory."""
@@ -95,30 +105,41 @@ class Lookup:
         statuses: Collection[str] | None,
         limit: int | None,
         kinds: Collection[str] | None = None,
+        wanted: Labels = NO_LABELS,
+        text: str = "",
+        older_than: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Return every job, or those of some statuses and kinds, newest first, at most `limit`."""
+        """Return every job, or those that the filters leave, newest first, at most `limit`.
+
+        `text`: a part of the id. `older_than`: a job id, to continue a list behind it.
+        """
+        queues, is_exact = _queues_of(kinds)
+
+        def fits(job_id: str) -> bool:
+            is_kind = kinds is None or job_id.split("-")[0] in kinds
+            is_older = older_than is None or by_time(job_id) < by_time(older_than)
+            return is_kind and is_older and text in job_id
+
+        is_exact = is_exact and not text and older_than is None
+        if wanted != NO_LABELS:
+            return self._labeled(wanted, statuses, limit, fits)
         if statuses is None:
-            return self._newest(limit, kinds)
-        found = listing.with_status(self._store.connection, statuses, limit, kinds)
+            return self._newest(limit, queues, None if is_exact else fits)
+        found = listing.with_status(self._store.connection, statuses, limit, fits)
         views = views_of(found, self._store.connection, self._runs)
         if UNREGISTERED in statuses:
-            views += [job for job in self._newest(None, kinds) if job["status"] == UNREGISTERED]
+            every = self._newest(None, queues, fits)
+            views += [job for job in every if job["status"] == UNREGISTERED]
         return sorted(views, key=_age, reverse=True)[:limit]
 
     def _newest(
-        self, limit: int | None, kinds: Collection[str] | None = None
+        self, limit: int | None, queues: Collection[str], fits: Callable[[str], bool] | None
     ) -> list[dict[str, Any]]:
-        """The latest jobs, with and without a record in Redis."""
-        queues, is_exact = _queues_of(kinds)
+        """The latest jobs of some queues whose ids fit, with and without a record in Redis."""
+        index_builder.add_folders(self.indexed, self._runs)
         while True:
-            indexed = job_index.newest(self.indexed, queues, limit if is_exact else None)
-            has_more = len(indexed) == limit
-            names = job_ids(self._runs, since=by_time(indexed[-1]) if has_more else "")
-            if kinds is not None:
-                indexed = [job_id for job_id in indexed if job_id.split("-")[0] in kinds]
-                names = [job_id for job_id in names if job_id.split("-")[0] in kinds]
-            latest = names if limit is None else nlargest(limit, names, key=by_time)
-            ids = list(dict.fromkeys([*indexed[:limit], *latest]))
+            ids = job_index.newest(self.indexed, queues, limit if fits is None else None)
+            ids = list(filter(fits, ids))[:limit]
             records = self._store.fetch_many(ids)
             lost = [
                 job_id
@@ -129,6 +150,23 @@ class Lookup:
                 job_index.forget(self._store.connection, job_id)
             if not lost:
                 break
+        return sorted(self._views(ids, records), key=_age, reverse=True)[:limit]
+
+    def _labeled(
+        self,
+        wanted: Labels,
+        statuses: Collection[str] | None,
+        limit: int | None,
+        fits: Callable[[str], bool],
+    ) -> list[dict[str, Any]]:
+        """The latest jobs whose ids and labels fit."""
+        ids = list(filter(fits, labels.fitting(self._runs, wanted)))
+        views = self._views(ids, self._store.fetch_many(ids))
+        of_statuses = [job for job in views if statuses is None or job["status"] in statuses]
+        return sorted(of_statuses, key=_age, reverse=True)[:limit]
+
+    def _views(self, ids: list[str], records: list[Job | None]) -> list[dict[str, Any]]:
+        """The jobs with these ids, each by its record in Redis or else by its run directory."""
         known = [record for record in records if record is not None]
         views = views_of(known, self._store.connection, self._runs)
         for job_id, record in zip(ids, records, strict=True):
@@ -137,7 +175,7 @@ class Lookup:
                     views.append(
                         view_of_folder(RunDir.open(self._runs, job_id), self._store.connection)
                     )
-        return sorted(views, key=_age, reverse=True)[:limit]
+        return views
 
     def job(self, job_id: str) -> dict[str, Any]:
         """Return all that is known of a job. Raises NotFound and Conflict."""
@@ -153,8 +191,8 @@ class Lookup:
         ours = [job for job, is_ours in zip(jobs, marks, strict=True) if is_ours]
         notes = listing.notes(self._store.connection, ours)
         return [
-            Pending(job.id, job.get_status(refresh=False).value, is_paused)
-            for job, (_, is_paused) in zip(ours, notes, strict=True)
+            Pending(job.id, job.get_status(refresh=False).value, note.is_paused)
+            for job, note in zip(ours, notes, strict=True)
         ]
 
 
@@ -165,6 +203,11 @@ def _queues_of(kinds: Collection[str] | None) -> tuple[tuple[str, ...], bool]:
     queues = {spec_class(kind).queue for kind in kinds if kind in KINDS}
     of_queues = {kind for kind in KINDS if spec_class(kind).queue in queues}
     return tuple(name for name in QUEUES if name in queues), of_queues <= set(kinds)
+
+
+def _first(ids: list[str]) -> str:
+    """The first few of many ids."""
+    return ", ".join(ids[:4])
 
 
 def _age(job: Mapping[str, Any]) -> tuple[float, str]:

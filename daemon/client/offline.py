@@ -10,6 +10,8 @@ from typing import Any
 import redis
 
 from ...jobs.errors import Conflict
+from ..runs import labels as job_labels
+from ..runs.labels import NO_LABELS, Labels
 from ..runs.rundir import RunDir, by_time, job_ids
 from .views import view_without_redis
 
@@ -31,15 +33,22 @@ class Offline:
         statuses: Collection[str] | None = None,
         limit: int | None = None,
         kinds: Collection[str] | None = None,
+        labels: Labels = NO_LABELS,
+        text: str = "",
+        older_than: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Return every job, or those of some statuses and kinds, newest first, at most `limit`."""
+        """Return every job, or those that the filters leave, newest first, at most `limit`."""
         found: list[dict[str, Any]] = []
         for job_id in sorted(job_ids(self._runs), key=by_time, reverse=True):
             if len(found) == limit:
                 break
             if kinds is not None and job_id.split("-")[0] not in kinds:
                 continue
+            if text not in job_id or (older_than and by_time(job_id) >= by_time(older_than)):
+                continue
             with suppress(Conflict):  # a spec.json that cannot be read
+                if not job_labels.read(RunDir(self._runs / job_id)).fits(labels):
+                    continue
                 job = self.job(job_id)
                 if statuses is None or job["status"] in statuses:
                     found.append(job)

@@ -15,6 +15,7 @@ from ..queue import job_index, listing, stream
 from ..queue.jobs import ENDED, JobStatus
 from ..runs import events
 from ..runs.estimate import Estimate
+from ..runs.labels import NO_LABELS, Labels
 from ..runs.rundir import by_time, job_ids
 from .connection import ClientConnection, needs_redis, reads_offline
 from .lookup import Pending
@@ -38,9 +39,16 @@ class Reading(ClientConnection):
         statuses: Collection[str] | None = None,
         limit: int | None = None,
         kinds: Collection[str] | None = None,
+        labels: Labels = NO_LABELS,
+        text: str = "",
+        older_than: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Return all jobs, or those of some statuses and kinds, newest first, at most `limit`."""
-        return self.lookup.jobs(statuses, limit, kinds)
+        """Return all jobs, or those that the filters leave, newest first, at most `limit`.
+
+        `labels`: tags that a job must have, and a pattern of its name. `text`: a part of the id.
+        `older_than`: a job id, to continue a list behind it.
+        """
+        return self.lookup.jobs(statuses, limit, kinds, labels, text, older_than)
 
     def step_times(self, kind: str) -> Iterator[tuple[str, dict[str, Any], float]]:
         """Yield recent jobs of a kind with their options and seconds per step. Needs no Redis."""
@@ -81,6 +89,22 @@ class Reading(ClientConnection):
         if result is None and not self.is_offline and (job := self.store.fetch(job_id)) is not None:
             result = job.return_value() if job.get_status() == JobStatus.FINISHED else None
         return result
+
+    def text(self, job_id: str) -> Iterator[str | None]:
+        """Yield the text of an answer in pieces until its job ends.
+
+        None: its process died after the first piece, and the text starts again.
+        """
+        has_text = False
+        for event in self.follow(job_id):
+            if event is None:
+                continue
+            if event["type"] == "begin" and has_text:
+                has_text = False
+                yield None
+            elif event["type"] == "text" and event["index"] == 0:
+                has_text = True
+                yield event["text"]
 
     def follow(
         self, job_id: str, *, live: bool = True, after_seq: int = 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from ...configs.queues import TRAIN
 from ...jobs import KINDS, spec_class
@@ -13,6 +14,17 @@ from ..queue.jobs import ENDED
 from ..runs.rundir import job_ids
 from .connection import ClientConnection, needs_redis
 from .lookup import PENDING
+from .views import UNREGISTERED
+
+_ENDED = {UNREGISTERED, *(status.value for status in ENDED)}
+
+
+def refuse_removal(job: Mapping[str, Any], needed_by: Sequence[str]) -> None:
+    """Raise Conflict for a job (as `Client.job` returns it) that runs, waits or is needed."""
+    if job["status"] not in _ENDED:
+        raise Conflict(f"job: {job['id']} is {job['status']}: cancel it first")
+    if needed_by:
+        raise Conflict(f"job: {job['id']} is still needed by {', '.join(needed_by[:3])}")
 
 
 class Removing(ClientConnection):

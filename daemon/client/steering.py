@@ -1,4 +1,4 @@
-"""Requests to jobs that wait or run: cancel, kill, pause, continue."""
+"""Requests to jobs that wait or run: cancel, kill, pause, continue, move in the queue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .connection import ClientConnection, needs_redis
 
 
 class Steering(ClientConnection):
-    """Stops, pauses and continues jobs."""
+    """Stops, pauses, continues and reorders jobs."""
 
     @needs_redis
     def cancel(self, job_id: str) -> str:
@@ -20,6 +20,14 @@ class Steering(ClientConnection):
     def kill(self, job_id: str) -> str:
         """Cancel a waiting job ("canceled"), or kill a running one ("killing")."""
         return self._end(job_id, "kill", "killing")
+
+    def cancel_if_pending(self, job_id: str) -> bool:
+        """Cancel a job unless it has ended; return whether it had not."""
+        try:
+            self.cancel(job_id)
+        except Conflict:
+            return False
+        return True
 
     def _end(self, job_id: str, how: str, reply: str) -> str:
         job = self.fetch(job_id)
@@ -71,3 +79,15 @@ class Steering(ClientConnection):
                 return "continuing"
             if self.store.unpause(job):
                 return job.get_status().value
+
+    @needs_redis
+    def move(self, job_id: str, position: int) -> int:
+        """Move a queued job to a position of its queue, 1 for the next; return its position.
+
+        A position beyond the end means the last one. Raises Conflict for a job that is not queued.
+        """
+        job = self.fetch(job_id)
+        found = self.store.move(job, position)
+        if found is None:
+            raise Conflict(f"job: {job_id} is {job.get_status().value}: it is in no queue")
+        return found

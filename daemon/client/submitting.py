@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from ...configs.config import ModelConfig
+from ...configs.queues import TRAIN
 from ...jobs.errors import SpecError
 from ...jobs.spec import Spec
 from ..host.warm_set import known_models
 from ..queue import runs_owner
-from ..runs import weights
+from ..runs import labels as job_labels, source, weights
+from ..runs.labels import NO_LABELS, Labels
 from ..runs.rundir import RunDir
 from ..runs.weights import Weights
 from . import checking
 from .connection import ClientConnection, needs_redis
 from .views import spec_of
+
+
+@dataclass(frozen=True)
+class Template:
+    """A job whose options another job is to have."""
+
+    options: dict[str, Any]  # raw; without the model if that came from a job
+    init_from: str | None  # JOB or JOB@STEP that the weights came from
 
 
 class Submitting(ClientConnection):
@@ -33,6 +45,19 @@ class Submitting(ClientConnection):
         if not (step.isascii() and step.isdigit()):
             raise SpecError("init_from", f"must be JOB or JOB@STEP, got {text[:80]!r}")
         return weights.checkpoint(rundir, int(step))
+
+    def template(self, text: str, kind: str) -> Template:
+        """Return the options of a job of this kind. Needs no Redis, but for the latest job.
+
+        Raises SpecError, NotFound and Conflict.
+        """
+        document = self.rundir(self.find(text)).read_spec()
+        if document["kind"] != kind:
+            raise SpecError("like", f"must be a {kind} job, got {document['id']}")
+        options, init_from = dict(document["spec"]), document.get("init_from")
+        if init_from is not None:
+            options.pop("model", None)
+        return Template(options, init_from)
 
     def check(
         self, spec: Spec, *, init: Weights | None = None, model: ModelConfig | None = None
@@ -60,12 +85,14 @@ class Submitting(ClientConnection):
         init: Weights | None = None,
         model: ModelConfig | None = None,
         origin: str = "cli",
+        labels: Labels = NO_LABELS,
     ) -> str:
         """Check and queue a job; return its id. Raises SpecError, NotFound, Conflict, Unavailable.
 
         The run directory is complete before the job is queued, and removed if that fails.
         `init`: the weights to start from; the spec's `model` is their name. `model`: the model that
         the spec's `model` names, if the caller knows it. `origin`: one of rundir.ORIGINS.
+        `labels`: its name and tags.
         """
         document = {**self.check(spec, init=init, model=model), "origin": origin}
         self.connection.ping()
@@ -76,6 +103,9 @@ class Submitting(ClientConnection):
             after = self.find(after)
         rundir = RunDir.create(self.home.runs, spec.kind, document)
         try:
+            job_labels.write(rundir, labels)
+            if spec.queue == TRAIN:
+                source.record_submission(rundir, document["spec"], Path.cwd())
             if init is not None:
                 # The model needs a unique name: the zygote identifies models by name, and several
                 # jobs may start from the same checkpoint.

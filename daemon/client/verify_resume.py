@@ -53,6 +53,8 @@ class Verdict:
     killed_at_step: int  # the last step that was logged before the kill
     resumed_from: int
     findings: list[Finding]
+    device: str = "cpu"
+    deterministic: bool = True  # the job's option
 
     @property
     def is_exact(self) -> bool:
@@ -177,7 +179,14 @@ def _verdict(straight: RunDir, broken: RunDir, steps: int) -> Verdict:
     findings.append(Finding("events of the steps", problem))
     begin = [event for event in logged[1] if event["type"] == "begin"][-1]
     before = [e["step"] for e in logged[1] if e["seq"] < begin["seq"] and e["type"] == "step"]
-    return Verdict(steps, max(before, default=0), begin["resumed_from"] or 0, findings)
+    return Verdict(
+        steps,
+        max(before, default=0),
+        begin["resumed_from"] or 0,
+        findings,
+        device=begin["device"],
+        deterministic=broken.read_spec()["spec"].get("deterministic", True),
+    )
 
 
 def _compare(one: Path, other: Path) -> dict[str, str | None]:

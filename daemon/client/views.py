@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from ...jobs.spec import Spec
 from ..queue import keys, listing, stream
 from ..queue.adoption import past_of
 from ..queue.jobs import Job
-from ..runs import events
+from ..runs import events, labels
 from ..runs.estimate import Estimate
 from ..runs.rundir import RunDir
 
@@ -25,6 +26,9 @@ from ..runs.rundir import RunDir
 UNREGISTERED = "unregistered"
 NOT_IN_REDIS = "not in Redis: `resume` queues it again, `rm` removes it"
 FILES_GONE = "its files are gone: `rm` removes its record"
+
+# Types of events that someone should look at.
+_ALERTS = ("stall", "divergence", "save_failed", "reward_failed", "warning")
 
 # Events that are read per job: enough for its last steps and its end; for a running training also
 # for the evaluations and checkpoints between the steps.
@@ -39,8 +43,8 @@ def views_of(jobs: Sequence[Job], connection: redis.Redis, runs: Path) -> list[d
     notes = listing.notes(connection, jobs)
     due = listing.scheduled_at(connection, jobs)
     return [
-        _view(job, runs / job.id, last, number, paused, places.get(job.id), due.get(job.id))
-        for job, last, (number, paused) in zip(jobs, recent, notes, strict=True)
+        _view(job, runs / job.id, last, note, places.get(job.id), due.get(job.id))
+        for job, last, note in zip(jobs, recent, notes, strict=True)
     ]
 
 
@@ -63,7 +67,8 @@ def _folder_view(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
     job.created_at = datetime.fromtimestamp(past.created_at, UTC)
     job.ended_at = datetime.fromtimestamp(past.ended_at, UTC)
     recent = events.newest(rundir.events, _RECENT)
-    return _view(job, rundir.path, recent, past.executions, False, None, None)
+    notes = listing.Notes(past.executions, is_paused=False, paused_at=None)
+    return _view(job, rundir.path, recent, notes, None, None)
 
 
 def view_without_redis(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
@@ -78,7 +83,8 @@ def view_without_redis(rundir: RunDir, connection: redis.Redis) -> dict[str, Any
     if view["result"] is not None or (latest is not None and latest["type"] in events.TERMINAL):
         return view
     if latest is not None and latest["type"] == "paused":
-        return {**view, "status": "scheduled", "paused": True, "ended_at": None}
+        paused = {"paused": True, "paused_at": latest["time"]}
+        return {**view, **paused, "status": "scheduled", "ended_at": None}
     return {**view, "status": "queued", "ended_at": None}
 
 
@@ -86,12 +92,11 @@ def _view(
     job: Job,
     rundir: Path,
     recent: list[dict[str, Any]],
-    number: int,
-    paused: bool,
+    notes: listing.Notes,
     position: int | None,
     due: float | None,
 ) -> dict[str, Any]:
-    """`recent`: its latest events, newest first. `number`: of its latest execution."""
+    """`recent`: the job's latest events, newest first. `due`: when a scheduled job is queued."""
     try:
         document = RunDir(rundir).read_spec()
     except Conflict:
@@ -104,13 +109,19 @@ def _view(
         estimate.update(event)
     estimate.steps_total = steps_total
     pace = estimate.seconds_per_step
+    labeled = labels.read(RunDir(rundir))
     failures = (event["error"] for event in recent if event["type"] == "failed")
     error = next(failures, None) or _last_line(job._exc_info)
+    is_computing = status == "started" and not notes.is_paused
     return {
         "id": job.id,
         "kind": job.id.split("-")[0],
+        "name": labeled.name,
+        "tags": list(labeled.tags),
+        "notes": [asdict(note) for note in labeled.notes],
         "status": status,
-        "paused": paused,
+        "paused": notes.is_paused,
+        "paused_at": notes.paused_at,
         "queue": job.origin,
         "model": document.get("spec", {}).get("model"),
         "init_from": document.get("init_from"),
@@ -118,10 +129,11 @@ def _view(
         "steps_total": steps_total,
         "rows_done": estimate.rows_done,
         "rows_total": estimate.rows_total,
-        "execution": number,
+        "execution": notes.executions,
         "run_dir": str(rundir),
         "error": error if status in ("failed", "stopped") else None,
         "problem": None if rundir.is_dir() else FILES_GONE,
+        "alert": _alert(recent, notes.executions),
         "result": RunDir(rundir).read_result() if status == "finished" and document else None,
         "created_at": _seconds(job.created_at),
         "enqueued_at": _seconds(job.enqueued_at),
@@ -132,9 +144,19 @@ def _view(
         "after": list(job._dependency_ids),
         "worker": job.worker_name if status == "started" else None,
         "seconds_per_step": None if pace is None else round(pace, 4),
-        "eta_s": estimate.eta_s(time.time()) if status == "started" and not paused else None,
+        "eta_s": estimate.eta_s(time.time()) if is_computing else None,
         "retries_left": job.retries_left or 0,
     }
+
+
+def _alert(recent: list[dict[str, Any]], execution: int) -> str | None:
+    """The latest warning of a job's latest execution, in a few words."""
+    for event in recent:
+        if event["type"] in _ALERTS and event["execution"] == execution:
+            at = "" if event["step"] is None else f" at step {event['step']}"
+            reason = event.get("message") or event.get("error")
+            return f"{event['type'].replace('_', ' ')}{at}" + (f": {reason}" if reason else "")
+    return None
 
 
 def _num_recent(job: Job) -> int:

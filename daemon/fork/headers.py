@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import orjson
+
+from ...jobs.models.weight_headers import tensors
 
 # Sizes in a config.json that some tensor of the model has as an extent, by the names that
 # transformers uses for most of its architectures.
@@ -15,22 +14,17 @@ _EXTENTS = ("vocab_size", "hidden_size", "intermediate_size", "d_model", "n_embd
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers")
 
 
-def tensors(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the header's entry of every tensor in the folder's safetensors files."""
-    for path in folder.glob("*.safetensors"):
-        with open(path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = orjson.loads(file.read(length))
-        yield from (entry for name, entry in header.items() if name != "__metadata__")
+def check_loadable(folder: Path) -> None:
+    """Raise ValueError for a model that cannot be loaded, by its config.json and its headers.
 
-
-def check_sizes(folder: Path) -> None:
-    """Raise ValueError when config.json asks for a model far larger than the weights there.
-
-    Building such a model takes minutes, or all memory, before anybody misses its weights.
+    Quantized weights are not supported. A config.json that asks for far more than the weights there
+    would take minutes, or all memory, before anybody misses them.
     """
     config = orjson.loads((folder / "config.json").read_bytes())
-    shapes = [entry["shape"] for entry in tensors(folder)]
+    if isinstance(config, dict) and config.get("quantization_config") is not None:
+        # Its loader would initialize CUDA in the zygote, or need a package that is not there.
+        raise ValueError("its weights are quantized: must be float32, bfloat16 or float16")
+    shapes = [entry["shape"] for _, entry in tensors(folder)]
     if not shapes or not isinstance(config, dict):
         return  # in another format; or wrong, and transformers says how
     largest = max((extent for shape in shapes for extent in shape), default=0)

@@ -30,10 +30,10 @@ _MAYMOVE_FIXED = 3  # MREMAP_MAYMOVE | MREMAP_FIXED
 
 
 class HeldFiles:
-    """Read leases on files, until they are given back or the process ends.
+    """Read leases on files (fcntl F_SETLEASE), until they are given back or the process ends.
 
-    A lease that somebody waits for raises SIGIO here, which ends a process that has no handler for
-    it: call `give_back` or `copy_wanted` then.
+    When another process opens such a file for writing, it waits, and this process gets SIGIO, which
+    ends it unless it has a handler. Then call `give_back` or `copy_wanted`.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
@@ -75,19 +75,19 @@ class HeldFiles:
         self._held = {}
 
     def is_wanted(self) -> bool:
-        """Whether somebody waits to write to one of the files."""
+        """Whether another process waits to write to one of the files."""
         return any(map(_is_wanted, self._held))
 
     def give_back(self) -> None:
-        """Let everybody write."""
+        """Give all leases back: other processes can write."""
         for fd in list(self._held):
             self._give_back(fd)
 
     def copy_wanted(self) -> None:
-        """Copy what is mapped of the files that somebody waits to write to, then let them.
+        """Copy the mappings of files that other processes wait to write, then give these back.
 
-        Addresses stay as they are. To be called where nothing in this process writes to the
-        mappings meanwhile. Raises MemoryError where there is no room, with the files still held.
+        Addresses do not change. No thread may write to the mappings meanwhile. Raises MemoryError
+        if there is too little memory; the files are still held then.
         """
         for fd in filter(_is_wanted, list(self._held)):
             path, found = self._held[fd]

@@ -19,12 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...configs.gpus import AUTO, CPU
 from ...configs.queues import TRAIN
 from ...configs.values import num_cores
 from ...jobs import run_function, spec_class
 from ...jobs.compute.allocator import keep_freed_memory
 from ...jobs.context import Context
-from ...jobs.errors import Stopped, WarmdError
+from ...jobs.errors import JobFailed, Stopped, WarmdError
 from ...jobs.files.atomic import release
 from ...jobs.user_code import tracebacks
 from ...jobs.user_code.modules import own_modules
@@ -32,12 +33,14 @@ from ..host.channel import Channel, check_size
 from ..host.descendants import adopt_orphans, end_descendants
 from ..host.messages import HorseStarted, JobActivity, JobEvent, JobOutcome, LocalModel, RunJob
 from ..host.stacks import write_stacks_on_signal
+from ..runs import source
 from ..runs.checkpoints import Checkpoints
 from ..runs.events import EventLog, read
 from ..runs.rundir import RunDir
 from .activity import ActivityReporter
 from .models import HorseModels, WarmModels
-from .placement import Placement, own_device
+from .own_device import own_device
+from .placement import Placement
 from .worker_connection import JobControl, WorkerConnection
 
 log = logging.getLogger(__name__)
@@ -57,7 +60,8 @@ def run_jobs(channel: Channel, request: RunJob, models: WarmModels) -> None:
     connection = WorkerConnection(channel, request)
     connection.send(HorseStarted(os.getpid()))
     _hold_files(models, request.model)
-    placement = Placement(own_device())
+    own = own_device(request.device, request.gpu_memory / 100)
+    placement = Placement(own.name, problem=own.problem)
     is_resident = request.isolation == "resident"
     if is_resident and request.slots > 1:
         _run_in_threads(connection, models, placement)
@@ -230,6 +234,24 @@ def _warn_of_changed_weights(
             )
 
 
+def _check_device(request: RunJob, rundir: RunDir, events: EventLog, placement: Placement) -> None:
+    """Warn of a GPU that cannot be used. Raises JobFailed for a job that must have one."""
+    if placement.device != CPU or request.device == CPU:
+        return
+    reason = placement.problem or "CUDA finds none"
+    if request.device != AUTO:
+        raise JobFailed(f"device: must be a GPU that can be used, got {request.device}: {reason}")
+    if request.execution > 1:
+        started = (e for e in read(rundir.events) if e["type"] == "started")
+        if next((e.get("device") for e in started), CPU) != CPU:
+            raise JobFailed(
+                f"device: the job began on a GPU, and there is none now: {reason}; to resume it on "
+                f"the CPU set device=cpu for its worker"
+            )
+    if placement.problem is not None:
+        events.emit("warning", message=f"the GPU cannot be used, computing on the CPU: {reason}")
+
+
 def _run(
     document: dict[str, Any],
     request: RunJob,
@@ -251,13 +273,19 @@ def _run(
         best=getattr(spec, "best", None),
         on_warning=lambda message: events.emit("warning", message=message),
     )
+
+    def emit(type: str, /, *, step: int | None = None, **fields: Any) -> None:
+        events.emit(type, step=step, **fields)
+        if type == "begin" and spec.queue == TRAIN:  # by now it has imported its modules
+            _record_source(rundir, events)
+
     context = Context(
         job_id=document["id"],
         run_dir=rundir.path,
         device=models.placement.device,
         models=models,
         checkpoints=checkpoints,
-        emit=events.emit,
+        emit=emit,
         stop=control.stop,
         pause=control.pause,
         working=activity.working,
@@ -268,10 +296,12 @@ def _run(
     # None in a resident horse that was forked for another job.
     fork_s = None if request.forked_at is None else time.monotonic() - request.forked_at
     weights = models.weights(getattr(spec, "precision", None))
+    _check_device(request, rundir, events, models.placement)
     _warn_of_changed_weights(request, rundir, events, weights)
     events.emit(
         "started",
         pid=os.getpid(),
+        device=models.placement.device,
         threads=threads,
         queued_s=waited,
         fork_s=fork_s,
@@ -282,6 +312,13 @@ def _run(
     finally:
         # A stop or an error can leave a save unfinished.
         checkpoints.settle()
+
+
+def _record_source(rundir: RunDir, events: EventLog) -> None:
+    try:
+        source.record_execution(rundir, events.execution)
+    except OSError as error:
+        events.emit("warning", message=f"source: not kept: {error}")
 
 
 def _failed(

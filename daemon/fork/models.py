@@ -20,8 +20,9 @@ from ...configs.units import format_size
 from ...jobs.context import WarmModel
 from ...jobs.errors import Conflict, JobFailed, NotFound
 from ...jobs.models.adapters import merge, model_folder
+from ...jobs.models.weight_headers import tensors
 from ..host import model_files
-from .headers import check_sizes, tensors
+from .headers import check_loadable
 from .held_files import HeldFiles
 from .placement import Placement
 
@@ -67,10 +68,10 @@ class WarmModels:
     def __init__(
         self, budget_bytes: int, *, holds_files: bool = False, digests: Path | None = None
     ) -> None:
-        """`holds_files`: whether this process hears SIGIO; `digests`: where digests are kept."""
+        """`holds_files`: whether this process handles SIGIO; `digests`: the folder of digests."""
         self.budget_bytes = budget_bytes
         self.loaded: dict[str, Loaded] = {}
-        self.spoilt: Conflict | None = None  # why a fork cannot use what it has of its model
+        self.conflict: Conflict | None = None  # why a fork cannot use its mapping of the model
         self._holds_files = holds_files
         self._digests = digests
 
@@ -82,7 +83,7 @@ class WarmModels:
         with the sizes if it cannot fit, or if the folder holds no model; Conflict if a model of
         that name is in use with other settings, or if its files are being written.
         """
-        with _blaming(config, folder):
+        with blaming(config, folder):
             files = model_files.fingerprint(folder)
         found = self.loaded.get(config.name)
         if found is not None:
@@ -112,14 +113,14 @@ class WarmModels:
     def _load(
         self, config: ModelConfig, folder: Path, held: HeldFiles, in_use: Collection[str]
     ) -> Loaded:
-        with _blaming(config, folder):
+        with blaming(config, folder):
             files = model_files.fingerprint(folder)
             weights = model_files.digest(folder, self._digests)
-            check_sizes(model_folder(folder))
+            check_loadable(model_folder(folder))
             needed = stored_bytes(model_folder(folder), config.dtype)
         self._make_room(config, needed, in_use)
-        with _blaming(config, folder):
-            warm = _read(config, folder, may_pack=self._has_room_twice(needed))
+        with blaming(config, folder):
+            warm = read(config, folder, may_pack=self._has_room_twice(needed))
             if model_files.fingerprint(folder) != files:
                 raise ValueError("its files were changed while they were read: try again")
         tensors_of = [*warm.model.parameters(), *warm.model.buffers()]
@@ -148,15 +149,15 @@ class WarmModels:
             if name is not None:
                 self.loaded[name].held.renew()
         except Conflict as error:
-            self.spoilt = error
+            self.conflict = error
 
     def keep_as_mapped(self) -> None:
-        """Copy what is mapped of files that somebody waits to write to. Raises MemoryError."""
+        """Copy the mappings of files that another process waits to write. Raises MemoryError."""
         for loaded in self.loaded.values():
             loaded.held.copy_wanted()
 
     def unload(self, name: str) -> None:
-        """Forget a model. Horses that run with it keep their own mapping. Raises NotFound."""
+        """Unload a model. Horses that run with it keep their own mapping. Raises NotFound."""
         unloaded = self.loaded.pop(name, None)
         if unloaded is None:
             raise NotFound(
@@ -214,8 +215,8 @@ class HorseModels:
         loaded = self._warm.loaded.get(self._names.get(name, name))
         if loaded is None:
             raise NotFound(f"model: {name!r} is not warm")
-        if self._warm.spoilt is not None:
-            raise self._warm.spoilt
+        if self._warm.conflict is not None:
+            raise self._warm.conflict
         place = self.placement.copied if self._copies else self.placement.shared
         return place(loaded.warm)
 
@@ -242,23 +243,24 @@ class HorseModels:
 def stored_bytes(folder: Path, dtype: str) -> int:
     """The memory that a model folder's weights take in a dtype, from the files' headers alone."""
     total = 0
-    for tensor in tensors(folder):
+    for _, tensor in tensors(folder):
         target_bytes = _TARGET_BYTES.get(dtype, _DTYPE_BYTES.get(tensor["dtype"], 4))
         total += math.prod(tensor["shape"]) * target_bytes
     return total
 
 
 @contextmanager
-def _blaming(config: ModelConfig, folder: Path) -> Iterator[None]:
+def blaming(config: ModelConfig, folder: Path) -> Iterator[None]:
     """Turn whatever the reading of a model's files raises into JobFailed."""
     try:
         yield
-    except Exception as error:  # spoilt files raise anything, and must not end the zygote
+    except Exception as error:  # damaged files raise anything, and must not end the zygote
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise JobFailed(f"model: {config.name} cannot be loaded from {folder}: {reason}") from error
 
 
-def _read(config: ModelConfig, folder: Path, *, may_pack: bool) -> WarmModel:
+def read(config: ModelConfig, folder: Path, *, may_pack: bool) -> WarmModel:
+    """Return the model in a folder; that of an adapter is merged. Raises what libraries raise."""
     import torch
     import transformers
 

@@ -1,13 +1,11 @@
-"""Where a horse computes: its device, and the warm models as they are there.
+"""The warm models on the device of a horse.
 
-The zygote's weights stay on the CPU, mapped from their files; a GPU is first touched here, in the
-horse.
+The zygote's weights stay on the CPU, mapped from their files; the horse copies them to its GPU.
 """
 
 from __future__ import annotations
 
 import copy
-import os
 import threading
 from dataclasses import replace
 from typing import Any
@@ -15,24 +13,13 @@ from typing import Any
 from ...jobs.context import WarmModel
 
 
-def own_device() -> str:
-    """Return this process's device: the first GPU that it may see, if torch finds one, or the CPU.
-
-    Called before anything touches a GPU: others are hidden, or a Trainer would split every batch
-    between all of them.
-    """
-    import torch
-
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[0]
-    return "cuda:0" if torch.cuda.is_available() else "cpu"
-
-
 class Placement:
     """Brings warm models to the device of this process."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, *, problem: str | None = None) -> None:
+        """`problem`: why the device is not the GPU that was looked for."""
         self.device = device
+        self.problem = problem
         self._lock = threading.Lock()  # jobs that run together ask for the same model
         self._shared: dict[int, tuple[WarmModel, WarmModel]] = {}  # with what each is made of
 

@@ -1,9 +1,9 @@
 """The zygote: holds every library and every warm model, and forks the work horses.
 
-It has one thread, never computes and never touches CUDA, so that a child may do all three. Each
-connection to its socket carries one request: get the status, load or unload a model, or run a job.
-The connection of a job is inherited by the horse that is forked for it. The zygote keeps the
-connection open too, and reports on it how the horse ended.
+It has one thread, never computes and never initializes CUDA (cuda_guard.py), so that a child may do
+all three. Each connection to its socket carries one request: get the status, load or unload a
+model, or run a job. The connection of a job is inherited by the horse that is forked for it. The
+zygote keeps the connection open too, and reports on it how the horse ended.
 """
 
 from __future__ import annotations
@@ -52,13 +52,16 @@ from ..host.messages import (
 )
 from ..host.parent_death import end_with_parent
 from . import horse, zygote_memory
+from .cuda_guard import forbid_cuda
 from .models import Loaded, WarmModels
 
 log = logging.getLogger(__name__)
 
 # Read by the libraries when they are imported.
 ENVIRONMENT = {
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # ask NVML for GPUs: a context here would break the forks
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # count GPUs by NVML, which needs no CUDA
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # GPU 0 is the same one for NVML, nvidia-smi and CUDA
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # torch's deterministic algorithms require it
     "TOKENIZERS_PARALLELISM": "false",  # a thread pool would hang in a forked child
     "OPENBLAS_NUM_THREADS": "1",
     # If OpenMP starts fewer threads than torch requests, oneDNN's GEMM leaves rows of the result
@@ -340,6 +343,7 @@ def import_libraries(on_import: Callable[[str], None] = lambda name: None) -> No
     on_import("torch")
     import torch
 
+    forbid_cuda()
     torch.set_num_threads(1)  # before the first operation: see pause_openmp
     on_import("transformers")
     import tqdm
@@ -357,7 +361,7 @@ def import_libraries(on_import: Callable[[str], None] = lambda name: None) -> No
         getattr(transformers, name)
     for kind in KINDS:
         on_import(kind)
-        import_all(kind)
+        _import_kind(kind)
     with torch.profiler.record_function("first"):  # imports a module that a first step would import
         pass
     from ...jobs.compute.levels import levels
@@ -365,6 +369,18 @@ def import_libraries(on_import: Callable[[str], None] = lambda name: None) -> No
     on_import("kernels")
     levels()  # measured once per machine, with one thread, and not in each horse
     torch.cuda.is_available()  # by NVML, see ENVIRONMENT; only the first call is slow
+
+
+def _import_kind(kind: str) -> None:
+    """Import what a kind needs; a kind from outside that fails is reported, and its jobs fail."""
+    try:
+        import_all(kind)
+    except (Exception, SystemExit) as error:  # its modules are code: they raise anything
+        if kind not in KINDS.outside:
+            raise
+        log.warning(
+            "zygote: kind %s: its jobs will fail: %s: %s", kind, type(error).__name__, error
+        )
 
 
 def pause_openmp() -> None:

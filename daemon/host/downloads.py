@@ -209,8 +209,8 @@ def _fetch(model: ModelConfig, progress: _Progress) -> None:
         except Exception as error:  # network, disk or hub: its library raises many types
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise NotFound(
-                "model: must be a warm model's name, a folder, or an id on a hub that can be "
-                f"reached, got {named!r}: {reason}"
+                "model: must be a loaded model, a model folder, or the id of a model on a hub that "
+                f"can be reached, got {named!r}: {reason}"
             ) from error
         fetched.add(named)
 

@@ -5,6 +5,7 @@ HOME/
   daemon.json        address of the daemon that runs or last ran here (0600: may hold a password)
   daemon.lock        held by the supervisor while it lives
   models.json        the warm models
+  notify.json        the events that were notified of
   runs/JOB/          run directories
   cache/             data shared by jobs, such as tokenized corpora
   server/            append-only file of the embedded Redis
@@ -72,9 +73,19 @@ class Home:
         return self.path / "models.json"
 
     @property
+    def cache(self) -> Path:
+        """The folder of data that jobs share."""
+        return self.path / "cache"
+
+    @property
+    def notified(self) -> Path:
+        """The events that were notified of."""
+        return self.path / "notify.json"
+
+    @property
     def weight_digests(self) -> Path:
         """The cache of weight digests, one file per model folder."""
-        return self.path / "cache" / "weights"
+        return self.cache / "weights"
 
     @property
     def key(self) -> str:

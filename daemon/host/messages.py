@@ -10,7 +10,7 @@
 | horse | worker | horse connection | HorseStarted, JobEvent, JobActivity, JobOutcome |
 | zygote | worker | horse connection | HorseExit, RetireHorse, Failure |
 | download process | its owner | its stdin and stdout | DownloadProgress, Downloaded, Failure |
-| supervisor | its children | stdin | ZygoteSettings, WorkerSettings, GatewaySettings |
+| supervisor | its children | stdin | ZygoteSettings, WorkerSettings, … |
 | children | supervisor | stdout | Alive, BootProgress, ModelsLoaded, ChildReady, GatewayStatus |
 | supervisor | `warmd start` | stdout | BootProgress, Booted, Failure |
 
@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Self
 import orjson
 
 from ...configs.config import DaemonConfig, ModelConfig, WorkerConfig
+from ...configs.gpus import AUTO
 from ...jobs.context import Activity
 from ...jobs.errors import WarmdError
 
@@ -265,6 +266,8 @@ class RunJob(Message, op="run"):
     niceness: int
     enqueued_at: float | None  # unix seconds
     model: LocalModel | None = None
+    device: str = AUTO  # this and the next as in WorkerConfig
+    gpu_memory: int = 100
     isolation: str = "fork"  # "resident": the horse runs several jobs
     forked_at: float | None = None  # monotonic clock; set by the zygote
     is_model_changed: bool = False  # set by the zygote: it reloaded the model for this job
@@ -399,6 +402,12 @@ class GatewaySettings(Message, op="gateway_settings"):
 
     def daemon_config(self) -> DaemonConfig:
         return DaemonConfig.from_json(self.config)
+
+
+@dataclass(frozen=True)
+class NotifierSettings(Message, op="notifier_settings"):
+    target: str  # a webhook's URL or a shell command
+    events: list[str]  # their types
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,10 @@ def fingerprint(folder: Path) -> str:
 
 
 def digest(folder: Path, kept: Path | None) -> str:
-    """Return "xxh3:" and the XXH3 (128 bits) of names and contents, which says "these weights".
+    """Return "xxh3:" and the XXH3 (128 bits) of names and contents, which identifies the weights.
 
-    It tells weights apart, and is no protection against somebody who wants two to look the same.
-    All files are read, so what was found is kept in the folder `kept`, with the fingerprint.
+    It is no protection against deliberate collisions. It reads all files, so the result is cached
+    in the folder `kept`, with the fingerprint.
     """
     if kept is None:
         return _digest(folder)
@@ -52,7 +52,7 @@ def digest(folder: Path, kept: Path | None) -> str:
         if known["fingerprint"] == now:
             return str(known["digest"])
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # the first time, or a file that was spoilt
+        pass  # the first time, or a damaged cache
     found = _digest(folder)
     try:
         kept.mkdir(parents=True, exist_ok=True)

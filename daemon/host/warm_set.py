@@ -1,7 +1,7 @@
-"""Which models ought to be warm: the configured ones, and what was loaded or unloaded since.
+"""The wanted models: the configured ones, plus those loaded since, minus those unloaded.
 
-Kept in a file, so that a zygote, a supervisor or a daemon that is started again brings the same
-ones back, and so that the shell can tell a warm model's name from a folder.
+Kept in a file, so that a restarted zygote, supervisor or daemon loads the same models, and so that
+the command line can distinguish the name of a warm model from a folder.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from .home import Home
 
 @dataclass
 class _Stored:
-    """What the file says."""
+    """The content of the file."""
 
     life: str = ""
-    models: list[ModelConfig] = field(default_factory=list)  # that ought to be warm
-    kept: list[str] = field(default_factory=list)  # those that the next start loads, too
-    on_demand: list[ModelConfig] = field(default_factory=list)  # that a job has had loaded
+    models: list[ModelConfig] = field(default_factory=list)  # wanted now
+    kept: list[str] = field(default_factory=list)  # names that the next start loads, too
+    on_demand: list[ModelConfig] = field(default_factory=list)  # loaded for jobs
 
 
 class WarmSet:
     """The wanted models of one daemon.
 
-    `life` tells its lives apart: a new one has the configured models, and those that were loaded to
-    stay (`warmd load` without --once).
+    `life` identifies one run of the daemon (SharedFlags.run_id). A new run starts with the
+    configured models and those of `warmd load` without --once.
     """
 
     def __init__(self, home: Home, configured: Iterable[ModelConfig], life: str) -> None:
@@ -41,7 +41,7 @@ class WarmSet:
         self._kept = {name: by_name[name] for name in stored.kept if name in by_name}
         wanted = {model.name: model for model in configured}
         self._configured = set(wanted)
-        self._models = {**self._kept, **wanted}  # of one name, the settings' counts
+        self._models = {**self._kept, **wanted}  # the settings win for the same name
         self._on_demand: list[ModelConfig] = []
         if stored.life == life:
             self._models = by_name
@@ -90,13 +90,13 @@ def known_models(home: Home) -> dict[str, ModelConfig]:
 
 def on_demand_models(home: Home) -> dict[str, ModelConfig]:
     """The models by name that are warm because a job named their folder or hub id."""
-    # What a job branched off from has a name of warmd's own, such as JOB:init and JOB@STEP.
+    # Initial weights of jobs have internal names, such as JOB:init and JOB@STEP.
     models = _read(home).on_demand
     return {model.name: model for model in models if not {":", "@"} & set(model.name)}
 
 
 def _read(home: Home) -> _Stored:
-    """Read the file; one that is not as we write it says nothing."""
+    """Read the file; a damaged one counts as empty."""
     try:
         document = orjson.loads(home.models.read_bytes())
         return _Stored(

@@ -5,6 +5,7 @@ Existing entries are never changed, so building twice or concurrently does no ha
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -23,6 +24,7 @@ from . import job_index, keys, listing
 
 _VERSION = b"1"
 _BATCH = 500  # jobs per transaction
+_SETTLED_NS = 1_000_000_000  # an older time of change of a folder is not shared by a later change
 _ENDED = (b"finished", b"failed", b"stopped", b"canceled")
 
 
@@ -43,6 +45,25 @@ def build(connection: redis.Redis, runs: Path) -> None:
     for job_id in folders.keys() - set(recorded):
         _add_folder(connection, runs, job_id, from_cli=folders[job_id])
     connection.set(keys.INDEXED, _VERSION)
+
+
+def add_folders(connection: redis.Redis, runs: Path) -> None:
+    """Add run directories without a job in Redis that came since the last call.
+
+    While the folder of run directories is unchanged, this costs one `stat` and one command.
+    """
+    try:
+        changed_ns = runs.stat().st_mtime_ns
+    except FileNotFoundError:
+        return
+    if connection.hget(keys.LISTED, str(runs)) == str(changed_ns).encode():
+        return
+    indexed = set(job_index.newest(connection, QUEUES, None))
+    for job_id in job_ids(runs):
+        if job_id not in indexed:
+            _add_folder(connection, runs, job_id, from_cli=_is_from_cli(runs, job_id))
+    if time.time_ns() - changed_ns > _SETTLED_NS:
+        connection.hset(keys.LISTED, str(runs), str(changed_ns))
 
 
 def _is_from_cli(runs: Path, job_id: str) -> bool:

@@ -5,8 +5,8 @@
     warmd:answers         ended jobs of queue infer, by time of their end
     warmd:stopped:QUEUE   stopped jobs, which RQ keeps in the registry of failed ones
 
-Each is updated in the transaction that changes the job. `index_builder.build` adds jobs of an
-earlier version, and run directories without a job in Redis.
+Each is updated in the transaction that changes the job. `index_builder` adds jobs of an earlier
+version, and run directories without a job in Redis.
 """
 
 from __future__ import annotations
@@ -92,7 +92,11 @@ def are_from_cli(connection: redis.Redis, job_ids: Sequence[str]) -> list[bool]:
 
 
 def forget(connection: redis.Redis, job_id: str) -> None:
-    """Remove a job without a record from all indices."""
+    """Remove a job without a record from all indices.
+
+    It may be a run directory of another home on this Redis, which then indexes it again.
+    """
     with connection.pipeline() as pipeline:
         removed(pipeline, job_id)
+        pipeline.delete(keys.LISTED)
         pipeline.execute()

@@ -30,12 +30,13 @@ from .executions import (
     Executions,
     StartedExecution as StartedExecution,
 )
+from .ordering import Ordering
 from .pausing import Pausing
 from .records import ENDED as ENDED, NEVER as NEVER, TRANSIENT_FIELDS, WAITING as WAITING
 from .transactions import add, change
 
 
-class JobStore(Executions, Pausing):
+class JobStore(Executions, Pausing, Ordering):
     """All jobs of one Redis."""
 
     def enqueue(

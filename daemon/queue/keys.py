@@ -32,6 +32,7 @@ FIELD_EXECUTION = "warmd_execution"  # number of executions so far
 FIELD_KILLS = "warmd_kills"  # horses killed in a row without progress
 FIELD_STOP = "warmd_stop"  # "cancel" or "kill" while requested
 FIELD_PAUSE = "warmd_pause"  # "hold" or "release", from the request until `unpause`
+FIELD_PAUSED_AT = "warmd_paused_at"  # time of that request in unix seconds
 FIELD_DUE = "warmd_due"  # scheduled time of a job that was paused before that
 FIELD_SUSPECT = "warmd_suspect"  # a horse was killed that ran this job and others
 
@@ -39,6 +40,7 @@ FIELD_SUSPECT = "warmd_suspect"  # a horse was killed that ran this job and othe
 FROM_CLI = "warmd:cli"
 ANSWERS = "warmd:answers"
 INDEXED = "warmd:indexed"  # version of the indices, once they are complete
+LISTED = "warmd:listed"  # hash: a folder of run directories -> its time of change when indexed
 
 # Channel on which the id of a started job is published when a stop or pause is requested. The
 # request itself is in the job's hash.
@@ -120,8 +122,8 @@ def connect_for_person(url: str) -> redis.Redis:
     return connection
 
 
-def connect_once(url: str, *, timeout_s: float) -> redis.Redis:
-    """The same without retries, for loops that must not block for long."""
+def connect_once(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
+    """The same without retries, for loops that must not block for long, or if none would help."""
     connection = connect(url, timeout_s=timeout_s)
     connection.set_retry(Retry(NoBackoff(), 0))
     return connection

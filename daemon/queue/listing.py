@@ -5,8 +5,8 @@ RQ's own counting methods are not used: they fail started jobs whose heartbeat i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
 
 import redis
 from rq import Queue
@@ -48,13 +48,12 @@ def with_status(
     connection: redis.Redis,
     statuses: Collection[str],
     limit: int | None = None,
-    kinds: Collection[str] | None = None,
+    fits: Callable[[str], bool] = lambda job_id: True,
 ) -> list[Job]:
-    """The jobs of some statuses (and kinds), or the latest of them, newest first."""
+    """The jobs of some statuses whose ids fit, or the latest of them, newest first."""
     wanted = set(statuses)
     ids = sorted(_members(connection, QUEUES, wanted), key=by_time, reverse=True)
-    if kinds is not None:
-        ids = [job_id for job_id in ids if job_id.split("-")[0] in kinds]
+    ids = list(filter(fits, ids))
     store, found = JobStore(connection), list[Job]()
     for start in range(0, len(ids), _BATCH):
         jobs = store.fetch_many(ids[start : start + _BATCH])
@@ -95,12 +94,24 @@ def positions(connection: redis.Redis, jobs: Sequence[Job]) -> dict[str, int]:
     return {keys.text(job_id): n for ids in found for n, job_id in enumerate(ids, start=1)}
 
 
-def notes(connection: redis.Redis, jobs: Sequence[Job]) -> list[tuple[int, bool]]:
-    """For each job the number of its executions, and whether a pause is requested."""
+class Notes(NamedTuple):
+    """What a job's hash holds in addition to RQ's fields."""
+
+    executions: int
+    is_paused: bool  # from the request until `unpause`
+    paused_at: float | None  # unix seconds; None also for a pause by an earlier version
+
+
+def notes(connection: redis.Redis, jobs: Sequence[Job]) -> list[Notes]:
+    """Return the notes of each job."""
+    fields = (keys.FIELD_EXECUTION, keys.FIELD_PAUSE, keys.FIELD_PAUSED_AT)
     with connection.pipeline(transaction=False) as pipeline:
         for job in jobs:
-            pipeline.hmget(job.key, keys.FIELD_EXECUTION, keys.FIELD_PAUSE)
-        return [(int(number or 0), pause is not None) for number, pause in pipeline.execute()]
+            pipeline.hmget(job.key, *fields)
+        return [
+            Notes(int(number or 0), pause is not None, None if at is None else float(at))
+            for number, pause, at in pipeline.execute()
+        ]
 
 
 def scheduled_at(connection: redis.Redis, jobs: Sequence[Job]) -> dict[str, float]:

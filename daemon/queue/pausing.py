@@ -15,17 +15,19 @@ from . import keys
 from .records import NEVER, WAITING, JobRecords, text_or_none
 from .transactions import change
 
+_PAUSE_FIELDS = (keys.FIELD_PAUSE, keys.FIELD_PAUSED_AT)
+
 
 class Pausing(JobRecords):
     """The changes of a job's life that a pause makes."""
 
     def request_pause(self, job: Job, how: str) -> bool:
         """Request that a started job waits in memory ("hold"), or saves and ends ("release")."""
-        return self._request(job, lambda p: p.hset(job.key, keys.FIELD_PAUSE, how))
+        return self._request(job, lambda p: self._write_pause(job, how, p))
 
     def withdraw_pause(self, job: Job) -> bool:
         """Continue a held job; False if it is not started."""
-        return self._request(job, lambda p: p.hdel(job.key, keys.FIELD_PAUSE))
+        return self._request(job, lambda p: p.hdel(job.key, *_PAUSE_FIELDS))
 
     def pause_of(self, job: Job) -> str | None:
         """The requested pause that is still in effect: "hold" or "release"."""
@@ -58,7 +60,7 @@ class Pausing(JobRecords):
         is_deferred = not self.are_met([job])[0]
 
         def write(pipeline: Pipeline) -> None:
-            pipeline.hdel(job.key, keys.FIELD_PAUSE, keys.FIELD_DUE)
+            pipeline.hdel(job.key, *_PAUSE_FIELDS, keys.FIELD_DUE)
             if is_early:
                 pipeline.zadd(self._scheduled(job).key, {job.id: due})
             elif is_deferred:

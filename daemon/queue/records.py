@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -27,7 +28,7 @@ WAITING = (JobStatus.QUEUED, JobStatus.DEFERRED, JobStatus.SCHEDULED)
 
 # Fields of a job's hash about its current executions: without meaning once the job has ended.
 EXECUTION_FIELDS = (keys.FIELD_KILLS, keys.FIELD_SUSPECT, keys.FIELD_STOP, keys.FIELD_PAUSE)
-TRANSIENT_FIELDS = (*EXECUTION_FIELDS, keys.FIELD_DUE)
+TRANSIENT_FIELDS = (*EXECUTION_FIELDS, keys.FIELD_PAUSED_AT, keys.FIELD_DUE)
 
 
 class JobRecords:
@@ -107,7 +108,12 @@ class JobRecords:
     def _put_away(self, job: Job, pipeline: Pipeline) -> None:
         pipeline.zadd(self._scheduled(job).key, {job.id: NEVER})
         pipeline.hset(job.key, "status", JobStatus.SCHEDULED)
-        pipeline.hset(job.key, keys.FIELD_PAUSE, "release")
+        self._write_pause(job, "release", pipeline)
+
+    def _write_pause(self, job: Job, how: str, pipeline: Pipeline) -> None:
+        pipeline.hset(job.key, keys.FIELD_PAUSE, how)
+        # Kept if it is set: a job that was held and is put away now has been paused all the time.
+        pipeline.hsetnx(job.key, keys.FIELD_PAUSED_AT, str(time.time()))
 
     def _scheduled(self, job: Job) -> ScheduledJobRegistry:
         return ScheduledJobRegistry(job.origin, connection=self.connection)

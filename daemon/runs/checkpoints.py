@@ -28,10 +28,10 @@ _BLOCK_BYTES = 1 << 22
 
 
 class Checkpoints:
-    """The checkpoints in `folder`, of which the `keep` newest stay, and the best.
+    """The checkpoints in `folder`, of which the `keep` newest and the best stay.
 
-    `best` is the metric that tells the best, with whether less of it is better. `on_warning` is
-    told, in one line, of a checkpoint that was passed over or cannot be removed.
+    `best`: the metric of the best one, and whether lower is better. `on_warning` receives a line
+    about a checkpoint that was skipped or cannot be removed.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class Estimate:
         self.micro_steps_total: int | None = None
         self.rows_done: int | None = None  # of a file of prompts or texts
         self.rows_total: int | None = None
-        self.unit = "rows"
+        self.unit = "records"
         self.activity: str | None = None  # what it does before its first step
         self.phase_began: float | None = None
         self.metrics: dict[str, float] = {}
@@ -101,14 +101,14 @@ class Estimate:
             self._rows.clear()
             self.phase_began = event["time"]
         self.activity = activity
-        self.unit = event.get("unit", "rows")
+        self.unit = event.get("unit", "records")
         self.rows_done, self.rows_total = event.get("done"), event.get("total")
         if self.rows_done is not None:
             self._rows.append((event["time"], self.rows_done))
 
     @property
     def rows_per_s(self) -> float | None:
-        """The rate of the recent rows, or None before the second event of them."""
+        """Records per second of the latest progress events; None before the second one."""
         if len(self._rows) < 2:
             return None
         (began, first), (ended, last) = self._rows[0], self._rows[-1]

@@ -180,7 +180,7 @@ class EventLog:
         line = orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
         written = self._file.write(line)
         if written < len(line):
-            self._file.truncate(self._file.tell() - written)  # or it would spoil the next one
+            self._file.truncate(self._file.tell() - written)  # or it would damage the next one
             raise OSError(errno.ENOSPC, "disk full", str(self._path))
         self.seq += 1
         self._size += len(line)

@@ -3,6 +3,8 @@
 spec.json      the spec, with everything that is needed to run the job again
 events.jsonl   the events
 log.txt        output of libraries and of user code
+labels.json    name, tags and notes, for people
+source/        the code and versions that it ran
 checkpoints/   the checkpoints
 init/          the initial weights, if they come from another job
 model/         the final weights
@@ -59,16 +61,13 @@ def is_id_prefix(text: str) -> bool:
     return _ID_PREFIX.fullmatch(text) is not None
 
 
-def job_ids(runs: Path, *, since: str = "") -> list[str]:
-    """Return the ids of all run directories, unordered.
-
-    `since`: leave out earlier ones; a time as returned by `by_time`.
-    """
+def job_ids(runs: Path) -> list[str]:
+    """Return the ids of all run directories, unordered."""
     try:
         names = os.listdir(runs)
     except FileNotFoundError:
         return []
-    return [name for name in names if by_time(name) >= since and is_job_id(name)]
+    return [name for name in names if is_job_id(name)]
 
 
 def by_time(job_id: str) -> str:

@@ -1,4 +1,4 @@
-"""Saving beside the training, in a thread that mostly waits for the disk."""
+"""Saving concurrently with the training, in a thread that mostly waits for the disk."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from ...jobs.context import MANIFEST, step_of
 from ...jobs.errors import CheckpointDamaged, Conflict, NotFound, SpecError
 from ...jobs.files.atomic import fsync
+from ...jobs.models.adapters import is_model
 from .checkpoints import Checkpoints, verify
 from .rundir import RunDir
 
@@ -46,25 +47,31 @@ class Weights:
 def final_model(rundir: RunDir) -> Weights:
     """Return the final weights of a finished job. Raises NotFound."""
     folder = rundir.path / "model"
-    if rundir.read_result() is None or not (folder / "config.json").is_file():
+    if rundir.read_result() is None or not is_model(folder):
         steps = ", ".join(str(step_of(path)) for path in Checkpoints(rundir.checkpoints).list())
-        there_is = f"name a checkpoint as JOB@STEP, of {steps}" if steps else "and no checkpoint"
-        raise NotFound(f"job: {rundir.path.name} has no final model yet: {there_is}")
+        if not steps:
+            raise NotFound(f"job: {rundir.path.name} has neither a final model nor a checkpoint")
+        raise NotFound(
+            f"job: {rundir.path.name} has no final model yet: "
+            f"name a checkpoint as JOB@STEP, of {steps}"
+        )
     return Weights(rundir.path.name, folder)
 
 
 def checkpoint(
     rundir: RunDir, step: int | None = None, *, on_bytes: Callable[[int], None] | None = None
 ) -> Weights:
-    """Return the weights of a checkpoint, by default of the latest whole one, verified.
+    """Return the verified weights of a checkpoint, by default of the latest undamaged one.
 
-    Raises NotFound, and CheckpointDamaged for a step that is asked for. `on_bytes` as in `verify`.
+    Raises NotFound, and CheckpointDamaged for the given step. `on_bytes`: as in `verify`.
     """
     job_id, checkpoints = rundir.path.name, Checkpoints(rundir.checkpoints)
     found = {step_of(path): path for path in checkpoints.list()}
     if step is not None and step not in found:
-        steps = ", ".join(map(str, found)) or "none"
-        raise NotFound(f"checkpoint: {job_id} has none of step {step}, but of: {steps}")
+        steps = ", ".join(map(str, found))
+        if not steps:
+            raise NotFound(f"checkpoint: {job_id} has none")
+        raise NotFound(f"checkpoint: must be a step of {job_id} ({steps}), got {step}")
     for number in reversed(found) if step is None else [step]:
         try:
             verify(found[number], on_bytes=on_bytes)
@@ -73,7 +80,7 @@ def checkpoint(
                 raise
         else:
             return Weights(f"{job_id}@{number}", found[number])
-    raise NotFound(f"checkpoint: {job_id} has none{' that is whole' if found else ''}")
+    raise NotFound(f"checkpoint: {job_id} has none{' that is undamaged' if found else ''}")
 
 
 def link(weights: Weights, folder: Path) -> None:
@@ -95,15 +102,10 @@ def export(weights: Weights, folder: Path, *, with_optimizer: bool = False) -> i
     """Copy the files of the model into a new folder, whole or not at all; return their bytes.
 
     Copies, not links: a later save into the folder must not modify the checkpoint.
-    Raises SpecError when there is something at its place, Conflict when the job pruned the
-    checkpoint meanwhile.
+    Raises SpecError as `new_folder`, Conflict when the job pruned the checkpoint meanwhile.
     """
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise SpecError("dest", f"must be a new folder, got {folder}, which is there")
-    if not folder.parent.is_dir():
-        raise SpecError("dest", f"must be in a folder that is there, got {folder}")
     size_bytes = 0
-    with _staging(folder) as staging:
+    with new_folder(folder) as staging:
         try:
             for source in weights.files(with_optimizer=with_optimizer):
                 target = staging / source.relative_to(weights.folder)
@@ -116,7 +118,15 @@ def export(weights: Weights, folder: Path, *, with_optimizer: bool = False) -> i
 
 
 @contextmanager
-def _staging(folder: Path) -> Iterator[Path]:
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder that becomes `folder` at the end of the block, and is removed on an error.
+
+    Raises SpecError when there is something at its place.
+    """
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise SpecError("dest", f"must be a new folder, got {folder}, which is there")
+    if not folder.parent.is_dir():
+        raise SpecError("dest", f"must be in a folder that is there, got {folder}")
     # Not jobs.durable's whole_folder: it sweeps the parent, and this one is the user's.
     staging = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:

@@ -1,5 +1,6 @@
-"""The supervisor's side: starts Redis, zygote, workers and gateway, and replaces what dies.
+"""The supervisor: starts Redis, zygote, workers and gateway, and restarts those that die.
 
-`guardian` starts the supervisor again when it is killed itself. Answers requests on the control
-socket, and removes old answers (`retention`). Imports no torch.
+`guardian` restarts the supervisor itself. The supervisor replies to requests on the control socket
+(start, stop, load, unload, status), requeues orphaned jobs and removes old answers (`retention`).
+Imports no torch.
 """

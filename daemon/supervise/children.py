@@ -19,9 +19,9 @@ from ..host.messages import Alive, GatewayStatus, Malformed, Message, decode, en
 
 log = logging.getLogger(__name__)
 
-_QUICK_DEATH_S = 5.0  # a process that lived shorter than this died quickly
-_MAX_QUICK_FAILURES = 3  # in a row, before the daemon gives up
-MAX_QUICK_KILLS = 10  # the same for deaths by a signal: the next start may well succeed
+_QUICK_DEATH_S = 5.0  # a process that lived for less died quickly
+_MAX_QUICK_FAILURES = 3  # quick deaths in a row before the daemon gives up
+MAX_QUICK_KILLS = 10  # the same for deaths by a signal: the next start may succeed
 HUNG_S = 10.0  # without a heartbeat; shorter than a worker's lease
 _MAX_LINE_BYTES = 1 << 16  # longer lines are split
 _MAX_RETRY_S = 60.0  # between two starts of a gateway that keeps dying
@@ -51,10 +51,10 @@ class Child:
         *,
         on_message: Callable[[Message], None],
     ) -> None:
-        """Start `python -m module`; call it from the main thread, whose end kills the child.
+        """Start `python -m module`. Only from the main thread, since its end kills the child.
 
-        `settings` go to its stdin. `on_message` receives its messages on stdout; its stderr goes to
-        the log, line by line. Both are read by callbacks that are registered at `selector`.
+        `settings` is written to its stdin. `on_message` receives its messages on stdout; its stderr
+        goes to the log, line by line. Both are read by callbacks registered with `selector`.
         """
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, str(home.path), str(os.getpid())],
@@ -123,14 +123,33 @@ class WorkerChild(Child):
         self.redis_name = ""
 
 
-class GatewayChild(Child):
-    """The HTTP gateway. The daemon runs without it, and restarts it with growing delays."""
+class OptionalChild(Child):
+    """A process that the daemon runs without, and restarts with growing delays."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._start_at = 0.0
+
+    def must_start(self) -> bool:
+        """Return whether it is dead and the delay is over; counts a death."""
+        if self.process is not None and self.has_died():
+            lived = time.monotonic() - self.started
+            self.quick_deaths = self.quick_deaths + 1 if lived < _QUICK_DEATH_S else 0
+            wait_s = min(2.0**self.quick_deaths - 1, _MAX_RETRY_S)
+            code = self.process.returncode
+            log.error("%s: ended (%s), restarting in %g s", self.name, code, wait_s)
+            self.process = None
+            self._start_at = time.monotonic() + wait_s
+        return self.process is None and time.monotonic() >= self._start_at
+
+
+class GatewayChild(OptionalChild):
+    """The HTTP gateway."""
 
     def __init__(self) -> None:
         super().__init__("http")
         self.url: str | None = None  # while it listens
         self.problem: str | None = None  # why it could not listen
-        self._start_at = 0.0
 
     def handle(self, message: Message) -> None:
         if not isinstance(message, GatewayStatus):
@@ -139,15 +158,10 @@ class GatewayChild(Child):
         log.info("http: %s", self.problem or f"listening on {self.url}")
 
     def must_start(self) -> bool:
-        """Return whether it is dead and the delay is over; counts a death."""
-        if self.process is not None and self.has_died():
-            lived = time.monotonic() - self.started
-            self.quick_deaths = self.quick_deaths + 1 if lived < _QUICK_DEATH_S else 0
-            wait_s = min(2.0**self.quick_deaths - 1, _MAX_RETRY_S)
-            log.error("http: ended (%s), restarting in %g s", self.process.returncode, wait_s)
-            self.process, self.url = None, None
-            self._start_at = time.monotonic() + wait_s
-        return self.process is None and time.monotonic() >= self._start_at
+        is_due = super().must_start()
+        if self.process is None:
+            self.url = None
+        return is_due
 
 
 def _read_lines(

@@ -1,4 +1,4 @@
-"""The guardian: the supervisor's parent, which restarts it. It does so little that it cannot fail.
+"""The guardian: the supervisor's parent, which restarts it; so simple that it should never fail.
 
 A kill -9 of the supervisor is repaired within a second. All other processes end with the
 supervisor; the next supervisor finds the queue unchanged, and the jobs resume.

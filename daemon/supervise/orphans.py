@@ -28,9 +28,9 @@ class Orphans:
         _log(self._registry.requeue_orphans(worker, queue), worker)
 
     def requeue_of_previous_run(self, url: str) -> None:
-        """Requeue the jobs of all workers of this home: only one daemon at a time has it.
+        """Requeue the jobs of all workers of this home, which only one daemon at a time can use.
 
-        Over a connection of its own, with a timeout that suits many jobs.
+        Uses its own connection, with a timeout that is long enough for many jobs.
         """
         with keys.connect(url) as connection:
             registry = WorkerRegistry(JobStore(connection))
@@ -44,7 +44,7 @@ class Orphans:
             if not self._is_ours(worker):
                 self.requeue(worker, queue)
         if time.monotonic() - self._scanned_at > _SCAN_PERIOD_S:
-            _log(self._registry.requeue_unregistered(), "that held it")
+            _log(self._registry.requeue_unregistered(), "(not registered)")
             self._scanned_at = time.monotonic()
 
     def _is_ours(self, worker: str) -> bool:

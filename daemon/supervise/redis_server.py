@@ -29,7 +29,7 @@ from ..queue import keys
 log = logging.getLogger(__name__)
 
 _MAX_LOG_BYTES = 10_000_000
-_REPLY_TIMEOUT_S = 0.5  # it is on this machine
+_REPLY_TIMEOUT_S = 0.5  # for a Redis on this machine
 
 _CONFIG = """\
 port 0
@@ -116,7 +116,7 @@ class EmbeddedRedis:
             time.sleep(0.01)
 
     def is_ready(self) -> bool:
-        """Whether it accepts commands now (not while it loads its append-only file)."""
+        """Whether it accepts commands; false while it loads its append-only file."""
         connection = keys.connect_once(self.url, timeout_s=_REPLY_TIMEOUT_S)
         try:
             return bool(connection.ping())

@@ -1,7 +1,7 @@
-"""Removes old answers: ended jobs of the queue infer, the oldest first. Never a training job.
+"""Retention: removes ended jobs of the queue infer ("answers"), the oldest first.
 
-An agent sends thousands of requests a day. The run directory, hash and stream of each would
-otherwise fill the disk and the memory of Redis.
+An agent sends thousands of requests a day; their run directories, hashes and streams would fill the
+disk and the memory of Redis. Training jobs and jobs with an input file are never removed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ..runs.rundir import RunDir, is_job_id
 
 log = logging.getLogger(__name__)
 
-GRACE_S = 10.0  # for clients to read an answer after its end, however many answers there are
-_LOOK_S = 5.0  # between two looks for what is due
+GRACE_S = 10.0  # minimum age of an answer that is removed, so that its client can read it
+_SCAN_S = 5.0  # between two scans for due answers
 _FINISH_S = 60.0  # between two scans for removals that a killed process left half done
-_SOON_S = 0.5  # after the start, or after a try that failed
-_AT_ONCE = 100  # answers that are read in one round trip
-_LONGEST_OF_ROWS = 1_000_000  # bytes of the spec.json of a job on a file
+_RETRY_S = 0.5  # after the start, or after a failed preparation
+_PAGE = 100  # answers per round trip to Redis
+_MAX_BATCH_SPEC = 1_000_000  # bytes of the spec.json of a job with an input file
 
 
 class Retention:
@@ -43,31 +43,34 @@ class Retention:
         most: int,
         most_bytes: int,
     ) -> None:
-        """`keep_s`: after its end; None keeps all. `most`, `most_bytes`: that are kept at all."""
+        """`keep_s`: time after the end for which an answer is kept; None: forever.
+
+        `most`, `most_bytes`: largest number and total size of the answers that are kept.
+        """
         self._store = store
         self._home = home
         self._keep_s = keep_s
         self._most = most
         self._most_bytes = most_bytes
-        self._sizes: dict[str, int] = {}  # bytes on disk of each answer that is kept
-        self._seen_until = 0.0  # the latest end among them
+        self._sizes: dict[str, int] = {}  # job id -> bytes on disk, of the answers that are kept
+        self._seen_until = 0.0  # latest end of an answer in `_sizes`
         self._finish_at = 0.0
         self._stopping = threading.Event()
 
     def start(self) -> None:
-        """Look and remove from now on, in a thread: after a night there may be thousands."""
+        """Start removing, in a thread: there may be thousands of due answers."""
         threading.Thread(target=self._run, name="retention", daemon=True).start()
 
     def stop(self) -> None:
-        """End after the job that is being removed. What is left stays for the next start."""
+        """Stop after the current removal; the next start removes the others."""
         self._stopping.set()
 
     def _run(self) -> None:
         is_prepared = False
-        while not self._stopping.wait(_LOOK_S if is_prepared else _SOON_S):
+        while not self._stopping.wait(_SCAN_S if is_prepared else _RETRY_S):
             try:
                 if not is_prepared:
-                    # What a daemon of an earlier version, or somebody by hand, has left.
+                    # Index jobs of earlier versions, and run directories that were copied in.
                     index_builder.build(self._store.connection, self._home.runs)
                     is_prepared = True
                 self.remove_due()
@@ -75,7 +78,7 @@ class Retention:
                 log.warning("retention: %s", error)
 
     def remove_due(self) -> None:
-        """Remove all that is due. Raises RedisError and OSError."""
+        """Remove all due answers. Raises RedisError and OSError."""
         self._finish_removals()
         if self._keep_s is None:
             return
@@ -89,13 +92,13 @@ class Retention:
             log.info("retention: %s answers removed", removed)
 
     def _finish_removals(self) -> None:
-        """Finish what others began, now and then: to look for it, all names are read."""
+        """Finish interrupted removals, once per `_FINISH_S`: the scan reads all folder names."""
         if time.monotonic() > self._finish_at:
             removal.finish_all(self._store, self._home.runs)
             self._finish_at = time.monotonic() + _FINISH_S
 
     def _due(self, now: float, keep_s: float) -> list[str]:
-        """Return the answers that are due, those first that ended first."""
+        """Return the due answers, ordered by their end."""
         connection = self._store.connection
         self._measure()
         number: Any = connection.zcard(keys.ANSWERS)
@@ -107,37 +110,38 @@ class Retention:
         return [job_id for job_id in found if job_id in self._sizes]
 
     def _measure(self) -> None:
-        """Learn the size of each answer that is new; leave out what is to stay."""
+        """Update `_sizes` with the answers that ended since the last call."""
         connection = self._store.connection
         since = f"({self._seen_until}"
         new: Any = connection.zrangebyscore(keys.ANSWERS, since, "+inf", withscores=True)
-        self._note(new)
+        self._add_sizes(new)
         if len(self._sizes) != connection.zcard(keys.ANSWERS):
-            # Some were removed or resumed by others, or ended by another machine's clock.
+            # Some were removed or resumed by other processes, or have the end of another clock.
             every: Any = connection.zrange(keys.ANSWERS, 0, -1, withscores=True)
             kept = {keys.text(raw) for raw, _ in every}
             self._sizes = {job_id: size for job_id, size in self._sizes.items() if job_id in kept}
-            self._note(every)
+            self._add_sizes(every)
 
-    def _note(self, ended: list[tuple[bytes, float]]) -> None:
+    def _add_sizes(self, ended: list[tuple[bytes, float]]) -> None:
+        """Add the sizes of new answers; take jobs with an input file out of the index."""
         for raw, at in ended:
             job_id = keys.text(raw)
             self._seen_until = max(self._seen_until, at)
             if job_id in self._sizes:
                 continue
-            if not is_job_id(job_id) or _is_of_rows(RunDir(self._home.runs / job_id)):
+            if not is_job_id(job_id) or _has_input_file(RunDir(self._home.runs / job_id)):
                 self._store.connection.zrem(keys.ANSWERS, raw)
             else:
                 self._sizes[job_id] = removal.size_bytes(self._home.runs / job_id)
 
     def _too_large(self) -> list[tuple[bytes, float]]:
-        """Return the oldest answers, as many as are to go for the others to have room."""
+        """Return the oldest answers that must be removed for the others to fit `most_bytes`."""
         found: list[tuple[bytes, float]] = []
         surplus = sum(self._sizes.values()) - self._most_bytes
         while surplus > 0:
             start = len(found)
             page: Any = self._store.connection.zrange(
-                keys.ANSWERS, start, start + _AT_ONCE - 1, withscores=True
+                keys.ANSWERS, start, start + _PAGE - 1, withscores=True
             )
             if not page:
                 break
@@ -149,30 +153,30 @@ class Retention:
         return found
 
     def _remove(self, job_id: str) -> bool:
-        """Forget one job; False when it is kept."""
+        """Remove one job; return False if it is kept."""
         if self._store.connection.exists(Job.dependents_key_for(job_id)):
-            return False  # others are behind it
+            return False  # other jobs wait for it (--after)
         try:
             removal.remove(self._store, self._home.runs, job_id)
-        except Conflict:  # resumed this moment
+        except Conflict:  # it was resumed just now
             return False
         self._sizes.pop(job_id, None)
         return True
 
 
 def _is_over(age_s: float) -> bool:
-    """Whether the grace of an answer is over.
+    """Whether the grace period of an answer is over.
 
-    An end far in the future is one before the clock was put back: it counts as long ago, since
-    otherwise the limits would not hold until that time comes.
+    An end far in the future means that the clock was set back. It counts as long ago: otherwise the
+    limits would not be enforced until then.
     """
     return not -GRACE_S < age_s < GRACE_S
 
 
-def _is_of_rows(rundir: RunDir) -> bool:
-    """Whether it answers a file of rows, which somebody will want to look at."""
-    with suppress(Conflict, FileNotFoundError):  # of what cannot be read nothing is lost
-        # A longer one holds its question itself, and there may be gigabytes of them.
-        is_short = (rundir.path / "spec.json").stat().st_size <= _LONGEST_OF_ROWS
+def _has_input_file(rundir: RunDir) -> bool:
+    """Whether the job has an input file: then its run directory is kept."""
+    with suppress(Conflict, FileNotFoundError):  # an unreadable job can be removed
+        # A larger spec contains its prompt, so it has no input file; do not parse gigabytes.
+        is_short = (rundir.path / "spec.json").stat().st_size <= _MAX_BATCH_SPEC
         return is_short and bool(rundir.read_spec()["spec"].get("input"))
     return False

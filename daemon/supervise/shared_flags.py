@@ -9,9 +9,9 @@ _STOP, _WARM = 0, 1
 
 
 class SharedFlags:
-    """The state of one daemon run, from `warmd start` to its end. Made before the guardian forks.
+    """The state of one daemon run, from `warmd start` to its end.
 
-    Flags are set once and never cleared.
+    Created before the guardian forks. Flags are set once and never cleared.
     """
 
     def __init__(self) -> None:
@@ -19,11 +19,11 @@ class SharedFlags:
         self._flags = mmap.mmap(-1, 2)
 
     def set_stop_requested(self) -> None:
-        """Note that the daemon is to end: a supervisor that dies is not replaced."""
+        """Record that the daemon should end: a supervisor that dies is not restarted."""
         self._flags[_STOP] = 1
 
     def set_warm(self) -> None:
-        """Note that all processes were ready once: a later failure may be temporary."""
+        """Record that all processes were ready once: a later failure may be temporary."""
         self._flags[_WARM] = 1
 
     @property

@@ -1,6 +1,6 @@
 """The supervisor: starts Redis, zygote, workers and gateway, and restarts those that die.
 
-It imports no torch and runs no job, so that what kills them does not kill it.
+It imports no torch and runs no job, so that a crash or an out-of-memory kill hits other processes.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from ..host.messages import (
     LocalModel,
     Message,
     ModelsLoaded,
+    NotifierSettings,
     WantedModel,
     WorkerSettings,
     ZygoteSettings,
@@ -44,7 +45,7 @@ from ..queue.due import DueJobs
 from ..queue.jobs import JobStore
 from ..queue.lease import LEASE_S
 from ..runs.rundir import remove_stale_staging
-from .children import MAX_QUICK_KILLS, Child, GatewayChild, WorkerChild
+from .children import MAX_QUICK_KILLS, Child, GatewayChild, OptionalChild, WorkerChild
 from .control_server import ControlServer
 from .orphans import Orphans
 from .redis_server import EmbeddedRedis, check_redis, find_binary
@@ -57,7 +58,7 @@ Report = Callable[[Message], None]
 HandleRequest = Callable[["Supervisor", Message], Message]
 
 _TICK_S = 1.0  # maximum duration of one wait; a message, a dead child or a signal ends it
-_REDIS_TIMEOUT_S = 1.0  # for a reply; the loop waits that long
+_REDIS_TIMEOUT_S = 1.0  # for a reply; it blocks the main loop
 _DEFAULT_BUDGET = 0.7  # of the machine's memory
 
 
@@ -95,6 +96,7 @@ class Supervisor:
         self.zygote = Child("zygote")
         self.workers = [WorkerChild(worker) for worker in config.workers]
         self.gateway = GatewayChild()
+        self.notifier = OptionalChild("notify")
         self.warm_set = WarmSet(self.home, config.models, flags.run_id)
         self._selector = selectors.DefaultSelector()
         self.is_warm = False
@@ -116,6 +118,7 @@ class Supervisor:
                 remove_stale_staging(self.home.runs)
                 self._start_zygote()
                 self._start_gateway_if_due()
+                self._start_notifier_if_due()
                 self._retention.start()
                 while self.stopping is None:
                     self._tick()
@@ -161,6 +164,7 @@ class Supervisor:
         try:
             self._kill_hung_children()
             self._start_gateway_if_due()
+            self._start_notifier_if_due()
             self._restart_dead_children()
             if self.is_warm:
                 self._orphans.requeue_of_other_daemons()
@@ -261,6 +265,16 @@ class Supervisor:
                 on_message=self.gateway.handle,
             )
 
+    def _start_notifier_if_due(self) -> None:
+        if self.config.notify is not None and self.notifier.must_start():
+            self.notifier.start(
+                self._selector,
+                "warmd.daemon.notify",
+                self.home,
+                NotifierSettings(self.config.notify, list(self.config.notify_on)),
+                on_message=lambda _: None,
+            )
+
     def _start_worker(self, worker: WorkerChild) -> None:
         worker.redis_name = f"{worker.name}:{self.home.key}:{secrets.token_hex(3)}"
         worker.start(
@@ -309,7 +323,8 @@ class Supervisor:
             self._start_zygote()
         for worker in self.workers:
             if worker.has_died():
-                # First what fails while Redis is unreachable: a death must be counted only once.
+                # Requeue first: it raises while Redis is unreachable, and the next iteration tries
+                # again. The death must be counted only once.
                 self._orphans.requeue(worker.redis_name, worker.config.queue)
                 self._check_death(worker)
                 self._start_worker(worker)
@@ -320,8 +335,8 @@ class Supervisor:
         while self._selector.select(0):  # the rest of its output
             self._handle_messages(0)
         log.error("%s: ended (%s)", child.name, child.process.returncode)
-        # A zygote that fails in the first start would fail again. One that was killed may not, nor
-        # one of a daemon that was ready before.
+        # A zygote that exits with an error during the first start would fail again. If it was
+        # killed, or the daemon was ready before, a restart may succeed.
         has_failed = child.process.returncode >= 0 and not self._flags.was_warm
         has_failed = has_failed and child is self.zygote
         if child.cannot_stay_up() or has_failed:
@@ -345,7 +360,7 @@ class Supervisor:
             if worker.process.poll() is None:
                 worker.process.kill()
                 worker.process.wait()
-        for child in (self.zygote, self.gateway):
+        for child in (self.zygote, self.gateway, self.notifier):
             if child.process is not None:
                 child.process.kill()
                 child.process.wait()

@@ -1,5 +1,5 @@
-"""The worker's side: takes jobs from one queue and watches over the horses that run them.
+"""Workers: each takes jobs from one queue and supervises the horses that run them.
 
-Jobs enter from `queue.mailbox`; requests leave to the zygote; whatever ends a job becomes one
-change in Redis (`attempt`). Imports no torch.
+A job enters from `queue.mailbox`; a request for a horse leaves to the zygote (`horse_pool`); the
+end of a job becomes one change in Redis (`attempt`). `watchdog` detects stalls. Imports no torch.
 """

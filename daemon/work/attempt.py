@@ -108,7 +108,7 @@ class Attempt:
             self.horse.send(PauseJob(self.job.id, self._is_paused))
 
     def give_back(self) -> None:
-        """End it because other workers may soon take the job: kill the horse, then requeue."""
+        """Kill the horse and requeue the job, because other workers may soon take it."""
         if self.settle is not None:
             return
         if self.horse is None:
@@ -118,7 +118,7 @@ class Attempt:
             self.horse.kill()
 
     def detach(self) -> None:
-        """Forget a horse that never started; the next one gets all requests again."""
+        """Drop a horse that never started; the next one gets all requests again."""
         self.horse = None
         self.requested.clear()
         self._is_paused = False
@@ -154,7 +154,7 @@ class Attempt:
             self.horse.kill(self.job.id)
 
     def check_progress(self) -> None:
-        """Report a stall and where the job hangs; stop the job if it asked for that."""
+        """Report a stall and where the job hangs; stop the job if its option says so."""
         pid = self.horse.pid if self.horse is not None else None
         if self._watchdog is None or pid is None or self.settle is not None:
             return
@@ -250,7 +250,7 @@ class Attempt:
 
     def _conclude(self, outcome: JobOutcome) -> None:
         """End the execution with the outcome that the horse reported."""
-        store, retries_left = self._store, self.job.retries_left or 0
+        store = self._store
         match outcome.outcome:
             case _ if self._has_lost_claim:
                 self._settle(None)
@@ -266,15 +266,15 @@ class Attempt:
                 self._settle(store.stop, "killed on request")
             case "stopped":
                 self._settle(store.stop, "stopped on request")
-            case _ if retries_left > 0:
-                self._log_event(
-                    "requeued", reason="failed, will be tried again", retries_left=retries_left
-                )
-                self._settle(store.requeue, use_retry=True)
             case _:
-                if not outcome.is_logged:
-                    self._log_event("failed", error=outcome.error, traceback=None)
-                self._settle(store.fail, outcome.error)
+                self._conclude_failed(outcome)
+
+    def _conclude_failed(self, outcome: JobOutcome) -> None:
+        if self._retry("failed"):
+            return
+        if not outcome.is_logged:
+            self._log_event("failed", error=outcome.error, traceback=None)
+        self._settle(self._store.fail, outcome.error)
 
     def conclude_death(self, *, is_shared: bool) -> None:
         """End the execution because its horse died; `is_shared`: the horse ran other jobs too."""
@@ -307,7 +307,7 @@ class Attempt:
             self._conclude_killed(cause)
 
     def _conclude_killed(self, cause: str) -> None:
-        """Requeue the job, or fail it after `_MAX_KILLS` deaths in a row without progress."""
+        """Requeue the job; after `_MAX_KILLS` deaths in a row without progress it has failed."""
         has_progressed = self._has_stepped or self._newest_checkpoint() != self._checkpoint
         kills = 1 if has_progressed else 1 + self.started.kills
         log.warning("%s: horse %s (%d in a row)", self.job.id, cause, kills)
@@ -316,8 +316,19 @@ class Attempt:
             self._settle(self._store.requeue, kills=kills, suspect=True)
             return
         error = f"{cause}; {kills} times in a row without completing a step"
-        self._log_event("failed", error=error, traceback=None)
-        self._settle(self._store.fail, error)
+        if not self._retry(error, kills=0, suspect=True):
+            self._log_event("failed", error=error, traceback=None)
+            self._settle(self._store.fail, error)
+
+    def _retry(self, reason: str, **fields: Any) -> bool:
+        """Requeue a job that has failed, if it may be retried; return whether it may."""
+        retries_left = self.job.retries_left or 0
+        if retries_left > 0:
+            self._log_event(
+                "requeued", reason=f"{reason}, will be tried again", retries_left=retries_left
+            )
+            self._settle(self._store.requeue, use_retry=True, **fields)
+        return retries_left > 0
 
     def _newest_checkpoint(self) -> Path | None:
         # From disk: the event of a save that has just ended may be lost with the horse.

@@ -17,6 +17,7 @@ from pathlib import Path
 from ...configs.config import WorkerConfig
 from ...configs.memory import memory_bytes
 from ...configs.units import format_size
+from ...jobs.errors import LOST_CONTEXT_EXIT
 from ..host.channel import Channel
 from ..host.messages import (
     HorseExit,
@@ -90,7 +91,7 @@ class Horse:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def leave(self) -> None:
-        """Give it no more jobs, and expect it to exit soon."""
+        """Send it no more jobs; it must exit within `_EXIT_TIMEOUT_S`."""
         self.is_leaving = True
         self._deadline = time.monotonic() + _EXIT_TIMEOUT_S
 
@@ -104,6 +105,8 @@ class Horse:
             return "lost: its process disappeared"
         code = self._exit.code
         peak = f": peak {format_size(self._exit.peak_bytes)} of {format_size(memory_bytes())}"
+        if code == LOST_CONTEXT_EXIT:
+            return "ended because the GPU failed (its CUDA context is lost)"
         if code >= 0:
             return f"ended with exit code {code} without a result{peak}"
         name = signal.Signals(-code).name
@@ -121,9 +124,9 @@ class HorsePool:
         self._config = config
 
     def attach(self, request: RunJob, *, alone: bool) -> Horse | None:
-        """Give a job to a resident horse or to a new one; None while there is no zygote.
+        """Send a job to a resident horse or to a new one; return None while there is no zygote.
 
-        `alone`: in its own horse, whatever the worker's isolation.
+        `alone`: the job gets its own horse, whatever the worker's isolation.
         """
         is_resident = self._config.isolation == "resident" and not alone
         model = _with_fingerprint(request.model)

@@ -1,6 +1,6 @@
-"""What a worker does with a job between taking it and asking for a horse: read its run directory.
+"""Prepares a job that a worker has taken: reads its run directory before a horse is requested.
 
-The result is a request for the horse, or the reason why there is nothing to run.
+The outcome is a request for the horse, or the reason why there is nothing to run.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ def _request(
         slots=config.slots,
         threads=config.threads,
         niceness=config.niceness,
+        device=config.device,
+        gpu_memory=config.gpu_memory,
         enqueued_at=job.enqueued_at.timestamp() if job.enqueued_at else None,
         model=model,
     )

@@ -1,3 +1,50 @@
-"""warmd: a persistent warm-model daemon with a job queue."""
+"""warmd: a persistent warm-model daemon with a job queue.
+
+    import warmd
+
+    session = warmd.connect()
+    job = session.submit("grpo", samples=80, eval_samples=200)
+    print(job.result()["reward_after"])
+    print(session.complete("17+58="))
+
+`connect` is described in its docstring, and in docs/python.md. Names are imported on first use, so
+that the command line does not load what it does not need. Nothing here imports torch.
+"""
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .daemon.api.job import Job
+    from .daemon.api.session import Session, connect
+    from .jobs.errors import Conflict, JobFailed, NotFound, SpecError, Unavailable, WarmdError
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Conflict",
+    "Job",
+    "JobFailed",
+    "NotFound",
+    "Session",
+    "SpecError",
+    "Unavailable",
+    "WarmdError",
+    "__version__",
+    "connect",
+]
+
+_MODULES = {"connect": "daemon.api.session", "Session": "daemon.api.session"} | {
+    "Job": "daemon.api.job"
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(_import_module(f".{_MODULES.get(name, 'jobs.errors')}", __name__), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__

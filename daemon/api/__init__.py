@@ -1,0 +1,4 @@
+"""The Python interface, `import warmd`: a session with a daemon, and its jobs as objects.
+
+A thin layer on `client`, which the command line uses, too. Imports no torch.
+"""

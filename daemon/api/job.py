@@ -1,0 +1,130 @@
+"""One job, as an object of Python and of notebooks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...jobs.errors import JobFailed
+from ..client.client import Client
+from ..queue.jobs import ENDED
+from ..runs import events
+from .columns import columns_of
+from .html import job_html
+from .progress import Progress, show_progress
+
+
+class Job:
+    """A job of a session. All values are read when they are asked for; nothing is cached."""
+
+    def __init__(self, client: Client, job_id: str) -> None:
+        self._client = client
+        self.id = job_id
+
+    @property
+    def kind(self) -> str:
+        """The kind of the job: `grpo`, `sft`, …"""
+        return self.id.split("-")[0]
+
+    @property
+    def status(self) -> str:
+        """`queued`, `started`, `paused`, `finished`, `failed`, …; docs/jobs.md has all."""
+        return status_of(self.info())
+
+    def info(self) -> dict[str, Any]:
+        """Return what `warmd show --json` prints."""
+        return self._client.job(self.id)
+
+    def events(self, *, follow: bool = True, after_seq: int = 0) -> Iterator[dict[str, Any]]:
+        """Yield the events of the job until it ends, from the first one on.
+
+        `follow=False`: those so far. `after_seq`: only events with a higher `seq`.
+        """
+        if not follow:
+            yield from events.read(self._client.rundir(self.id).events, after=after_seq)
+            return
+        for event in self._client.follow(self.id, after_seq=after_seq):
+            if event is not None:
+                yield event
+
+    def metrics(self) -> dict[str, list[Any]]:
+        """Return the metrics of the steps so far as columns of equal length, one row per step.
+
+        Names are those of the events; metrics of evaluations begin with `eval_`. A missing value
+        is None. `pandas.DataFrame(job.metrics())` and `polars.DataFrame(job.metrics())` take it.
+        """
+        return columns_of(self.events(follow=False))
+
+    def wait(self, *, timeout_s: float | None = None, progress: bool | None = None) -> str:
+        """Wait until the job has ended; return its status.
+
+        `progress`: whether to show a progress bar (default: in notebooks). Raises TimeoutError;
+        the job continues then.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with show_progress(self, progress) as bar:
+            for event in self._client.follow(self.id):
+                bar.update(event)
+                if deadline is not None and time.monotonic() > deadline:
+                    if self.info()["status"] in ENDED:
+                        break
+                    raise TimeoutError(f"{self.id} has not ended within {timeout_s:g} s")
+        return self.status
+
+    def result(self, *, timeout_s: float | None = None) -> dict[str, Any]:
+        """Wait until the job has ended and return its result.
+
+        Raises JobFailed, also for a job that was stopped or canceled, and TimeoutError.
+        """
+        self.wait(timeout_s=timeout_s)
+        found = self._client.result(self.id)
+        if found is None:
+            info = self.info()
+            reason = f": {info['error']}" if info["error"] else ""
+            raise JobFailed(f"{self.id} {status_of(info)}{reason}")
+        return found
+
+    def cancel(self) -> str:
+        """Take a waiting job out ("canceled"), or let a running one save and stop ("stopping")."""
+        return self._client.cancel(self.id)
+
+    def kill(self) -> str:
+        """Stop a running job now ("killing"); work since its last checkpoint is lost."""
+        return self._client.kill(self.id)
+
+    def pause(self, *, release: bool = False) -> str:
+        """Hold the job after its step; `release`: save, and free its memory."""
+        return self._client.pause(self.id, release=release)
+
+    def unpause(self) -> str:
+        """Continue a paused job."""
+        return self._client.unpause(self.id)
+
+    def resume(self, **changes: Any) -> str:
+        """Queue an ended job again from its latest checkpoint; `changes`: options, as `steps`."""
+        return self._client.resume(self.id, changes=changes)
+
+    def note(self, text: str) -> None:
+        """Add a note."""
+        self._client.add_note(self.id, text)
+
+    def __repr__(self) -> str:
+        return f"<warmd job {self.id}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def _repr_html_(self) -> str:
+        progress = Progress()
+        for event in self.events(follow=False):
+            progress.update(event)
+        return job_html(self.info(), progress, time.time())
+
+
+def status_of(info: Mapping[str, Any]) -> str:
+    """Return the status that people see: a paused job is none of RQ's."""
+    return "paused" if info["paused"] else str(info["status"])

@@ -1,0 +1,119 @@
+"""Progress of a job while Python waits for it: HTML in a notebook, a line on stderr elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, Protocol
+
+from ...configs.units import format_duration
+from ..runs.estimate import Estimate
+
+_INTERVAL_S = 0.5  # between two updates of the display
+
+
+class Progress(Estimate):
+    """An estimate with words for it."""
+
+    @property
+    def share(self) -> float | None:
+        """The part that is done, from 0 to 1; None: unknown."""
+        if self.steps_total:
+            return min(self.step / self.steps_total, 1.0)
+        if self.rows_total:
+            return min((self.rows_done or 0) / self.rows_total, 1.0)
+        return None
+
+    def words(self, now: float) -> str:
+        """Return phase, step, metrics and ETA in one line."""
+        parts = [self.phase]
+        if self.steps_total:
+            parts.append(f"step {self.step}/{self.steps_total}")
+        elif self.rows_total:
+            parts.append(f"{self.rows_done or 0}/{self.rows_total} {self.unit}")
+        parts += [f"{name} {value:.4g}" for name, value in self.metrics.items()]
+        eta_s = self.eta_s(now)
+        if eta_s is not None and self.phase == "running":
+            parts.append(f"ETA {format_duration(eta_s)}")
+        return "  ".join(parts)
+
+
+class Shown(Protocol):
+    """A job, as a display needs it; a notebook also uses its HTML."""
+
+    id: str
+
+
+class Display(Protocol):
+    """Where progress is shown."""
+
+    def update(self, event: Mapping[str, Any] | None) -> None:
+        """Take in an event; None: none came for a while."""
+
+
+class _Nothing:
+    def update(self, event: Mapping[str, Any] | None) -> None:
+        """Show nothing."""
+
+
+class _Line:
+    """A line on stderr that is written again over itself."""
+
+    def __init__(self, job: Shown) -> None:
+        self._job = job
+        self._progress = Progress()
+        self._drawn_at = 0.0
+
+    def update(self, event: Mapping[str, Any] | None) -> None:
+        if event is not None:
+            self._progress.update(event)
+        if time.monotonic() - self._drawn_at >= _INTERVAL_S:
+            self.draw()
+
+    def draw(self) -> None:
+        self._drawn_at = time.monotonic()
+        text = f"{self._job.id}  {self._progress.words(time.time())}"
+        sys.stderr.write(f"\r{text}\x1b[K" if sys.stderr.isatty() else f"{text}\n")
+        sys.stderr.flush()
+
+
+class _Cell:
+    """The output of a notebook's cell, which shows the job's HTML."""
+
+    def __init__(self, job: Shown) -> None:
+        self._job = job
+        self._handle = import_module("IPython.display").display(job, display_id=True)
+        self._drawn_at = time.monotonic()
+
+    def update(self, event: Mapping[str, Any] | None) -> None:
+        if time.monotonic() - self._drawn_at >= _INTERVAL_S:
+            self.draw()
+
+    def draw(self) -> None:
+        self._drawn_at = time.monotonic()
+        self._handle.update(self._job)
+
+
+@contextmanager
+def show_progress(job: Shown, wanted: bool | None) -> Iterator[Display]:
+    """Give the display for a job. `wanted` None: only in a notebook."""
+    if wanted is False or (wanted is None and not _is_notebook()):
+        yield _Nothing()
+        return
+    display = _Cell(job) if _is_notebook() else _Line(job)
+    try:
+        yield display
+    finally:
+        display.draw()
+        if isinstance(display, _Line) and sys.stderr.isatty():
+            sys.stderr.write("\n")
+
+
+def _is_notebook() -> bool:
+    """Whether this is a notebook's kernel, which shows HTML."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return type(shell).__name__ == "ZMQInteractiveShell"

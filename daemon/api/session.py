@@ -1,0 +1,200 @@
+"""A session with a daemon: submit jobs, list them, and ask models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, Self, overload
+
+import orjson
+
+from ...configs.config import load
+from ...jobs import spec_class
+from ...jobs.errors import JobFailed, SpecError
+from ..client.client import Client
+from ..runs.labels import Labels
+from .html import table_html
+from .job import Job, status_of
+
+
+def connect(home: str | os.PathLike[str] | None = None, *, redis_url: str | None = None) -> Session:
+    """Return a session with the daemon of a home; it connects at its first call.
+
+    `home`: the folder that holds the daemon's state (default: as for the command line, WARMD_HOME
+    or ~/.local/state/warmd). `redis_url`: the Redis that the home's jobs are in, where the
+    settings of the home do not name it. Raises ConfigError for wrong settings.
+    """
+    overrides = {} if redis_url is None else {"redis_url": redis_url}
+    return Session(Client(load(home=None if home is None else Path(home), overrides=overrides)))
+
+
+class JobList(list[Job]):
+    """Jobs that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        return table_html([job.info() for job in self])
+
+
+class Session:
+    """The jobs and models of one home."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def submit(
+        self,
+        kind: str,
+        /,
+        *,
+        name: str | None = None,
+        tags: Sequence[str] = (),
+        init_from: Job | str | None = None,
+        front: bool = False,
+        after: Job | str | None = None,
+        at: datetime | None = None,
+        retries: int = 0,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> Job:
+        """Check and queue a job; return it. `options` are those of the kind (docs/options.md).
+
+        `init_from`: a job, or JOB@STEP, whose weights it starts from. `after`: start only when that
+        job has finished. `at`: queue it then. `retries`: how often a failed job is tried again.
+        `timeout_s`: maximum running time. User code is imported from the working directory.
+        Raises SpecError (a wrong option: nothing is queued), NotFound and Unavailable.
+        """
+        values = {**self._client.config.defaults.get(kind, {}), **options}
+        init = None
+        if init_from is not None:
+            if "model" in options:
+                raise SpecError("init_from", "must not be given together with model")
+            init = self._client.weights(_id(init_from))
+            values["model"] = init.name
+        job_id = self._client.submit(
+            spec_class(kind).parse(values),
+            front=front,
+            after=None if after is None else _id(after),
+            at=at,
+            retries=retries,
+            timeout_s=timeout_s,
+            init=init,
+            labels=Labels.parse(name, tags),
+        )
+        return Job(self._client, job_id)
+
+    def job(self, job: str) -> Job:
+        """Return a job by its id, a unique prefix of it or its name; `-`: the latest.
+
+        Raises NotFound.
+        """
+        return Job(self._client, self._client.find(job))
+
+    def jobs(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        kind: str | Sequence[str] | None = None,
+        name: str | None = None,
+        tags: Sequence[str] = (),
+        limit: int | None = 20,
+    ) -> JobList:
+        """Return jobs, newest first; a notebook shows them as a table.
+
+        `status`, `kind`: only jobs with one of these. `name`: a pattern such as `lr-*`. `tags`:
+        only jobs with all of these. `limit`: None for all.
+        """
+        wanted = _words(status)
+        # A paused job is a started or scheduled one to Redis.
+        asked = None if wanted is None else {*wanted} - {"paused"} | _PAUSABLE
+        found = self._client.jobs(
+            statuses=asked,
+            kinds=_words(kind),
+            labels=Labels(name=name, tags=tuple(tags)),
+            limit=limit if wanted is None else None,
+        )
+        fitting = [info for info in found if wanted is None or status_of(info) in wanted]
+        return JobList(Job(self._client, info["id"]) for info in fitting[:limit])
+
+    @overload
+    def complete(self, prompt: str, *, stream: Literal[False] = ..., **options: Any) -> str: ...
+    @overload
+    def complete(
+        self, prompt: str, *, stream: Literal[True], **options: Any
+    ) -> Generator[str, None, None]: ...
+    def complete(
+        self, prompt: str, *, stream: bool = False, **options: Any
+    ) -> str | Generator[str, None, None]:
+        """Complete a prompt; `options` are those of `infer`: model, temperature, max_tokens, …
+
+        `stream`: yield pieces of the text as they are generated; closing the iterator cancels the
+        rest. Raises SpecError and JobFailed.
+        """
+        return self._answer({**options, "prompt": prompt}, stream=stream)
+
+    @overload
+    def chat(
+        self, messages: str | Messages, *, stream: Literal[False] = ..., **options: Any
+    ) -> str: ...
+    @overload
+    def chat(
+        self, messages: str | Messages, *, stream: Literal[True], **options: Any
+    ) -> Generator[str, None, None]: ...
+    def chat(
+        self, messages: str | Messages, *, stream: bool = False, **options: Any
+    ) -> str | Generator[str, None, None]:
+        """Answer a chat: messages with role and content, as in OpenAI's API, or the user's text.
+
+        Otherwise as `complete`.
+        """
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        return self._answer({**options, "messages": orjson.dumps(messages).decode()}, stream=stream)
+
+    def _answer(
+        self, options: Mapping[str, Any], *, stream: bool
+    ) -> str | Generator[str, None, None]:
+        if options.get("n", 1) != 1:
+            raise SpecError("n", f"must be 1 here, got {options['n']}; submit('infer') takes more")
+        job = self.submit("infer", **options)
+        pieces = self._pieces(job)
+        return pieces if stream else "".join(pieces)
+
+    def _pieces(self, job: Job) -> Generator[str, None, None]:
+        """Yield the text of an answer; cancel the job if the caller leaves before its end."""
+        has_ended = False
+        try:
+            for piece in self._client.text(job.id):
+                if piece is None:
+                    raise JobFailed(f"{job.id}: its process died: ask again")
+                yield piece
+            has_ended = True
+        finally:
+            if not has_ended:
+                self._client.cancel_if_pending(job.id)
+        if job.status != "finished":
+            job.result()  # raises the reason
+
+    def close(self) -> None:
+        """Close the connection; the next call opens another."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_PAUSABLE = {"started", "scheduled"}
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+def _id(job: Job | str) -> str:
+    return job.id if isinstance(job, Job) else job
+
+
+def _words(value: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if value is None else (value,) if isinstance(value, str) else tuple(value)

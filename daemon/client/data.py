@@ -1,0 +1,86 @@
+"""What is in a data set, and what each training kind would make of it. Needs no daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...configs.config import DaemonConfig
+from ...jobs import KINDS, spec_class
+from ...jobs.data import sources, survey
+from ...jobs.data.columns import Columns
+from ...jobs.data.options import Content, RecordsSpec
+from ...jobs.errors import SpecError
+from ...jobs.models import chat_templates
+from ...jobs.models.tokenizer_folder import TokenizerFolder
+from ..host import fetch
+from ..host.home import Home
+from .checking import resolve_model, tokenizer_folder
+
+
+def survey_of(
+    config: DaemonConfig, dataset: str, columns: Sequence[str], model: str | None
+) -> dict[str, Any]:
+    """Return rows, columns, lengths and examples of a data set, and its use by each kind.
+
+    Lengths are in tokens of `model`, or in characters. Raises SpecError.
+    """
+    names = Columns.parse(columns)
+    source = sources.located("dataset", dataset, Path.cwd())
+    specs = {
+        kind: spec_class(kind)(columns=tuple(columns))  # type: ignore[call-arg]
+        for kind in KINDS
+        if issubclass(spec_class(kind), RecordsSpec)
+    }
+    count: Callable[[Content], int] = _characters
+    unit, positions = "characters", None
+    if model is not None:
+        folder = _tokenizer_folder(model, config)
+        count, unit, positions = _token_counter(folder), "tokens", folder.positions()
+    return survey.survey(
+        source,
+        names,
+        specs,  # type: ignore[arg-type]
+        count=count,
+        unit=unit,
+        positions=positions,
+    )
+
+
+def _tokenizer_folder(name: str, config: DaemonConfig) -> TokenizerFolder:
+    model = resolve_model(name, config)
+    if fetch.hub_id(model) is not None:
+        raise SpecError("model", f"must be on this machine, got {name!r}: load it first")
+    return TokenizerFolder(tokenizer_folder(model))
+
+
+def _characters(content: Content) -> int:
+    return len(_plain(content))
+
+
+def _plain(content: Content) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(message["content"] for message in content)
+
+
+def _token_counter(folder: TokenizerFolder) -> Callable[[Content], int]:
+    count = folder.counter()
+    if count is None:
+        raise SpecError("model", "must have a tokenizer.json, got a model without one")
+    template = folder.chat_template()
+
+    def count_tokens(content: Content) -> int:
+        if isinstance(content, str) or template is None:
+            return count(_plain(content))
+        return count(chat_templates.render(template, list(content)))
+
+    return count_tokens
+
+
+def clear_tokens(config: DaemonConfig) -> int:
+    """Remove the tokenized data sets of a home; return the bytes freed."""
+    from ...jobs.data.corpus import FOLDER, remove_oldest
+
+    return remove_oldest(Home(config.home).cache / FOLDER, 0)

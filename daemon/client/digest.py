@@ -1,0 +1,188 @@
+"""Digest of a time span: what ended, with which results, what was interrupted, what still runs."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ...configs.queues import TRAIN
+from ...jobs import KINDS, spec_class
+from ...jobs.errors import Conflict, NotFound
+from ..runs import events
+from ..runs.rundir import RunDir, by_time, job_ids
+from .lookup import PENDING
+from .reading import Reading
+
+_Z = 1.959964  # 95 % of a normal distribution
+_ENDS = (*events.TERMINAL, "paused")  # after these a later start was wanted
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The latest evaluation of a job on held-out data."""
+
+    metric: str
+    before: float | None  # by the first evaluation, at step 0
+    value: float
+    low: float | None  # 95 % interval; None: not known for this metric
+    high: float | None
+    n: int | None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One training job in the digest."""
+
+    id: str
+    name: str | None
+    model: str | None
+    status: str
+    step: int
+    steps_total: int | None
+    error: str | None
+    ended_at: float | None
+    ends_at: float | None  # expected, of a job that runs
+    interruptions: int  # since the start of the span
+    lost_s: float  # what these cost: from the last step before each to the next new one
+    evaluation: Evaluation | None
+
+
+@dataclass(frozen=True)
+class Digest:
+    """What happened in a home from `since` until `until`."""
+
+    since: float
+    until: float
+    ended: tuple[Line, ...]  # latest last
+    pending: tuple[Line, ...]  # run or wait
+    answers: int  # jobs of the queue infer with an event in the span
+    disk_free_bytes: int
+
+
+class Digesting(Reading):
+    """Summarizes a time span. Reads run directories where no daemon runs."""
+
+    def digest(self, *, since: float) -> Digest:
+        """Return what happened in this home since then (unix seconds)."""
+        trainings, answers = [], 0
+        for job_id in sorted(job_ids(self.home.runs), key=by_time):
+            if _touched(RunDir(self.home.runs / job_id)) >= since:
+                if _queue(job_id) == TRAIN:
+                    trainings.append(job_id)
+                else:
+                    answers += 1
+        pending = {job["id"]: job for job in self.jobs(statuses=PENDING)}
+        ended = []
+        for job_id in trainings:
+            if job_id in pending:
+                continue
+            with suppress(Conflict, NotFound):  # removed meanwhile, or damaged
+                ended.append(self._line(self.job(job_id), since))
+        return Digest(
+            since=since,
+            until=time.time(),
+            ended=tuple(sorted(ended, key=lambda line: line.ended_at or 0)),
+            pending=tuple(
+                self._line(job, since) for job in pending.values() if job["queue"] == TRAIN
+            ),
+            answers=answers,
+            disk_free_bytes=shutil.disk_usage(self.home.runs).free,
+        )
+
+    def _line(self, job: Mapping[str, Any], since: float) -> Line:
+        found = list(events.read(RunDir(self.home.runs / job["id"]).events))
+        interruptions, lost_s = lost_time(found, since)
+        eta_s = job["eta_s"]
+        return Line(
+            id=job["id"],
+            name=job["name"],
+            model=job["model"],
+            status="paused" if job["paused"] else job["status"],
+            step=job["step"],
+            steps_total=job["steps_total"],
+            error=job["error"],
+            ended_at=job["ended_at"],
+            ends_at=None if eta_s is None else time.time() + eta_s,
+            interruptions=interruptions,
+            lost_s=round(lost_s, 3),
+            evaluation=evaluation_of(found),
+        )
+
+
+def lost_time(found: Iterable[Mapping[str, Any]], since: float) -> tuple[int, float]:
+    """Return how often a job was interrupted since then, and the seconds that this cost.
+
+    An interruption is a start that nobody asked for. It costs the time from the last event before
+    it to the first new step after it: the restart, and the steps that were computed again.
+    """
+    count, lost_s = 0, 0.0
+    last: Mapping[str, Any] | None = None  # event before the interruption
+    before: Mapping[str, Any] | None = None
+    for event in found:
+        if event["type"] == "started" and event["time"] >= since:
+            is_wanted = before is None or before["type"] in _ENDS
+            if not is_wanted:
+                count += 1
+                last = last or before
+        elif event["type"] in ("step", *_ENDS) and last is not None:
+            lost_s += max(event["time"] - last["time"], 0.0)
+            last = None
+        if event["type"] != "requeued":  # written by the worker, after the interruption
+            before = event
+    return count, lost_s
+
+
+def evaluation_of(found: Iterable[Mapping[str, Any]]) -> Evaluation | None:
+    """Return the latest evaluation, by its first metric: the reward, accuracy or loss."""
+    evaluations = [event for event in found if event["type"] == "eval"]
+    if not evaluations:
+        return None
+    latest = evaluations[-1]
+    metric = next((name for name in _METRICS if _is_number(latest.get(name))), None)
+    if metric is None:
+        return None
+    value, count = float(latest[metric]), latest.get("n")
+    n = count if isinstance(count, int) and count > 0 else None
+    first = evaluations[0]
+    before = first.get(metric) if first.get("phase") == "before" else None
+    low = high = None
+    if n is not None and metric in _SHARES and 0 <= value <= 1:
+        low, high = wilson(value, n)
+    return Evaluation(metric, before, value, low, high, n)
+
+
+_SHARES = ("reward", "accuracy")
+_METRICS = (*_SHARES, "loss", "mlm_loss")
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """Return the 95 % Wilson score interval of a share of n.
+
+    For the mean of values between 0 and 1 it is at least as wide as needed.
+    """
+    z2 = _Z * _Z
+    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = _Z / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
+    return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _queue(job_id: str) -> str | None:
+    kind = job_id.split("-")[0]
+    return spec_class(kind).queue if kind in KINDS else None
+
+
+def _touched(rundir: RunDir) -> float:
+    """The time of a job's latest event, or else of its creation; 0 where it is gone."""
+    for path in (rundir.events, rundir.path):
+        with suppress(OSError):
+            return path.stat().st_mtime
+    return 0.0

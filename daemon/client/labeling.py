@@ -1,0 +1,19 @@
+"""Notes on jobs. Names and tags are given at submission."""
+
+from __future__ import annotations
+
+from ..runs import labels
+from ..runs.labels import Labels
+from .connection import ClientConnection
+
+
+class Labeling(ClientConnection):
+    """Reads and adds what people say about a job. Needs no Redis."""
+
+    def labels(self, job_id: str) -> Labels:
+        """Return name, tags and notes of a job. Raises NotFound."""
+        return labels.read(self.rundir(job_id))
+
+    def add_note(self, job_id: str, text: str) -> Labels:
+        """Add a note to a job; return all labels. Raises NotFound and SpecError."""
+        return labels.add_note(self.rundir(job_id), text)

@@ -1,0 +1,109 @@
+"""Delivery of one notification: to a webhook (HTTP POST of JSON) or to a shell command.
+
+Messages about a delivery never contain the target: it may hold a token.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import orjson
+
+_TIMEOUT_S = 20.0  # of one attempt
+_DELAYS_S = (2.0, 10.0)  # before the second and the third attempt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notification:
+    """What happened to a job; `text` says it in one line, as chat services expect it."""
+
+    text: str
+    event: str
+    job: str
+    name: str | None = None
+    tags: tuple[str, ...] = ()
+    step: int | None = None
+    error: str | None = None
+    time: float
+    host: str
+
+
+def sample() -> Notification:
+    """Return the notification that `warmd notify test` delivers."""
+    host = socket.gethostname()
+    text = f"warmd on {host}: test notification"
+    return Notification(text=text, event="test", job="test", time=round(time.time(), 3), host=host)
+
+
+def deliver(
+    target: str,
+    notification: Notification,
+    *,
+    timeout_s: float = _TIMEOUT_S,
+    wait: Callable[[float], object] = time.sleep,
+) -> str | None:
+    """Deliver a notification, with two more attempts if that fails; return the last problem.
+
+    None: it was delivered. `wait` is called with the seconds between two attempts.
+    """
+    for delay_s in (*_DELAYS_S, None):
+        problem = _attempt(target, notification, timeout_s)
+        if problem is None or delay_s is None:
+            return problem
+        wait(delay_s)
+    raise AssertionError
+
+
+def _attempt(target: str, notification: Notification, timeout_s: float) -> str | None:
+    if target.startswith(("http://", "https://")):
+        return _post(target, orjson.dumps(asdict(notification)), timeout_s)
+    return _run(target, notification, timeout_s)
+
+
+def _post(url: str, body: bytes, timeout_s: float) -> str | None:
+    headers = {"Content-Type": "application/json", "User-Agent": "warmd"}
+    request = urllib.request.Request(url, body, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s):
+            return None
+    except urllib.error.HTTPError as error:
+        return f"the webhook replied with HTTP status {error.code}"
+    except (OSError, ValueError) as error:  # ValueError: no URL, which the message would show
+        reason = error.reason if isinstance(error, urllib.error.URLError) else type(error).__name__
+        return f"the webhook cannot be reached: {reason}"
+
+
+def _run(command: str, notification: Notification, timeout_s: float) -> str | None:
+    """Run the command in a shell: JSON on stdin, its parts in WARMD_* variables."""
+    variables = {
+        "WARMD_TEXT": notification.text,
+        "WARMD_EVENT": notification.event,
+        "WARMD_JOB": notification.job,
+        "WARMD_NAME": notification.name or "",
+        "WARMD_ERROR": notification.error or "",
+    }
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **{n: text.replace("\0", " ") for n, text in variables.items()}},
+        start_new_session=True,
+    )
+    try:
+        process.communicate(orjson.dumps(asdict(notification)), timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # with what the shell has started
+        process.wait()
+        return f"the command took longer than {timeout_s:g} s"
+    if process.returncode != 0:
+        return f"the command ended with exit code {process.returncode}"
+    return None

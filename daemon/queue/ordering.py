@@ -1,0 +1,38 @@
+"""The order of a queue: a queued job is moved in one transaction."""
+
+from __future__ import annotations
+
+import redis
+from rq.job import Job
+
+from . import keys
+from .records import JobRecords
+
+
+class Ordering(JobRecords):
+    """Moves queued jobs."""
+
+    def move(self, job: Job, position: int) -> int | None:
+        """Move a job to a position of its queue, 1 for the next; return where it is then.
+
+        None if the queue does not hold the job: it has started, or waits for something else.
+        """
+        key = self.queue(job.origin).key
+        while True:
+            with self.connection.pipeline() as pipeline:
+                pipeline.watch(key)
+                others = [keys.text(name) for name in pipeline.lrange(key, 0, -1)]
+                if job.id not in others:
+                    return None
+                others.remove(job.id)
+                pipeline.multi()
+                pipeline.lrem(key, 1, job.id)
+                if position > len(others):
+                    pipeline.rpush(key, job.id)
+                else:
+                    pipeline.linsert(key, "BEFORE", others[position - 1], job.id)
+                try:
+                    pipeline.execute()
+                except redis.WatchError:  # a worker has taken a job, or one was added
+                    continue
+                return min(position, len(others) + 1)
