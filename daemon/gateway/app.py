@@ -15,11 +15,26 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ... import __version__
 from ...configs.config import DaemonConfig
-from .api import chat, completions, embeddings, files, fine_tuning, health, models
+from .api import (
+    chat,
+    completions,
+    embeddings,
+    files,
+    fine_tuning,
+    health,
+    job_events,
+    jobs,
+    kinds,
+    login,
+    models,
+    overview,
+    warm_models,
+)
 from .core.metrics import Metrics
 from .core.state import AppState
 from .http import errors
 from .http.auth import AuthMiddleware
+from .page import routes as page
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +46,13 @@ _ROUTERS = (
     fine_tuning.router,
     files.router,
     health.router,
+    overview.router,
+    jobs.router,
+    job_events.router,
+    kinds.router,
+    warm_models.router,
+    login.router,
+    page.router,
 )
 
 
@@ -60,7 +82,9 @@ def create_app(config: DaemonConfig, url: str) -> FastAPI:
         app.include_router(router)
     errors.install(app)
     # The last one added is the outermost.
-    app.add_middleware(AuthMiddleware, token=config.http_token, host=config.http_host)
+    app.add_middleware(
+        AuthMiddleware, token=config.http_token, host=config.http_host, page=config.http_page
+    )
     app.add_middleware(_Counted, state=app.state)
     return app
 

@@ -70,7 +70,7 @@ class FileDeleted(BaseModel):
 async def upload_file(
     file: UploadFile, state: StateDep, request: Request, purpose: Annotated[str, Form()] = PURPOSE
 ) -> Any:
-    """Store a JSONL file for training."""
+    """Store a JSONL, CSV or Parquet file for training; the end of its name says which."""
     for name in await request.form():
         if name not in _FIELDS:
             raise SpecError(name[:80], "unknown or not supported")

@@ -1,4 +1,4 @@
-"""`/v1/fine_tuning/jobs`: SFT, GRPO and MLM jobs by OpenAI's API."""
+"""`/v1/fine_tuning/jobs`: training jobs by OpenAI's API."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....configs.queues import TRAIN
 from ....jobs.errors import NotFound, SpecError
-from ..core.sampling import Unsupported, only
+from ..core.sampling import only
 from ..core.state import AppState, StateDep
 from ..core.submitter import Submission
 from ..core.waiters import CallerDep
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
-from . import methods
+from . import integrations, methods
 from .tuning_views import ABOUT, checkpoints_of, events_of, view
 
 router = APIRouter(
@@ -32,9 +32,9 @@ _Limit = Annotated[int, Query(ge=1, le=100)]
 class CreateJob(BaseModel):
     """A training job. `method` is {"type": TYPE, TYPE: {"hyperparameters": …}}.
 
-    TYPE is supervised, reinforcement or mlm; hyperparameters are the options of `warmd submit sft`,
-    `warmd submit grpo` and `warmd submit mlm`. `suffix` and `metadata` are stored with the job; the
-    trained model is named by the job's id.
+    TYPE is supervised (SFT), dpo, reinforcement (GRPO), mlm, or the method of a kind from outside;
+    hyperparameters are the options of `warmd submit KIND`. `suffix` and `metadata` are stored with
+    the job; the trained model is named by the job's id.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -52,7 +52,7 @@ class CreateJob(BaseModel):
         | None
     ) = None
     validation_file: Annotated[str, Field(min_length=1, max_length=500)] | None = None
-    integrations: Unsupported = None
+    integrations: list[dict[str, Any]] | None = None
     hyperparameters: Annotated[
         None, only([], {}, unsupported="not supported: use method.TYPE.hyperparameters")
     ] = None
@@ -87,7 +87,7 @@ class Job(BaseModel):
     organization_id: Literal["warmd"]
     result_files: list[str]
     trained_tokens: None
-    integrations: None
+    integrations: list[dict[str, Any]] | None
 
 
 class JobList(BaseModel):
@@ -144,6 +144,22 @@ class CheckpointList(BaseModel):
 async def create_job(body: CreateJob, state: StateDep, caller: CallerDep) -> Any:
     """Queue a training job."""
     await state.queue_length(TRAIN)
+    submission = await checked(body, state)
+    kind = submission.spec.kind
+    try:
+        if caller.key is None:
+            job_id = await state.submitter.submit(submission)
+        else:
+            job_id, _ = await state.submitter.submit_once(
+                caller.key, caller.fingerprint, submission
+            )
+    except SpecError as error:
+        raise by_request(error, kind) from error
+    return await state.in_thread(view, state.client, job_id)
+
+
+async def checked(body: CreateJob, state: AppState) -> Submission:
+    """Return the job of a request; a SpecError names the field of the request."""
     kind, options = await state.in_thread(
         methods.options,
         body.method,
@@ -152,7 +168,9 @@ async def create_job(body: CreateJob, state: StateDep, caller: CallerDep) -> Any
         body.validation_file,
         body.seed,
         state.files,
+        state.config.http_graders,
     )
+    integrations.check(body.integrations, kind, state.config)
     if options["model"] is not None:
         await state.in_thread(state.model_index.check, body.model)
     about = {
@@ -162,31 +180,29 @@ async def create_job(body: CreateJob, state: StateDep, caller: CallerDep) -> Any
             "method": body.method,
             "suffix": body.suffix,
             "metadata": body.metadata,
+            "integrations": body.integrations,
         }
     }
     try:
-        submission = Submission(state.parse(kind, options), about)
-        if caller.key is None:
-            job_id = await state.submitter.submit(submission)
-        else:
-            job_id, _ = await state.submitter.submit_once(
-                caller.key, caller.fingerprint, submission
-            )
+        return Submission(state.parse(kind, options), about)
     except SpecError as error:
-        raise _by_request(error, kind) from error
-    return await state.in_thread(view, state.client, job_id)
+        raise by_request(error, kind) from error
 
 
-def _by_request(error: SpecError, kind: str) -> SpecError:
+def by_request(error: SpecError, kind: str) -> SpecError:
+    """Return the error of an option with the name that the request has for it."""
     problem = str(error).partition(": ")[2]
     if error.field == "model":
         return error
-    if error.field == methods.DATA[kind][0]:
+    method = methods.method_of(kind)
+    assert method is not None
+    if error.field == method.training_file:
         return SpecError("training_file", problem)
-    if error.field == methods.VALIDATION.get(kind):
+    if error.field == method.validation_file:
         return SpecError("validation_file", problem)
-    method = methods.METHODS[kind]
-    return SpecError(f"method.{method}.hyperparameters.{error.field}", problem)
+    if error.field == "grader":
+        return SpecError(f"method.{method.type}.grader", problem)
+    return SpecError(f"method.{method.type}.hyperparameters.{error.field}", problem)
 
 
 @router.get("", response_model=JobList)

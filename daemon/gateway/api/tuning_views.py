@@ -16,7 +16,7 @@ from ...client.views import UNREGISTERED
 from ...runs import events
 from ...runs.checkpoints import Checkpoints
 from ...runs.rundir import is_job_id
-from .methods import DATA, METHODS, VALIDATION
+from .methods import method_of
 
 ABOUT = "http"  # key in spec.json for the fields of the request that are not options
 
@@ -35,7 +35,7 @@ _COMMON = {"seq", "execution", "time", "type"}  # fields of every event
 
 
 def _check(client: Client, job_id: str) -> None:
-    if not is_job_id(job_id) or job_id.split("-")[0] not in METHODS:
+    if not is_job_id(job_id) or method_of(job_id.split("-")[0]) is None:
         raise NotFound(f"fine_tuning_job_id: no training job {job_id[:80]!r}")
     client.rundir(job_id)
 
@@ -50,11 +50,13 @@ def view(client: Client, job_id: str) -> dict[str, Any]:
     job = client.job(job_id)
     status = _status(job)
     made = client.rundir(job_id).path / "model"
-    hidden = {"model", "seed", DATA[kind][0], VALIDATION.get(kind)}
+    http = method_of(kind)
+    assert http is not None
+    hidden = {"model", "seed", http.training_file, http.validation_file}
     options = {
         name: value for name, value in spec.items() if value is not None and name not in hidden
     }
-    method = {"type": METHODS[kind], METHODS[kind]: {"hyperparameters": options}}
+    method = {"type": http.type, http.type: {"hyperparameters": options}}
     return {
         "id": job_id,
         "object": "fine_tuning.job",
@@ -64,8 +66,9 @@ def view(client: Client, job_id: str) -> dict[str, Any]:
         "status": status,
         "model": spec["model"] or spec["architecture"],
         "fine_tuned_model": job_id if status == "succeeded" and made.is_dir() else None,
-        "training_file": about.get("training_file") or spec[DATA[kind][0]],
-        "validation_file": about.get("validation_file") or spec.get("eval_dataset"),
+        "training_file": about.get("training_file") or spec[http.training_file],
+        "validation_file": about.get("validation_file")
+        or (http.validation_file and spec[http.validation_file]),
         "method": method,
         "hyperparameters": {
             "n_epochs": spec.get("epochs", "auto"),
@@ -78,7 +81,7 @@ def view(client: Client, job_id: str) -> dict[str, Any]:
         "organization_id": "warmd",
         "result_files": [],
         "trained_tokens": None,
-        "integrations": None,
+        "integrations": about.get("integrations"),
     }
 
 

@@ -85,7 +85,7 @@ class EventReader:
         def missed() -> list[dict[str, Any]]:
             return list(events.read(path, after=after))
 
-        with self._inbox(job_id) as inbox:
+        with self._inbox(job_id, after) as inbox:
             while True:
                 item = await inbox.get()
                 if item is None:
@@ -111,11 +111,11 @@ class EventReader:
                         return
 
     @contextmanager
-    def _inbox(self, job_id: str) -> Iterator[_Inbox]:
+    def _inbox(self, job_id: str, after: int) -> Iterator[_Inbox]:
         inbox: _Inbox = asyncio.Queue(_UNREAD)
         self._inboxes[job_id].append(inbox)
-        # Read from the start for the new follower; others skip events that they have seen.
-        self._cursors[job_id] = 0
+        # Read from where the new follower is; others skip events that they have seen.
+        self._cursors[job_id] = min(after, self._cursors.get(job_id, after))
         self._wanted.set()
         self._is_stale.set()
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ....jobs.models.adapters import is_model
 from ...client.client import Client
 from ...host.home import Home
 from ...host.warm_set import known_models, on_demand_models
@@ -50,10 +51,10 @@ class ModelIndex:
         return list(dict.fromkeys([*known_models(self._home), *configured, *on_demand]))
 
     def _made_by(self, job_id: str) -> dict[str, Any] | None:
-        config = self._home.runs / job_id / "model" / "config.json"
-        if not config.is_file() or RunDir(config.parents[1]).read_result() is None:
+        folder = self._home.runs / job_id / "model"
+        if not is_model(folder) or RunDir(folder.parent).read_result() is None:
             return None
-        return _shown(job_id, "warmd", int(config.stat().st_mtime))
+        return _shown(job_id, "warmd", int(folder.stat().st_mtime))
 
 
 def _shown(name: str, owner: str, created: int) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from .event_reader import EventReader
 from .file_store import FileStore
 from .metrics import Metrics
 from .models_index import ModelIndex
+from .overview import Overview
 from .submitter import Submitter
 from .waiters import Waiters
 
@@ -63,6 +64,7 @@ class AppState:
         )
         self.images = ImageStore(self.client.home.runs)
         self.eta = StartEstimator(config)
+        self.overview = Overview(self.client, self.in_thread, self.in_control_thread)
         self.stopping = asyncio.Event()
         self.waiters = Waiters(partial(self.in_thread, self.client.cancel), self.stopping)
 
@@ -108,6 +110,7 @@ class AppState:
         """End every wait for a job with an error. The jobs stay in the queue."""
         self.stopping.set()
         self.event_reader.stop()
+        self.overview.stop()
 
     async def close(self) -> None:
         await self.event_reader.close()

@@ -9,9 +9,11 @@ import re
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....configs.values import is_loopback
+from . import session
 from .bodies import SMALL, BodyMemory, Reservation
 from .errors import ApiError
 
@@ -23,6 +25,10 @@ SILENCE_S = 30  # without data before a body is given up
 SLOWEST = 16 * 1024  # bytes per second of a body, on average after SILENCE_S
 FILES = "/v1/files"
 OPEN = ("/health",)  # paths without token
+OWN = "/v1/warmd/"  # prefix of warmd's own routes
+LOGIN = f"{OWN}login"
+PAGE = "/page/"  # prefix of the dashboard's files
+_READING = ("GET", "HEAD", "OPTIONS")
 RESERVATION = "warmd.reservation"  # key in the ASGI scope: the Reservation of the body
 _IMAGE = b"data:image"  # marks a body with images
 _MAX_DRAINS = 8  # bodies that are drained at a time
@@ -35,12 +41,17 @@ class AuthMiddleware:
 
     Without a token, any web page in a browser on this machine could send requests. Such requests
     carry the page's domain as Origin or, with DNS rebinding, as Host, and are refused.
+
+    The dashboard logs in with the token and then sends a cookie. A change that it requests carries
+    the header X-Warmd, which pages of other origins cannot set.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str | None, host: str) -> None:
+    def __init__(self, app: ASGIApp, *, token: str | None, host: str, page: str) -> None:
+        """`page`: the setting http_page."""
         self.app = app
         self.token = token
         self.host = host
+        self.page = page
         self._memory = BodyMemory()
         self._drains = asyncio.Semaphore(_MAX_DRAINS)
         self._throttle = _Throttle()
@@ -78,14 +89,47 @@ class AuthMiddleware:
             origin = headers.get("origin")
             if origin is not None and not self._is_ours(origin.partition("://")[2]):
                 return ApiError(403, "Origin: web pages need a token: set http_token")
-        elif scope["path"] not in OPEN and not self._has_token(headers):
+        has_session = self._has_session(scope, headers)
+        if not self._is_open(scope["path"]) and not has_session and not self._has_token(headers):
             return ApiError(
                 401,
                 "Authorization: must be a bearer token, the daemon's http_token",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
+        if scope["method"] in _READING:
+            return None
+        return self._objection_to_change(scope["path"], headers, has_session)
+
+    def _objection_to_change(
+        self, path: str, headers: Headers, has_session: bool
+    ) -> ApiError | None:
+        """Refuse a change that a page of another origin may have requested (CSRF)."""
+        site = headers.get("sec-fetch-site")  # which pages cannot set; other programs send none
+        if self.page == "read" and path != LOGIN and (has_session or site is not None):
+            return ApiError(403, "http_page: is read: the page changes nothing")
+        if not has_session and not path.startswith(OWN):
+            return None
+        if headers.get("x-warmd") != "1":
+            return ApiError(403, "X-Warmd: must be 1 in a request that changes something")
+        if site != "same-origin" and (has_session or site is not None):
+            return ApiError(403, "Sec-Fetch-Site: must be same-origin for a change")
+        is_json = headers.get("content-type", "").partition(";")[0].strip() == "application/json"
+        if path.startswith(OWN) and not is_json:
+            return ApiError(415, "Content-Type: must be application/json")
         return None
+
+    def _is_open(self, path: str) -> bool:
+        """Whether anyone may request a path: /health and, to log in, the dashboard's files."""
+        is_page = path in ("/", LOGIN) or path.startswith(PAGE)
+        return self.token is None or path in OPEN or (is_page and self.page != "off")
+
+    def _has_session(self, scope: Scope, headers: Headers) -> bool:
+        if self.token is None or self.page == "off":
+            return False
+        name = session.cookie_name(scope["server"][1])
+        found = cookie_parser(headers.get("cookie", "")).get(name)
+        return found is not None and session.is_valid(self.token, found)
 
     def _has_token(self, headers: Headers) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")

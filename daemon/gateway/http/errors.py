@@ -172,6 +172,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         408: "The request body did not arrive in time.",
         409: "The state of the job does not allow this.",
         413: "The request is too large.",
+        415: "The body is not JSON.",
         429: "The queue is full.",
         500: "The job failed.",
         503: "Temporarily unavailable.",

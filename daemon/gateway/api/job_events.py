@@ -1,0 +1,219 @@
+"""`/v1/warmd/jobs/ID/…`: events of a job, as a list and live, its curves, completions and log."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import Response
+from pydantic import BaseModel
+
+from ....jobs.context import step_of
+from ....jobs.errors import CheckpointDamaged, NotFound
+from ...client.client import Client
+from ...runs import events
+from ...runs.checkpoints import Checkpoints, size_bytes
+from ...runs.downsampling import downsample
+from ..core import live
+from ..core.event_reader import JobState
+from ..core.state import AppState, StateDep
+from ..http.errors import RESPONSES
+from ..http.strict import StrictRoute
+
+router = APIRouter(
+    route_class=StrictRoute, prefix="/v1/warmd/jobs/{job_id}", tags=["jobs"], responses=RESPONSES
+)
+
+_MAX_EVENTS = 1000  # of one request
+_MAX_POINTS = 2000  # of a curve
+_MAX_LOG = 256 * 1024  # bytes
+
+_Step = Annotated[int | None, Query(ge=0)]
+_Seq = Annotated[int | None, Query(ge=0, lt=2**53)]
+
+
+class EventPage(BaseModel):
+    """Events, oldest first; each has `seq`, `execution`, `time`, `type` and `step`."""
+
+    data: list[dict[str, Any]]
+
+
+class Summary(BaseModel):
+    """A metric: its mean, least and largest value in each stretch of steps."""
+
+    mean: list[float | None]
+    min: list[float | None]
+    max: list[float | None]
+
+
+class Curves(BaseModel):
+    """The metrics of a job in few points: each stands for a stretch of steps, and its end."""
+
+    seq: int  # of the last event that is part of them
+    total: int  # steps
+    steps: list[int]
+    times: list[float]
+    tokens: list[int | None]
+    metrics: dict[str, Summary]
+
+
+class Completions(BaseModel):
+    """Completions of one step with their rewards, and the steps that have some."""
+
+    step: int | None
+    samples: list[dict[str, Any]]
+    first_step: int | None
+    last_step: int | None
+    previous_step: int | None
+    next_step: int | None
+
+
+class CheckpointView(BaseModel):
+    """A checkpoint on disk."""
+
+    step: int
+    bytes: int
+    saved_at: float | None
+    metrics: dict[str, Any]
+    is_best: bool
+    error: str | None
+
+
+class CheckpointPage(BaseModel):
+    """All checkpoints of a job, oldest first."""
+
+    data: list[CheckpointView]
+
+
+@router.get("/events", response_model=EventPage)
+async def list_job_events(
+    job_id: str,
+    state: StateDep,
+    limit: Annotated[int, Query(ge=1, le=_MAX_EVENTS)] = 200,
+) -> Any:
+    """List the newest events of a job."""
+    rundir = await state.in_thread(state.client.rundir, job_id)
+    return {"data": (await state.in_thread(events.newest, rundir.events, limit))[::-1]}
+
+
+@router.get("/events/stream", response_class=Response, responses=live.STREAM)
+async def stream_job_events(
+    job_id: str,
+    state: StateDep,
+    after: _Seq = None,
+    last_event_id: Annotated[str | None, Header(pattern="^[0-9]{1,15}$")] = None,
+) -> Response:
+    """Send the events of a job as they happen, until it ends.
+
+    Each has its `seq` as id. A stream that was interrupted continues behind `Last-Event-ID`, which
+    browsers send, else behind `after`. The event `state` has the job's status and queue position;
+    after the event `end` nothing follows.
+    """
+    await state.in_thread(state.client.rundir, job_id)
+    seen = int(last_event_id) if last_event_id is not None else after or 0
+    return live.response(_events_of(state, job_id, seen))
+
+
+async def _events_of(state: AppState, job_id: str, after: int) -> AsyncIterator[bytes]:
+    shown = None
+    async for item in state.event_reader.follow(job_id, after=after):
+        if not isinstance(item, JobState):
+            yield live.event(item, id=item["seq"])
+        elif item != shown:
+            shown = item
+            found = {"status": item.status, "position": item.position}
+            yield live.event(found, name="state")
+    yield live.event({}, name="end")
+
+
+@router.get("/curves", response_model=Curves)
+async def show_curves(
+    job_id: str,
+    state: StateDep,
+    points: Annotated[int, Query(ge=10, le=_MAX_POINTS)] = 400,
+    first: _Step = None,
+    last: _Step = None,
+) -> Any:
+    """Return all metrics of a job between two steps, in at most `points` points."""
+
+    def read() -> dict[str, Any]:
+        path = state.client.rundir(job_id).events
+        return downsample(events.read(path), points=points, first=first or 0, last=last)
+
+    return await state.in_thread(read)
+
+
+@router.get("/completions", response_model=Completions)
+async def show_completions(job_id: str, state: StateDep, step: _Step = None) -> Any:
+    """Return the logged completions of a step; without `step`, of the latest."""
+    return await state.in_thread(_completions, state.client, job_id, step)
+
+
+def _completions(client: Client, job_id: str, step: int | None) -> dict[str, Any]:
+    steps: list[int] = []
+    samples: list[dict[str, Any]] = []
+    shown = None
+    for event in events.read(client.rundir(job_id).events):
+        if event["type"] != "step" or not event.get("samples"):
+            continue
+        steps.append(event["step"])
+        if step is None or event["step"] == step:
+            shown, samples = event["step"], event["samples"]
+    if step is not None and shown is None:
+        raise NotFound(f"step: {job_id} has no completions of step {step}")
+    before = [one for one in steps if shown is not None and one < shown]
+    behind = [one for one in steps if shown is not None and one > shown]
+    return {
+        "step": shown,
+        "samples": samples,
+        "first_step": min(steps, default=None),
+        "last_step": max(steps, default=None),
+        "previous_step": max(before, default=None),
+        "next_step": min(behind, default=None),
+    }
+
+
+@router.get("/checkpoints", response_model=CheckpointPage)
+async def list_job_checkpoints(job_id: str, state: StateDep) -> Any:
+    """List the checkpoints of a job."""
+
+    def read() -> dict[str, Any]:
+        found = Checkpoints(state.client.rundir(job_id).checkpoints)
+        best = found.best_one()
+        return {"data": [_checkpoint(found, path, path == best) for path in found.list()]}
+
+    return await state.in_thread(read)
+
+
+def _checkpoint(found: Checkpoints, path: Any, is_best: bool) -> dict[str, Any]:
+    about, error = {}, None
+    try:
+        about = found.about(path)
+    except CheckpointDamaged as damage:
+        error = str(damage)
+    return {
+        "step": step_of(path),
+        "bytes": size_bytes(path),
+        "saved_at": about.get("time"),
+        "metrics": about.get("metrics", {}),
+        "is_best": is_best,
+        "error": error,
+    }
+
+
+@router.get("/log", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def show_log(job_id: str, state: StateDep) -> Response:
+    """Return the end of a job's log: the output of libraries and of your code."""
+
+    def read() -> bytes:
+        path = state.client.rundir(job_id).log
+        if not path.is_file():
+            return b""
+        with open(path, "rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - _MAX_LOG, 0))
+            return file.read(_MAX_LOG)
+
+    text = (await state.in_thread(read)).decode(errors="replace")
+    return Response(text, media_type="text/plain; charset=utf-8")

@@ -1,0 +1,248 @@
+"""`/v1/warmd/jobs`: jobs of all kinds, and what can be done with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from ....jobs import KINDS
+from ....jobs.errors import SpecError
+from ...client.removing import refuse_removal
+from ...runs.labels import Labels
+from ...runs.rundir import is_id_prefix, is_job_id
+from ..core.state import AppState, StateDep
+from ..http.errors import RESPONSES
+from ..http.strict import StrictRoute
+from .changes import ChangeDep, Nothing
+
+router = APIRouter(
+    route_class=StrictRoute, prefix="/v1/warmd/jobs", tags=["jobs"], responses=RESPONSES
+)
+
+_MAX_JOBS = 200  # of one page of the list
+_STATUSES = ("queued", "started", "finished", "failed", "stopped", "canceled")
+_ALL_STATUSES = (*_STATUSES, "deferred", "scheduled", "unregistered")
+_MAX_CHANGES = 20  # options changed by one resume
+
+
+class JobView(BaseModel):
+    """What is known of a job, as in `warmd show --json`; times are unix seconds."""
+
+    id: str
+    kind: str
+    name: str | None
+    tags: list[str]
+    notes: list[dict[str, Any]]
+    status: str
+    paused: bool
+    paused_at: float | None
+    queue: str
+    model: str | None
+    init_from: str | None
+    step: int
+    steps_total: int | None
+    rows_done: int | None
+    rows_total: int | None
+    execution: int
+    run_dir: str
+    error: str | None
+    problem: str | None
+    alert: str | None
+    result: dict[str, Any] | None
+    created_at: float | None
+    enqueued_at: float | None
+    started_at: float | None
+    ended_at: float | None
+    scheduled_at: float | None
+    position: int | None
+    after: list[str]
+    worker: str | None
+    seconds_per_step: float | None
+    eta_s: float | None
+    retries_left: int
+
+
+class JobPage(BaseModel):
+    """Jobs, newest first."""
+
+    data: list[JobView]
+    has_more: bool
+
+
+class JobDetail(BaseModel):
+    """A job with its options, and what they were before it was resumed with others."""
+
+    job: JobView
+    options: dict[str, Any]
+    revisions: list[dict[str, Any]]
+    weights: dict[str, Any] | None  # the model that the job started from
+
+
+class Outcome(BaseModel):
+    """What became of a job, in one word: canceled, stopping, paused, queued, …"""
+
+    id: str
+    outcome: str
+
+
+class Pause(BaseModel):
+    """How to pause a job."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    release: Annotated[bool, Field(description="Save and free the memory.")] = False
+
+
+class Resume(BaseModel):
+    """How to resume a job: `changes` has options that may change, such as `steps`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    changes: Annotated[
+        dict[
+            Annotated[str, Field(max_length=64)],
+            Annotated[str, Field(max_length=200)] | int | float | bool | None,
+        ],
+        Field(max_length=_MAX_CHANGES),
+    ] = {}
+
+
+class Move(BaseModel):
+    """Where in its queue a job is to wait, 1 for the next; beyond the end means last."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    position: Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class Removed(BaseModel):
+    """A removed job, and the bytes that were freed."""
+
+    id: str
+    bytes: int
+
+
+@router.get("", response_model=JobPage)
+async def list_jobs_of_all_kinds(
+    state: StateDep,
+    kind: Annotated[list[str], Query(max_length=20)] = [],  # noqa: B006 (FastAPI copies it)
+    status: Annotated[list[str], Query(max_length=20)] = [],  # noqa: B006
+    name: Annotated[
+        str | None, Query(max_length=200, description="A name; * and ? stand for any characters.")
+    ] = None,
+    tag: Annotated[list[str], Query(max_length=20)] = [],  # noqa: B006
+    text: Annotated[str, Query(max_length=40, description="A part of the id.")] = "",
+    after: Annotated[str | None, Query(max_length=60, description="Only older jobs.")] = None,
+    limit: Annotated[int, Query(ge=1, le=_MAX_JOBS)] = 50,
+) -> Any:
+    """List jobs, newest first."""
+    _check_words("kind", kind, tuple(KINDS))
+    _check_words("status", status, _ALL_STATUSES)
+    if text and not is_id_prefix(text):
+        raise SpecError("text", f"must be a part of a job id, got {text!r}")
+    if after is not None and not is_job_id(after):
+        raise SpecError("after", f"must be a job id, got {after!r}")
+
+    def page() -> dict[str, Any]:
+        found = state.client.jobs(
+            statuses=status or None,
+            kinds=kind or None,
+            labels=Labels(name=name, tags=tuple(tag)),
+            text=text,
+            older_than=after,
+            limit=limit + 1,
+        )
+        return {"data": found[:limit], "has_more": len(found) > limit}
+
+    return await state.in_thread(page)
+
+
+def _check_words(field: str, words: list[str], known: tuple[str, ...]) -> None:
+    for word in words:
+        if word not in known:
+            raise SpecError(field, f"must be one of {', '.join(known)}, got {word[:40]!r}")
+
+
+@router.get("/{job_id}", response_model=JobDetail)
+async def show_job(job_id: str, state: StateDep) -> Any:
+    """Show a job with its options."""
+
+    def detail() -> dict[str, Any]:
+        document = state.client.rundir(job_id).read_spec()
+        return {
+            "job": state.client.job(job_id),
+            "options": document["spec"],
+            "revisions": document.get("revisions", []),
+            "weights": document.get("model"),
+        }
+
+    return await state.in_thread(detail)
+
+
+@router.post("/{job_id}/cancel", response_model=Outcome)
+async def cancel_any_job(job_id: str, body: Nothing, state: StateDep, _: ChangeDep) -> Any:
+    """Take a waiting job out of its queue, or let a running one save and stop."""
+    return await _outcome(state, job_id, state.client.cancel)
+
+
+@router.post("/{job_id}/kill", response_model=Outcome)
+async def kill_job(job_id: str, body: Nothing, state: StateDep, _: ChangeDep) -> Any:
+    """Stop a job at once; what it did since its last checkpoint is lost."""
+    return await _outcome(state, job_id, state.client.kill)
+
+
+@router.post("/{job_id}/pause", response_model=Outcome)
+async def pause_any_job(job_id: str, body: Pause, state: StateDep, _: ChangeDep) -> Any:
+    """Pause a job at the end of its step."""
+
+    def pause(found: str) -> str:
+        return state.client.pause(found, release=body.release)
+
+    return await _outcome(state, job_id, pause)
+
+
+@router.post("/{job_id}/unpause", response_model=Outcome)
+async def unpause_job(job_id: str, body: Nothing, state: StateDep, _: ChangeDep) -> Any:
+    """Continue a paused job."""
+    return await _outcome(state, job_id, state.client.unpause)
+
+
+@router.post("/{job_id}/resume", response_model=Outcome)
+async def resume_any_job(job_id: str, body: Resume, state: StateDep, _: ChangeDep) -> Any:
+    """Queue an ended job again; it resumes from its latest checkpoint."""
+
+    def resume(found: str) -> str:
+        return state.client.resume(found, changes=body.changes)
+
+    return await _outcome(state, job_id, resume)
+
+
+@router.post("/{job_id}/move", response_model=Outcome)
+async def move_job(job_id: str, body: Move, state: StateDep, _: ChangeDep) -> Any:
+    """Move a queued job within its queue."""
+
+    def move(found: str) -> str:
+        return f"position {state.client.move(found, body.position)}"
+
+    return await _outcome(state, job_id, move)
+
+
+@router.post("/{job_id}/remove", response_model=Removed)
+async def remove_job(job_id: str, body: Nothing, state: StateDep, _: ChangeDep) -> Any:
+    """Remove an ended job: its files, checkpoints and trained model."""
+
+    def remove() -> dict[str, Any]:
+        state.client.rundir(job_id)
+        needed_by = state.client.needed().get(job_id, [])
+        refuse_removal(state.client.job(job_id), needed_by)
+        return {"id": job_id, "bytes": state.client.remove(job_id)}
+
+    return await state.in_thread(remove)
+
+
+async def _outcome(state: AppState, job_id: str, act: Callable[[str], str]) -> dict[str, str]:
+    await state.in_thread(state.client.rundir, job_id)  # NotFound, also for what is no id
+    return {"id": job_id, "outcome": await state.in_thread(act, job_id)}

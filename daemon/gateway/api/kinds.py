@@ -1,0 +1,125 @@
+"""`/v1/warmd/kinds`: the options of the training kinds, for forms, and their check."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from ....jobs import KINDS, spec_class
+from ....jobs.errors import SpecError
+from ....jobs.spec import GROUPS, OptionInfo
+from ..core.state import StateDep
+from ..http.errors import RESPONSES
+from ..http.strict import StrictRoute
+from . import methods
+from .changes import ChangeDep
+from .fine_tuning import CreateJob, by_request, checked
+
+router = APIRouter(route_class=StrictRoute, prefix="/v1/warmd", tags=["training"])
+
+
+class OptionView(BaseModel):
+    """An option of a job kind. `default` null: `default_text` says what happens then."""
+
+    name: str
+    type: str
+    many: bool
+    default: Any
+    default_text: str | None
+    help: str
+    group: str
+    takes: str
+    choices: list[str] | None
+    minimum: float | None
+    maximum: float | None
+
+
+class KindView(BaseModel):
+    """A job kind that can be submitted by `POST /v1/fine_tuning/jobs` with this method."""
+
+    kind: str
+    method: str
+    help: str
+    data: str  # the option that `training_file` stands for
+    builtin_data: str | None  # its value that needs no file
+    validation: str | None  # the option that `validation_file` stands for
+    options: list[OptionView]
+
+
+class KindList(BaseModel):
+    """The kinds, and the headings of their groups of options in order."""
+
+    groups: dict[str, str]
+    every: list[str]  # names of all kinds, also of those that have no method
+    data: list[KindView]
+
+
+class Problem(BaseModel):
+    """Why a job would be refused; `param` is the field of the request."""
+
+    message: str
+    param: str | None
+
+
+class Checked(BaseModel):
+    """The job that would be queued, with all its options, or the problem."""
+
+    problem: Problem | None = None
+    kind: str | None = None
+    options: dict[str, Any] | None = None
+    steps_total: int | None = None
+
+
+@router.get("/kinds", response_model=KindList, responses=RESPONSES)
+async def list_kinds(state: StateDep) -> Any:
+    """List the job kinds that can be submitted over HTTP, with their options."""
+    shown = [_kind(kind) for kind in methods.kinds().values()]
+    return {"groups": GROUPS, "every": list(KINDS), "data": shown}
+
+
+def _kind(kind: str) -> dict[str, Any]:
+    spec, http = spec_class(kind), methods.method_of(kind)
+    assert http is not None
+    return {
+        "kind": kind,
+        "method": http.type,
+        "help": (spec.__doc__ or "").strip(),
+        "data": http.training_file,
+        "builtin_data": http.builtin_data,
+        "validation": http.validation_file,
+        "options": [_option(info) for info in methods.options_over_http(kind, http).values()],
+    }
+
+
+def _option(info: OptionInfo) -> dict[str, Any]:
+    default = list(info.default) if isinstance(info.default, tuple) else info.default
+    return {
+        "name": info.name,
+        "type": info.type.__name__,
+        "many": info.many,
+        "default": default,
+        "default_text": info.default_text,
+        "help": info.help,
+        "group": info.group,
+        "takes": info.takes,
+        "choices": None if info.choices is None else list(info.choices),
+        "minimum": info.minimum if info.above is None else info.above,
+        "maximum": info.maximum,
+    }
+
+
+@router.post("/check", response_model=Checked, responses=RESPONSES)
+async def check_job(body: CreateJob, state: StateDep, _: ChangeDep) -> Any:
+    """Check a training job as `POST /v1/fine_tuning/jobs` does, and queue nothing."""
+    try:
+        spec = (await checked(body, state)).spec
+        try:
+            await state.in_thread(state.client.check, spec)
+        except SpecError as error:
+            raise by_request(error, spec.kind) from error
+    except SpecError as error:
+        return {"problem": {"message": str(error), "param": error.field}}
+    steps = getattr(spec, "steps_total", None)
+    return {"kind": spec.kind, "options": spec.to_json(), "steps_total": steps}

@@ -1,0 +1,70 @@
+"""`/v1/warmd/overview`: the daemon, its queues and models, the machine and the pending jobs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+from pydantic import BaseModel
+
+from ..core import live
+from ..core.state import AppState, StateDep
+from ..http.errors import RESPONSES
+from .jobs import JobView
+
+router = APIRouter(prefix="/v1/warmd/overview", tags=["operation"], responses=RESPONSES)
+
+
+class Machine(BaseModel):
+    """The machine that the daemon runs on; the disk is that of its home."""
+
+    cores: int
+    load: float
+    memory_bytes: int
+    memory_free_bytes: int
+    disk_bytes: int
+    disk_free_bytes: int
+
+
+class OverviewView(BaseModel):
+    """The fields of `warmd status --json`, the machine, and the jobs that run or wait.
+
+    While the daemon does not reply, `problem` says why, and its fields are null.
+    """
+
+    problem: str | None
+    machine: Machine
+    jobs: list[JobView]
+    gone: list[str]  # ids of jobs that were removed; only in changes
+    page: str  # the setting http_page
+    daemon: dict[str, Any] | None = None
+    server: dict[str, Any] | None = None
+    zygote: dict[str, Any] | None = None
+    models: list[dict[str, Any]] | None = None
+    workers: list[dict[str, Any]] | None = None
+    queues: list[dict[str, Any]] | None = None
+
+
+@router.get("", response_model=OverviewView)
+async def show_overview(state: StateDep) -> Any:
+    """Show what the daemon does."""
+    return await state.overview.snapshot()
+
+
+@router.get("/stream", response_class=Response, responses=live.STREAM)
+async def stream_overview(state: StateDep) -> Response:
+    """Send the overview as event `snapshot`, and then what changes as events `change`.
+
+    A change has the keys of the overview that changed; its `jobs` has the jobs that changed. Every
+    connection begins with a snapshot, so nothing is missed by connecting again.
+    """
+    return live.response(_parts(state))
+
+
+async def _parts(state: AppState) -> AsyncIterator[bytes]:
+    name = "snapshot"
+    async for part in state.overview.watch():
+        yield live.event(part, name=name)
+        name = "change"

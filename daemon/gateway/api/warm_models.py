@@ -1,0 +1,64 @@
+"""`/v1/warmd/models`: the loaded models; load and unload one by name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from ....configs.config import ModelConfig
+from ...client import control
+from ...host.warm_set import known_models, on_demand_models
+from ..core.state import AppState, StateDep
+from ..http.errors import RESPONSES
+from ..http.strict import StrictRoute
+from .changes import ChangeDep
+
+router = APIRouter(
+    route_class=StrictRoute, prefix="/v1/warmd/models", tags=["models"], responses=RESPONSES
+)
+
+
+class ModelName(BaseModel):
+    """A model of `/v1/models`: a configured one, or the job that trained it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class LoadedModel(BaseModel):
+    """A loaded model."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+
+
+class UnloadedModel(BaseModel):
+    """A model that has been unloaded."""
+
+    unloaded: str
+
+
+@router.post("/load", response_model=LoadedModel)
+async def load_model(body: ModelName, state: StateDep, _: ChangeDep) -> Any:
+    """Load a model and keep it in memory."""
+    await state.in_thread(state.model_index.check, body.name)
+    model = await state.in_thread(_config_of, state, body.name)
+    return await state.in_control_thread(control.load_model, state.config, model)
+
+
+@router.post("/unload", response_model=UnloadedModel)
+async def unload_model(body: ModelName, state: StateDep, _: ChangeDep) -> Any:
+    """Unload a model; jobs that run with it keep it until they end."""
+    return await state.in_control_thread(control.unload_model, state.config, body.name)
+
+
+def _config_of(state: AppState, name: str) -> ModelConfig:
+    """The path and the settings of a model whose name is known here."""
+    home = state.client.home
+    configured = {model.name: model for model in state.config.models}
+    known = on_demand_models(home) | configured | known_models(home)
+    return known.get(name) or ModelConfig(name=name, path=str(home.runs / name / "model"))

@@ -1,0 +1,146 @@
+"""What goes on in the daemon: a snapshot, and its changes for everyone who watches.
+
+One task reads Redis and the daemon for all watchers, and only while there are some: ten open pages
+cost as much as one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import shutil
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import psutil
+import redis
+
+from ....jobs.errors import WarmdError
+from ...client import control
+from ...client.client import Client
+
+log = logging.getLogger(__name__)
+
+Part = dict[str, Any]  # one or more of the snapshot's keys, and their new values
+InThread = Callable[..., Awaitable[Any]]
+
+_JOBS_S = 1.0  # between two reads of the jobs
+_STATUS_ROUNDS = 5  # rounds of reading jobs for one request to the daemon
+_WAITING = ("queued", "scheduled", "deferred")
+_MAX_WAITING = 200  # jobs that are watched while they wait: the newest
+_NEWEST = 20  # jobs that are watched although they may have ended between two reads
+_UNREAD = 100  # parts per watcher; one that is further behind is sent a whole snapshot
+
+
+class Overview:
+    """The state of the daemon and its jobs, for many watchers. For one event loop."""
+
+    def __init__(self, client: Client, in_thread: InThread, in_control_thread: InThread) -> None:
+        self._client = client
+        self._in_thread = in_thread
+        self._in_control_thread = in_control_thread
+        self._watchers: list[asyncio.Queue[Part | None]] = []
+        self._jobs: dict[str, dict[str, Any]] = {}
+        self._status: Part = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def snapshot(self) -> Part:
+        """Return the daemon's status, the machine, and the jobs that run or wait."""
+        status, jobs = await asyncio.gather(self._read_status(), self._in_thread(self._read_jobs))
+        pending = [job for job in jobs.values() if job["status"] in ("started", *_WAITING)]
+        page = self._client.config.http_page
+        return {**status, "jobs": pending, "gone": [], "page": page}
+
+    async def watch(self) -> AsyncGenerator[Part, None]:
+        """Yield a snapshot, then what changes; a part with `jobs` has the changed ones only."""
+        inbox: asyncio.Queue[Part | None] = asyncio.Queue(_UNREAD)
+        self._watchers.append(inbox)  # before the snapshot: what changes meanwhile is sent, too
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        try:
+            yield await self.snapshot()
+            while (part := await inbox.get()) is not None:
+                yield part
+        finally:
+            if inbox in self._watchers:
+                self._watchers.remove(inbox)
+            if not self._watchers and self._task is not None:
+                self._task.cancel()
+                self._task = None
+
+    def stop(self) -> None:
+        """End every `watch`."""
+        for inbox in self._watchers:
+            while inbox.full():
+                inbox.get_nowait()
+            inbox.put_nowait(None)
+
+    async def _run(self) -> None:
+        """Send what has changed to the watchers, until canceled."""
+        self._jobs = {}  # the first round sends all, which may have changed since a snapshot
+        try:
+            for number in itertools.count(1):
+                await asyncio.sleep(_JOBS_S)
+                part: Part = {}
+                with contextlib.suppress(redis.RedisError, WarmdError):  # Redis is restarting
+                    part = await self._in_thread(self._changed_jobs)
+                if number % _STATUS_ROUNDS == 0:
+                    part |= await self._read_status()
+                if part:
+                    for inbox in list(self._watchers):
+                        self._send(inbox, part)
+        except Exception:
+            log.exception("http: the overview cannot be read")
+            self._task = None
+            self.stop()  # the pages connect again
+
+    def _send(self, inbox: asyncio.Queue[Part | None], part: Part) -> None:
+        if inbox.full():  # its client does not read: it connects again, and is sent a snapshot
+            while not inbox.empty():
+                inbox.get_nowait()
+            inbox.put_nowait(None)
+        else:
+            inbox.put_nowait(part)
+
+    def _changed_jobs(self) -> Part:
+        before, now = self._jobs, self._read_jobs()
+        changed = [job for job_id, job in now.items() if job != before.get(job_id)]
+        gone = []
+        for job_id in before.keys() - now.keys():  # ended, and no longer among the newest
+            try:
+                changed.append(self._client.job(job_id))
+            except WarmdError:
+                gone.append(job_id)
+        self._jobs = now
+        return {"jobs": changed, "gone": gone} if changed or gone else {}
+
+    def _read_jobs(self) -> dict[str, dict[str, Any]]:
+        found = self._client.jobs(limit=_NEWEST)
+        found += self._client.jobs(statuses=("started",))
+        found += self._client.jobs(statuses=_WAITING, limit=_MAX_WAITING)
+        return {job["id"]: job for job in found}
+
+    async def _read_status(self) -> Part:
+        """The status of the daemon and its queues, or why there is none, and of the machine."""
+        found: Part = {"problem": None}
+        try:
+            found |= await self._in_control_thread(control.status, self._client.config)
+            found["queues"] = await self._in_thread(self._client.queues)
+        except (redis.RedisError, WarmdError) as error:
+            found["problem"] = str(error)
+        return {**found, "machine": await self._in_thread(self._machine)}
+
+    def _machine(self) -> dict[str, Any]:
+        memory = psutil.virtual_memory()
+        disk = shutil.disk_usage(self._client.home.path)
+        return {
+            "cores": len(os.sched_getaffinity(0)),
+            "load": round(os.getloadavg()[0], 2),
+            "memory_bytes": memory.total,
+            "memory_free_bytes": memory.available,
+            "disk_bytes": disk.total,
+            "disk_free_bytes": disk.free,
+        }

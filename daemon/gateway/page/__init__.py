@@ -1,0 +1,1 @@
+"""The dashboard: one page of static files (site/), served by the gateway."""

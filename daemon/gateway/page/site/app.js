@@ -1,0 +1,102 @@
+// The dashboard: navigation, the view of the address, and what all views share.
+
+import { html, render, useEffect, useState } from "./parts/libraries.js";
+import { get } from "./parts/api.js";
+import { onConnection } from "./parts/live.js";
+import { useOverview, watchOverview } from "./parts/overview.js";
+import { Dialogs } from "./parts/dialog.js";
+import { Overview } from "./views/overview.js";
+import { Jobs } from "./views/jobs.js";
+import { Job } from "./views/job.js";
+import { Compare } from "./views/compare.js";
+import { Submit } from "./views/submit.js";
+import { Chat } from "./views/chat.js";
+import { Login } from "./views/login.js";
+
+// Address (behind #/) -> view. A view gets the rest of the address and its query.
+const VIEWS = {
+  "": ["Overview", Overview],
+  jobs: ["Jobs", Jobs],
+  submit: ["Submit", Submit],
+  compare: ["Compare", Compare],
+  chat: ["Chat", Chat],
+};
+
+function routeOf(hash) {
+  const [path, query = ""] = hash.replace(/^#\/?/, "").split("?");
+  const [name, ...rest] = path.split("/");
+  return { name, rest, query: new URLSearchParams(query), hash };
+}
+
+function useRoute() {
+  const [route, setRoute] = useState(routeOf(location.hash));
+  useEffect(() => {
+    const onChange = () => setRoute(routeOf(location.hash));
+    window.addEventListener("hashchange", onChange);
+    return () => window.removeEventListener("hashchange", onChange);
+  }, []);
+  return route;
+}
+
+function View({ route }) {
+  if (route.name === "jobs" && route.rest[0]) {
+    const [id, section] = route.rest;
+    return html`<${Job} key=${id} id=${id} section=${section} />`;
+  }
+  const [, Found] = VIEWS[route.name] ?? VIEWS[""];
+  return html`<${Found} key=${route.name} query=${route.query} />`;
+}
+
+function Navigation({ current }) {
+  const { page } = useOverview();
+  const names = Object.keys(VIEWS).filter((name) => page !== "read" || !["submit", "chat"].includes(name));
+  return html`<nav aria-label="Main">
+    <a class="brand" href="#/">warmd</a>
+    ${names.map(
+      (name) => html`<a href="#/${name}" aria-current=${name === current ? "page" : undefined}>
+        ${VIEWS[name][0]}
+      </a>`,
+    )}
+  </nav>`;
+}
+
+function Connection() {
+  const [isConnected, setConnected] = useState(true);
+  useEffect(() => onConnection(setConnected), []);
+  const { problem } = useOverview();
+  const text = isConnected ? problem : "The connection is lost. Connecting again …";
+  return html`<p class="connection" role="status" aria-live="polite">${text ?? ""}</p>`;
+}
+
+function App() {
+  const route = useRoute();
+  const [isOpen, setOpen] = useState(null); // null: not known yet
+  useEffect(() => {
+    const close = () => setOpen(false);
+    window.addEventListener("warmd-login", close);
+    get("/v1/warmd/overview").then(
+      () => setOpen(true),
+      (error) => setOpen(error.status !== 401),
+    );
+    return () => window.removeEventListener("warmd-login", close);
+  }, []);
+  useEffect(() => (isOpen ? watchOverview() : undefined), [isOpen]);
+  if (isOpen === null) return html`<p class="loading">warmd …</p>`;
+  if (!isOpen) return html`<${Login} onDone=${() => setOpen(true)} />`;
+  return html`
+    <a class="skip" href="#heading" onClick=${toHeading}>Skip to the content</a>
+    <header><${Navigation} current=${route.name} /><${Connection} /></header>
+    <main><${View} route=${route} /></main>
+    <${Dialogs} />
+  `;
+}
+
+// Not by the address, which names the view.
+function toHeading(event) {
+  event.preventDefault();
+  document.getElementById("heading")?.focus();
+}
+
+const root = document.getElementById("app");
+root.replaceChildren();
+render(html`<${App} />`, root);

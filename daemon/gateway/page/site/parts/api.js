@@ -1,0 +1,59 @@
+// Requests to the gateway. The routes are described in /openapi.json.
+
+export class ApiError extends Error {
+  constructor(status, error) {
+    super(error?.message ?? `the gateway replied with status ${status}`);
+    this.status = status;
+    this.param = error?.param ?? null; // the field that is wrong
+  }
+}
+
+export function url(path, query = {}) {
+  const search = new URLSearchParams();
+  for (const [name, value] of Object.entries(query)) {
+    for (const one of [value].flat()) {
+      if (one !== null && one !== undefined && one !== "") search.append(name, one);
+    }
+  }
+  return search.size ? `${path}?${search}` : path;
+}
+
+export async function get(path, query) {
+  return (await request(url(path, query))).json();
+}
+
+export async function getText(path) {
+  return (await request(path)).text();
+}
+
+// Changes carry a header that pages of other origins cannot set.
+export async function post(path, body = {}, { signal } = {}) {
+  return request(path, {
+    method: "POST",
+    headers: { "Content-Type": "application/json", "X-Warmd": "1" },
+    body: JSON.stringify(body),
+    signal,
+  });
+}
+
+export async function upload(file) {
+  const form = new FormData();
+  form.append("purpose", "fine-tune");
+  form.append("file", file);
+  const options = { method: "POST", headers: { "X-Warmd": "1" }, body: form };
+  return (await request("/v1/files", options)).json();
+}
+
+async function request(path, options) {
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, { message: "the gateway cannot be reached" });
+  }
+  if (response.ok) return response;
+  const body = await response.json().catch(() => ({}));
+  if (response.status === 401) window.dispatchEvent(new Event("warmd-login"));
+  throw new ApiError(response.status, body.error);
+}

@@ -1,0 +1,72 @@
+// Small elements that several views use.
+
+import { html, useEffect, useState } from "./libraries.js";
+import { duration, clock, now, percent, progressOf, statusOf } from "./format.js";
+
+export function Status({ job }) {
+  const status = statusOf(job);
+  return html`<span class="status ${status}">${status}</span>`;
+}
+
+export function JobLink({ id }) {
+  return html`<a class="job" href="#/jobs/${id}">${id}</a>`;
+}
+
+// The name and the tags that someone gave a job.
+export function Labels({ job }) {
+  return html`${job.name && html`<strong>${job.name}</strong>`}
+  ${job.tags.map((tag) => html` <span class="tag" key=${tag}>${tag}</span>`)}`;
+}
+
+export function Progress({ job }) {
+  const found = progressOf(job);
+  if (!found) return null;
+  const [done, total] = found;
+  const label = `${done} of ${total}`;
+  return html`<span class="progress">
+    <progress value=${done} max=${total} aria-label=${`progress of ${job.id}`}>${label}</progress>
+    <span class="count">${done}/${total}</span>
+  </span>`;
+}
+
+export function Eta({ job }) {
+  if (job.eta_s === null) return null;
+  return html`<span title="estimated end">${duration(job.eta_s)}, at ${clock(now() + job.eta_s)}</span>`;
+}
+
+// A bar of how much of something is used.
+export function Usage({ label, used, total, text }) {
+  return html`<div class="usage">
+    <span>${label}</span>
+    <meter min="0" max=${total || 1} value=${used} aria-label=${label}>${percent(used, total)}</meter>
+    <span>${text}</span>
+  </div>`;
+}
+
+export function Problem({ error }) {
+  return error ? html`<p class="problem" role="alert">${error.message ?? String(error)}</p>` : null;
+}
+
+// A heading that gets the focus when a view opens, so that a screen reader begins there.
+export function Heading({ children }) {
+  useEffect(() => {
+    document.title = `${[children].flat().join("")} · warmd`;
+    document.getElementById("heading")?.focus({ preventScroll: true });
+  }, []);
+  return html`<h1 id="heading" tabindex="-1">${children}</h1>`;
+}
+
+// A table that scrolls sideways where it is too wide, also by the keyboard.
+export function Scroll({ label, children }) {
+  return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}>${children}</div>`;
+}
+
+export function Copy({ text, label = "Copy" }) {
+  const [isCopied, setCopied] = useState(false);
+  async function copy() {
+    await navigator.clipboard.writeText(text);
+    setCopied(true);
+    setTimeout(() => setCopied(false), 1500);
+  }
+  return html`<button type="button" class="small" onClick=${copy}>${isCopied ? "Copied" : label}</button>`;
+}

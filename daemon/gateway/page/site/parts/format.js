@@ -1,0 +1,69 @@
+// Numbers, sizes and times in words.
+
+export const NOTHING = "–";
+
+export function number(value) {
+  if (value === null || value === undefined) return NOTHING;
+  if (typeof value !== "number") return String(value);
+  if (Number.isInteger(value) && Math.abs(value) < 1e9) return value.toLocaleString("en");
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
+  return String(Number(value.toPrecision(4)));
+}
+
+export function size(bytes) {
+  if (bytes === null || bytes === undefined) return NOTHING;
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let value = bytes;
+  let unit = 0;
+  while (value >= 999.5 && unit < units.length - 1) {
+    value /= 1000;
+    unit += 1;
+  }
+  return `${unit ? Number(value.toPrecision(3)) : value} ${units[unit]}`;
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return NOTHING;
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 60) return `${Number(seconds.toPrecision(2))} s`;
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 60) return `${minutes} min`;
+  const hours = Math.floor(minutes / 60);
+  if (hours < 48) return `${hours} h ${minutes % 60} min`;
+  return `${Math.floor(hours / 24)} d ${hours % 24} h`;
+}
+
+// The time of day; with the date where it is not today.
+export function clock(seconds) {
+  if (seconds === null || seconds === undefined) return NOTHING;
+  const when = new Date(seconds * 1000);
+  const time = when.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+  if (when.toDateString() === new Date().toDateString()) return time;
+  return `${when.toLocaleDateString([], { month: "short", day: "numeric" })} ${time}`;
+}
+
+export function percent(part, whole) {
+  return whole ? `${Math.round((100 * part) / whole)} %` : NOTHING;
+}
+
+export function now() {
+  return Date.now() / 1000;
+}
+
+export function statusOf(job) {
+  if (job.paused) return "paused";
+  return job.status === "started" ? "running" : job.status;
+}
+
+export function progressOf(job) {
+  if (job.rows_total) return [job.rows_done ?? 0, job.rows_total];
+  return job.steps_total ? [job.step, job.steps_total] : null;
+}
+
+// An option's value as one types it on the command line.
+export function optionText(value) {
+  if (value === null || value === undefined) return "none";
+  if (Array.isArray(value)) return value.join(", ") || "none";
+  return typeof value === "string" ? value : JSON.stringify(value);
+}

@@ -1,0 +1,223 @@
+// What goes on: jobs that run or wait, what needs attention, models, queues and the machine.
+
+import { html, useEffect, useState } from "../parts/libraries.js";
+import { get, post } from "../parts/api.js";
+import { actionsOf } from "../parts/actions.js";
+import { ask } from "../parts/dialog.js";
+import { Eta, Heading, JobLink, Labels, Progress, Scroll, Status, Usage } from "../parts/elements.js";
+import { clock, duration, NOTHING, now, number, size } from "../parts/format.js";
+import { isPending, pendingJobs, useOverview } from "../parts/overview.js";
+
+const DISK_LOW = 0.05; // of its size
+const RECENT_S = 86_400; // how long a failure needs attention
+
+export function Overview() {
+  const overview = useOverview();
+  const failed = useFailed(overview.connection);
+  if (!overview.isLoaded) return html`<${Heading}>Overview<//><p>Loading …</p>`;
+  return html`
+    <${Heading}>Overview<//>
+    <${Attention} overview=${overview} failed=${failed} />
+    <${Pending} jobs=${pendingJobs()} isReadOnly=${overview.page === "read"} />
+    <div class="columns">
+      <${Models} models=${overview.models ?? []} isReadOnly=${overview.page === "read"} />
+      <div>
+        <${Queues} queues=${overview.queues ?? []} />
+        <${Machine} machine=${overview.machine} overview=${overview} />
+      </div>
+    </div>
+  `;
+}
+
+// The jobs that failed in the last day; read anew after each connection.
+function useFailed(connection) {
+  const [failed, setFailed] = useState([]);
+  useEffect(() => {
+    if (!connection) return;
+    get("/v1/warmd/jobs", { status: "failed", limit: 20 }).then(
+      (page) => setFailed(page.data),
+      () => setFailed([]),
+    );
+  }, [connection]);
+  return failed;
+}
+
+function Attention({ overview, failed }) {
+  const notes = [];
+  const jobs = new Map(failed.map((job) => [job.id, job]));
+  for (const [id, job] of overview.jobs) jobs.set(id, job);
+  for (const job of jobs.values()) {
+    if (overview.gone.has(job.id)) continue;
+    if (job.status === "failed" && job.ended_at > now() - RECENT_S) {
+      notes.push(html`<li key=${job.id}><${JobLink} id=${job.id} /> failed: ${job.error}</li>`);
+    } else if (isPending(job) && job.alert) {
+      notes.push(html`<li key=${job.id}><${JobLink} id=${job.id} />: ${job.alert}</li>`);
+    }
+  }
+  const { disk_bytes: disk, disk_free_bytes: free } = overview.machine;
+  if (free < disk * DISK_LOW) notes.push(html`<li key="disk">The disk has ${size(free)} left.</li>`);
+  if (!notes.length) return null;
+  return html`<section class="attention" aria-labelledby="attention">
+    <h2 id="attention">Needs attention</h2>
+    <ul>${notes}</ul>
+  </section>`;
+}
+
+function Pending({ jobs, isReadOnly }) {
+  return html`<section aria-labelledby="pending">
+    <h2 id="pending">Running and waiting</h2>
+    ${jobs.length === 0
+      ? html`<p class="empty">No job runs or waits. <a href="#/submit">Submit one</a></p>`
+      : html`<ul class="cards">
+          ${jobs.map((job) => html`<${PendingJob} key=${job.id} job=${job} isReadOnly=${isReadOnly} />`)}
+        </ul>`}
+  </section>`;
+}
+
+function PendingJob({ job, isReadOnly }) {
+  const waits = job.position && html`<span>position ${job.position} in ${job.queue}</span>`;
+  return html`<li>
+    <div class="line">
+      <${Status} job=${job} /> <${JobLink} id=${job.id} /> <${Labels} job=${job} />
+      <span class="quiet">${job.model}</span>
+    </div>
+    <div class="line">
+      <${Progress} job=${job} /> <${Eta} job=${job} /> ${waits}
+      ${job.scheduled_at && html`<span>starts at ${clock(job.scheduled_at)}</span>`}
+      ${job.after.length > 0 && html`<span>after ${job.after.join(", ")}</span>`}
+      ${!isReadOnly && html`<${ActionButtons} job=${job} />`}
+    </div>
+  </li>`;
+}
+
+export function ActionButtons({ job }) {
+  return html`<span class="buttons">
+    ${actionsOf(job).map(
+      (action) => html`<button
+        type="button"
+        key=${action.name}
+        class="small"
+        aria-label=${`${action.label} ${job.id}`}
+        onClick=${action.run}
+      >
+        ${action.label}
+      </button>`,
+    )}
+  </span>`;
+}
+
+function Models({ models, isReadOnly }) {
+  return html`<section aria-labelledby="models">
+    <h2 id="models">Warm models</h2>
+    ${models.length === 0 && html`<p class="empty">No model is loaded.</p>`}
+    <ul class="cards">
+      ${models.map(
+        (model) => html`<li key=${model.name}>
+          <div class="line">
+            <strong>${model.name}</strong>
+            ${!isReadOnly &&
+            html`<button type="button" class="small" aria-label=${`Unload ${model.name}`} onClick=${() => unload(model)}>
+              Unload
+            </button>`}
+          </div>
+          <div class="line quiet">
+            <span>${size(model.bytes)}</span><span>${number(model.parameters)} parameters</span>
+            <span>${model.precision}</span><span>loaded ${clock(model.loaded_at)}</span>
+          </div>
+          <div class="quiet digest" title="digest of its weights">${model.weights}</div>
+        </li>`,
+      )}
+    </ul>
+    ${!isReadOnly && html`<${Load} loaded=${models.map((model) => model.name)} />`}
+  </section>`;
+}
+
+function unload(model) {
+  ask({
+    title: `Unload ${model.name}?`,
+    text: "Its memory is freed. Running jobs keep it until they end; its files stay.",
+    action: "Unload the model",
+    act: async () => {
+      await post("/v1/warmd/models/unload", { name: model.name });
+      return `${model.name} unloaded`;
+    },
+  });
+}
+
+function Load({ loaded }) {
+  const [names, setNames] = useState(null);
+  const [name, setName] = useState("");
+  async function list() {
+    setNames((await get("/v1/models")).data.map((model) => model.id));
+  }
+  const free = (names ?? []).filter((one) => !loaded.includes(one));
+  function load(event) {
+    event.preventDefault();
+    const chosen = name || free[0];
+    ask({
+      title: `Load ${chosen}?`,
+      text: "It stays in memory, also after a restart of the daemon, until it is unloaded.",
+      action: "Load the model",
+      act: async () => {
+        const model = await (await post("/v1/warmd/models/load", { name: chosen })).json();
+        setNames(null);
+        return `${model.name} loaded`;
+      },
+    });
+  }
+  if (names === null) {
+    return html`<p><button type="button" class="small" onClick=${list}>Load a model …</button></p>`;
+  }
+  if (free.length === 0) return html`<p class="empty">All known models are loaded.</p>`;
+  return html`<form class="line" onSubmit=${load}>
+    <label class="inline">
+      Model
+      <select value=${name} onChange=${(event) => setName(event.target.value)}>
+        ${free.map((one) => html`<option key=${one}>${one}</option>`)}
+      </select>
+    </label>
+    <button class="small">Load</button>
+  </form>`;
+}
+
+function Queues({ queues }) {
+  const shown = ["queued", "started", "finished", "failed"];
+  return html`<section aria-labelledby="queues">
+    <h2 id="queues">Queues</h2>
+    <${Scroll} label="table of queues">
+      <table>
+        <thead>
+          <tr>
+            <th scope="col">Queue</th>
+            ${shown.map((name) => html`<th scope="col" class="number">${name}</th>`)}
+          </tr>
+        </thead>
+        <tbody>
+          ${queues.map(
+            (queue) => html`<tr key=${queue.name}>
+              <th scope="row">${queue.name}</th>
+              ${shown.map((name) => html`<td class="number">${queue[name]}</td>`)}
+            </tr>`,
+          )}
+        </tbody>
+      </table>
+    <//>
+  </section>`;
+}
+
+function Machine({ machine, overview }) {
+  const memory = machine.memory_bytes - machine.memory_free_bytes;
+  const disk = machine.disk_bytes - machine.disk_free_bytes;
+  const { daemon, workers = [] } = overview;
+  return html`<section aria-labelledby="machine">
+    <h2 id="machine">Machine</h2>
+    <${Usage} label="Load" used=${machine.load} total=${machine.cores} text=${`${number(machine.load)} on ${machine.cores} cores`} />
+    <${Usage} label="Memory" used=${memory} total=${machine.memory_bytes} text=${`${size(machine.memory_free_bytes)} free`} />
+    <${Usage} label="Disk" used=${disk} total=${machine.disk_bytes} text=${`${size(machine.disk_free_bytes)} free`} />
+    ${daemon &&
+    html`<p class="quiet">
+      warmd ${daemon.version}, up ${duration(now() - daemon.started)};
+      workers ${workers?.map((worker) => `${worker.name} ${worker.state}`).join(", ") || NOTHING}
+    </p>`}
+  </section>`;
+}
