@@ -27,6 +27,7 @@ SECTIONS = {
         "start": ("control", "Start the daemon and return when its workers are ready."),
         "stop": ("control", "Stop the daemon; unfinished jobs resume at the next start."),
         "status": ("control", "Show the daemon, its workers, models and queues."),
+        "ui": ("ui", "Open the dashboard in the browser."),
         "logs": ("logs", "Show the log of the daemon, or of JOB (`-`: the latest)."),
         "doctor": ("doctor", "Check this machine and say what to do."),
     },
@@ -41,7 +42,9 @@ SECTIONS = {
         "models": ("models", "List the loaded models."),
     },
     "Train and process files": {
+        "data": ("data", "Show what is in a data set, or remove kept tokens."),
         "submit": ("submit", "Queue a job of KIND and print its id."),
+        "note": ("note", "Add a note to JOB, or print its notes."),
         "queue": ("jobs", "Show running and waiting jobs, in queue order."),
         "cancel": ("steer", "Remove JOB from its queue, or save and stop it."),
         "kill": ("steer", "Stop JOB now; work since its last checkpoint is lost."),
@@ -53,8 +56,10 @@ SECTIONS = {
         "tail": ("watch", "Follow JOB until it ends."),
         "jobs": ("jobs", "List training jobs, newest first."),
         "show": ("jobs", "Show everything about JOB."),
+        "digest": ("digest", "Summarize what happened since a time."),
         "result": ("jobs", "Print the result of JOB."),
         "samples": ("samples", "Show completions that GRPO JOB was trained on."),
+        "diff": ("diff", "Compare two jobs: options, data, code and results."),
         "plot": ("plot", "Plot the curves of JOB, or compare several."),
     },
     "Keep the disk in order": {
@@ -64,6 +69,7 @@ SECTIONS = {
     },
     "Measure and set up": {
         "bench": ("bench", "Compare KIND with the stock library, or project a long job."),
+        "notify": ("notify", "Try the notifications of the settings."),
         "verify-resume": ("verify", "Verify on the first steps of JOB that its resume is exact."),
         "completion": ("completion", "Print the shell script that completes commands and job ids."),
     },

@@ -1,1 +1,5 @@
-"""One file for each group of commands, imported when one of them is used (cli/main.py)."""
+"""The commands, one file per group, imported on first use (`COMMANDS` in cli/main.py).
+
+A command parses its options, calls `daemon.client` and prints the result through `view`. With
+--json it prints the same data as JSON lines.
+"""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...configs.gpus import read_device
 from ...jobs import spec_class
 from ...jobs.bench import works
 from ...jobs.context import step_of
@@ -42,18 +43,19 @@ WARM_UP = 3  # steps: the first touches all memory of the optimizer for the firs
 def bench() -> None:
     """Compare KIND with the stock library, or project a long job.
 
-    Prints a table of WORKs: the medians of both sides, measured in turn; the best that the
-    measured rates of float32 GEMM and of memory allow (FLOOR), and the share of it (SHARE).
+    Prints a table of WORKs: the medians of both sides, which alternate; the limit of the hardware
+    by the measured float32 GEMM throughput and memory bandwidth (FLOOR); and the share of it that
+    warmd reaches (SHARE).
     """
 
 
-PAIRS = 2  # of processes of GRPO and SFT: each takes a minute
+PAIRS = 2  # of processes of GRPO, SFT and DPO: each takes a minute
 MANY_PAIRS = 5  # within one process
 
 
 @bench.command("grpo", params=work_options(works.GRPO, pairs=PAIRS))
 @common_options
-def _grpo(work: tuple[str, ...], pairs: int, threads: int | None) -> None:
+def _grpo(work: tuple[str, ...], pairs: int, threads: int | None, device: str) -> None:
     """Compare optimizer steps with TRL's GRPOTrainer in float32, on random weights.
 
     Each side runs in fresh processes. The model of WORK is made in the folder for temporary files:
@@ -61,37 +63,53 @@ def _grpo(work: tuple[str, ...], pairs: int, threads: int | None) -> None:
     """
     from ...jobs.bench import rows
 
-    _show_works(rows.grpo, work or works.usual(works.GRPO), pairs, threads)
+    _show_works(rows.grpo, work or works.usual(works.GRPO), pairs, threads, device)
 
 
 @bench.command("sft", params=work_options(works.SFT, pairs=PAIRS))
 @common_options
-def _sft(work: tuple[str, ...], pairs: int, threads: int | None) -> None:
-    """Measure optimizer steps beside TRL's SFTTrainer in float32, on random weights.
+def _sft(work: tuple[str, ...], pairs: int, threads: int | None, device: str) -> None:
+    """Compare optimizer steps with TRL's SFTTrainer in float32, on random weights.
 
     Each side runs in fresh processes. The model of WORK is made in the folder for temporary files:
     2 GB for 0.5b.
     """
     from ...jobs.bench import rows
 
-    _show_works(rows.sft, work or works.usual(works.SFT), pairs, threads)
+    _show_works(rows.sft, work or works.usual(works.SFT), pairs, threads, device)
+
+
+@bench.command("dpo", params=work_options(works.DPO, pairs=PAIRS))
+@common_options
+def _dpo(work: tuple[str, ...], pairs: int, threads: int | None, device: str) -> None:
+    """Compare optimizer steps with TRL's DPOTrainer in float32, on random weights.
+
+    Each side runs in fresh processes. The model of WORK is made in the folder for temporary files:
+    2 GB for 0.5b.
+    """
+    from ...jobs.bench import rows
+
+    _show_works(rows.dpo, work or works.usual(works.DPO), pairs, threads, device)
 
 
 @bench.command("infer", params=work_options(works.INFER, pairs=MANY_PAIRS))
 @common_options
-def _infer(work: tuple[str, ...], pairs: int, threads: int | None) -> None:
+def _infer(work: tuple[str, ...], pairs: int, threads: int | None, device: str) -> None:
     """Compare single-sequence decode in each precision with transformers' generate."""
     from ...jobs.bench import rows
 
-    _show_works(rows.infer, work or works.usual(works.INFER), pairs, threads)
+    _show_works(rows.infer, work or works.usual(works.INFER), pairs, threads, device)
 
 
-def _show_works(measure: Measure, names: Sequence[str], pairs: int, threads: int | None) -> None:
+def _show_works(
+    measure: Measure, names: Sequence[str], pairs: int, threads: int | None, device: str
+) -> None:
     from ...jobs.bench.rows import Effort
 
+    effort = Effort(pairs=pairs, threads=threads, device=read_device("device", device))
     app = click.get_current_context().ensure_object(App)
     with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
-        show(app, measure, names, Effort(pairs=pairs, threads=threads))
+        show(app, measure, names, effort)
 
 
 def _mlm_command() -> click.Command:
@@ -105,6 +123,7 @@ def _mlm_command() -> click.Command:
         work: tuple[str, ...],
         pairs: int,
         threads: int | None,
+        device: str,
         **given: Any,
     ) -> None:
         is_of_job = (
@@ -113,7 +132,7 @@ def _mlm_command() -> click.Command:
         if job is None and not is_of_job:
             from ...jobs.bench import rows
 
-            _show_works(rows.mlm, work or works.usual(works.MLM), pairs, threads)
+            _show_works(rows.mlm, work or works.usual(works.MLM), pairs, threads, device)
             return
         if work:
             raise SpecError("work", "must be given without options of a job, got both")
@@ -193,9 +212,9 @@ def _checkpoint(client: Client, job_id: str) -> int:
 def _finished(
     app: App, client: Client, spec: Spec, init: Weights | None
 ) -> Iterator[list[dict[str, Any]]]:
-    """Run a job before all waiting ones, give its events, and remove it.
+    """Run a job before all waiting ones, yield its events, and remove it.
 
-    One that fails stays, for a look at its log. One that is interrupted is killed and removed.
+    A failed job stays, so that its log can be read. An interrupted one is killed and removed.
     """
     from ...daemon.runs import events
 
@@ -220,7 +239,7 @@ def _finished(
 
 @contextmanager
 def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
-    """Let these do what Ctrl-C does: a terminal that is closed must leave no job behind."""
+    """Let these signals act like Ctrl-C: a closed terminal must leave no job."""
     before = [signal.signal(number, signal.default_int_handler) for number in signals]
     try:
         yield

@@ -16,7 +16,8 @@ import click
 
 from ...jobs import spec_class
 from ...jobs.context import step_of
-from ...jobs.errors import CheckpointDamaged, NotFound
+from ...jobs.errors import CheckpointDamaged, NotFound, SpecError
+from ...jobs.models.adapters import is_adapter
 from ...jobs.spec import path_of
 from ..shared.app import App, common_options, note
 from ..shared.job_argument import complete_job, job_argument
@@ -26,6 +27,7 @@ from ..view import render
 if TYPE_CHECKING:
     from ...daemon.runs.checkpoints import Checkpoints
     from ...daemon.runs.rundir import RunDir
+    from ...daemon.runs.weights import Weights
 
 _METRICS_SHOWN = 4
 
@@ -201,12 +203,18 @@ def _freed_bytes(path: Path) -> int:
 @click.option(
     "--with-optimizer", is_flag=True, help="Include all that a Trainer needs to resume from it."
 )
+@click.option(
+    "--merge", is_flag=True, help="Write a model: the base with the LoRA adapter of JOB merged."
+)
 @common_options
 @click.pass_obj
-def export(app: App, job: str, dest: Path, step: int | None, with_optimizer: bool) -> None:
+def export(
+    app: App, job: str, dest: Path, step: int | None, with_optimizer: bool, merge: bool
+) -> None:
     """Copy a model of JOB to the new folder DEST, for `from_pretrained`.
 
-    Weights, configuration and tokenizer: whole, or not at all.
+    Weights, configuration and tokenizer: whole, or not at all. Of a LoRA job this is the adapter,
+    which needs its base model; with --merge it is a model of its own.
     """
     from ...daemon.runs import weights
     from ...daemon.runs.checkpoints import size_bytes
@@ -221,12 +229,29 @@ def export(app: App, job: str, dest: Path, step: int | None, with_optimizer: boo
         paths = _checkpoints(rundir).list()
         with _progress(size_bytes(paths[-1]) if paths else 0) as on_bytes:
             chosen = weights.checkpoint(rundir, step, on_bytes=on_bytes)
-    written = weights.export(chosen, target, with_optimizer=with_optimizer)
+    if merge:
+        written = _export_merged(chosen, target, with_optimizer=with_optimizer)
+    else:
+        written = weights.export(chosen, target, with_optimizer=with_optimizer)
     if app.as_json:
         render.json_line({"from": chosen.name, "path": str(target), "bytes": written})
     else:
         click.echo(dest)
         note(f"{render.size(written)} of {chosen.name}")
+
+
+def _export_merged(chosen: Weights, target: Path, *, with_optimizer: bool) -> int:
+    """Write the model of an adapter and its base; return its bytes. Raises SpecError."""
+    from ...daemon.runs import weights
+
+    if with_optimizer:
+        raise SpecError("with_optimizer", "must not go with merge: its state is the adapter's")
+    if not is_adapter(chosen.folder):
+        raise SpecError("merge", f"must be an adapter, got {chosen.name}, which is a whole model")
+    with weights.new_folder(target) as staging:
+        from ...daemon.fork.merging import write_merged  # imports torch: after the checks
+
+        return write_merged(chosen.name, chosen.folder, staging)
 
 
 def _rundir(app: App, job: str | None) -> RunDir:
@@ -273,7 +298,7 @@ def _checkpoints(rundir: RunDir, *, keep: int | None = None) -> Checkpoints:
 
 @contextlib.contextmanager
 def _progress(size_bytes: int) -> Iterator[Callable[[int], None] | None]:
-    """Show on a terminal how much was read; gives what is to be told, None elsewhere."""
+    """Show on a terminal how much was read; yield the function that adds bytes, or None."""
     if not sys.stderr.isatty():
         yield None
         return

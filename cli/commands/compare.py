@@ -137,8 +137,8 @@ def _answer(client: Client, job_id: str) -> dict[str, Any]:
         note(f"{job_id}: {job['status']}: {render.one_line(job['error'] or 'no reason given')}")
         return {**found, "text": None, "finish_reason": None, "usage": None, "timings": None}
     (choice,) = job["result"]["choices"]
-    told = {name: job["result"][name] for name in ("usage", "timings")}
-    return {**found, "text": choice["text"], "finish_reason": choice["finish_reason"], **told}
+    kept = {name: job["result"][name] for name in ("usage", "timings")}
+    return {**found, "text": choice["text"], "finish_reason": choice["finish_reason"], **kept}
 
 
 def _print(

@@ -5,15 +5,20 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...configs import gpus
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
 from ..view import render
 from ..view.live import ClockLine, has_live_lines
 from .models import print_models
+
+if TYPE_CHECKING:
+    from ...configs.config import DaemonConfig
 
 
 @click.command()
@@ -36,8 +41,9 @@ from .models import print_models
     "--workers",
     multiple=True,
     metavar="NAME=QUEUE",
-    help="Worker to run, as NAME=QUEUE[,isolation=…][,slots=…][,threads=…][,nice=…]. May be "
-    "repeated.  [default: train-0=train, infer-0=infer,isolation=resident,slots=32]",
+    help="Worker to run, as NAME=QUEUE[,isolation=…][,slots=…][,threads=…][,nice=…]"
+    "[,device=…]; auto: one train worker per GPU. May be repeated.  "
+    "[default: train-0=train, infer-0=infer,isolation=resident,slots=32]",
 )
 @click.option(
     "--config",
@@ -81,10 +87,19 @@ def start(
         note(f"\nThe daemon continues to start. See: {app.command('status')}")
         return EXIT_INTERRUPTED
     if sys.stderr.isatty() and not app.as_json:
-        if config.http_port is not None:
-            note(f"HTTP API: http://{config.http_host}:{config.http_port}/v1")
+        _note_addresses(config)
         note(f"Next: {app.command('run PROMPT')}, or {app.command('submit grpo --help')}")
     return 0
+
+
+def _note_addresses(config: DaemonConfig) -> None:
+    """Print where the HTTP API and the dashboard are; `warmd status` shows a port of 0."""
+    if not config.http_port:
+        return
+    address = f"http://{config.http_host}:{config.http_port}"
+    note(f"HTTP API: {address}/v1")
+    if config.http_page != "off":
+        note(f"Dashboard: {address}/")
 
 
 def _show_progress(app: App, progress: Mapping[str, Any], line: ClockLine) -> None:
@@ -104,7 +119,8 @@ _NEXT = {"server": "imports …", "imports": "workers …", "model": "workers �
 
 def _report(progress: Mapping[str, Any]) -> str:
     """One line of the startup report."""
-    stage = " ".join(filter(None, (progress["stage"], progress.get("name"))))
+    stage = {"server": "redis"}.get(progress["stage"], progress["stage"])
+    stage = " ".join(filter(None, (stage, progress.get("name"))))
     seconds, num_bytes = progress.get("seconds"), progress.get("memory_bytes")
     line = f"{stage:<24}"
     if seconds is not None:
@@ -152,15 +168,18 @@ def status(app: App) -> None:
     for worker in found["workers"]:
         job = running.get(worker["job"], {})
         worker.update(step=job.get("step"), steps_total=job.get("steps_total"))
+    found["gpus"] = [asdict(gpu) for gpu in _gpus()]
     if app.as_json:
         render.json_line(found)
         return
-    render.print_fields(
-        {name: _summary(found[name]) for name in ("daemon", "server", "zygote", "http")}
-    )
+    parts = {"daemon": "daemon", "redis": "server", "zygote": "zygote", "http": "http"}
+    render.print_fields({title: _summary(found[name]) for title, name in parts.items()})
     click.echo()
     _print_workers(found["workers"])
     click.echo()
+    if found["gpus"]:
+        _print_gpus(found["gpus"])
+        click.echo()
     print_models(found["models"])
     click.echo()
     _print_queues(found["queues"])
@@ -172,14 +191,17 @@ def _summary(fields: Mapping[str, Any]) -> str:
     for name, value in fields.items():
         if value is None or isinstance(value, list | dict):
             continue
-        if name.endswith("_bytes"):
+        words = name.replace("_", " ")
+        if isinstance(value, bool):
+            parts.append(words if value else f"not {words}")
+        elif name.endswith("_bytes"):
             parts.append(f"{name.removesuffix('_bytes')} {render.size(value)}")
         elif name.endswith("_s"):
             parts.append(f"{name.removesuffix('_s')} {render.duration(value)}")
         elif name == "started":
             parts.append(f"since {render.clock(value)}")
         else:
-            parts.append(f"{name} {render.one_line(value)}")
+            parts.append(f"{words} {render.one_line(value)}")
     return ", ".join(map(render.phrase, parts))
 
 
@@ -202,6 +224,30 @@ def _jobs_of(worker: dict[str, Any]) -> str:
     """The first job that a worker runs, and the number of others."""
     others = len(worker["jobs"]) - 1
     return f"{worker['job'] or render.NOTHING}{f' and {others} more' if others > 0 else ''}"
+
+
+def _gpus() -> list[gpus.Gpu]:
+    try:
+        return gpus.read()
+    except OSError as error:
+        note(f"GPUs: {error}")
+        return []
+
+
+def _print_gpus(found: list[dict[str, Any]]) -> None:
+    rows = [
+        [
+            str(gpu["index"]),
+            gpu["name"],
+            gpu["driver"],
+            render.size(gpu["free_bytes"]),
+            render.size(gpu["total_bytes"]),
+            gpu["persistence_mode"] or render.NOTHING,
+            gpu["uuid"],
+        ]
+        for gpu in found
+    ]
+    render.print_table(["GPU", "NAME", "DRIVER", ">FREE", ">MEMORY", "PERSISTENCE", "UUID"], rows)
 
 
 def _print_queues(queues: list[dict[str, Any]]) -> None:

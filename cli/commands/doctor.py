@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ...configs import gpus
 from ...configs.memory import available_bytes, memory_bytes
 from ...configs.values import ConfigError, num_cores
+from ...jobs import KINDS
 from ...jobs.errors import NotFound, WarmdError
 from ..shared.app import App, common_options
 from ..view import render
@@ -32,7 +34,7 @@ _LITTLE_MEMORY_BYTES = 4e9
 
 @dataclass(frozen=True)
 class Check:
-    """What one look at the machine found."""
+    """The outcome of one check of the machine."""
 
     check: str
     result: str  # ok, warn or fail
@@ -67,6 +69,8 @@ def _all_checks(app: App) -> Iterator[Check]:
     yield check_threads(os.environ, num_cores())
     yield check_fork(sys.platform)
     yield check_memory()
+    yield check_kinds()
+    yield from check_gpus()
     try:
         config = app.config()
     except ConfigError as error:
@@ -140,6 +144,30 @@ def check_fork(platform: str) -> Check:
     )
 
 
+def check_kinds() -> Check:
+    """Whether the job kinds of other packages can be used."""
+    faults = [*KINDS.faults, *filter(None, map(_import_fault, KINDS.outside))]
+    found = f"{len(KINDS.own)} of warmd"
+    if KINDS.outside:
+        found += f", from outside: {', '.join(KINDS.outside)}"
+    if faults:
+        found += f"; not usable: {'; '.join(faults)}"
+        return Check("kinds", "warn", found, "update or uninstall its package")
+    return Check("kinds", "ok", found)
+
+
+def _import_fault(kind: str) -> str | None:
+    """Return why what a kind needs cannot be imported, by a process that tries it."""
+    code = "import sys; from warmd.jobs import import_all; import_all(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, kind], capture_output=True, text=True, check=False
+    )
+    if done.returncode == 0:
+        return None
+    reason = done.stderr.strip().rpartition("\n")[2] or f"ended with {done.returncode}"
+    return f"{kind}: its jobs will fail: {reason}"
+
+
 def check_memory() -> Check:
     """Whether there is memory for a model."""
     available, total = available_bytes(), memory_bytes()
@@ -149,6 +177,39 @@ def check_memory() -> Check:
             "memory", "warn", found, "a 0.5B model in float32 takes 2 GB, to train it 12 GB"
         )
     return Check("memory", "ok", found)
+
+
+def check_gpus() -> Iterator[Check]:
+    """Whether CUDA can be expected to work on each GPU; nothing on a machine without any."""
+    try:
+        found = gpus.read()
+    except OSError as error:
+        yield Check("gpu", "warn", str(error), "install or restart the driver, or set device=cpu")
+        return
+    for gpu in found:
+        yield _check_gpu(gpu)
+
+
+def _check_gpu(gpu: gpus.Gpu) -> Check:
+    free, total = (
+        "unknown" if size is None else render.size(size)
+        for size in (gpu.free_bytes, gpu.total_bytes)
+    )
+    parts = [
+        f"{gpu.index}: {gpu.name}, driver {gpu.driver}, {free} of {total} free",
+        f"persistence mode {gpu.persistence_mode or 'unknown'}",
+        f"compute mode {gpu.compute_mode or 'unknown'}",
+    ]
+    if gpu.mig_mode is not None:
+        parts.append(f"MIG {gpu.mig_mode}")
+    said = ", ".join(parts)
+    if gpu.compute_mode not in ("Default", None):
+        advice = f"nvidia-smi -i {gpu.index} -c DEFAULT: several processes use it at a time"
+        return Check("gpu", "warn", said, advice)
+    if gpu.persistence_mode == "Disabled":
+        advice = f"nvidia-smi -i {gpu.index} -pm 1: or each job waits for the driver to start"
+        return Check("gpu", "warn", said, advice)
+    return Check("gpu", "ok", said)
 
 
 def check_processor() -> Check:

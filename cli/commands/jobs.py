@@ -45,6 +45,8 @@ _WORDS = {
 
 _LIMIT = 20
 
+_LABELED = ("NAME",)  # the column that a table has if one of its jobs has a name or tags
+
 # RQ has no status for a pause: a paused job is one of these to it.
 _PAUSABLE = {"started", "scheduled"}
 
@@ -63,10 +65,12 @@ def queue(app: App) -> None:
         for job in jobs:
             render.json_line(job)
         return
+    labeled = _LABELED if any(map(render.labels, jobs)) else ()
     rows = [
         [
             render.NOTHING if job["position"] is None else str(job["position"]),
             job["id"],
+            *(render.labels(job) for _ in labeled),
             job["queue"],
             job["model"] or render.NOTHING,
             render.status(_status(job)),
@@ -77,7 +81,8 @@ def queue(app: App) -> None:
         ]
         for job in jobs
     ]
-    headers = [">POS", "JOB", "QUEUE", "MODEL", "STATUS", ">AGE", ">STEP", ">ETA", "WAITS FOR"]
+    headers = [">POS", "JOB", *labeled, "QUEUE", "MODEL", "STATUS", ">AGE", ">STEP", ">ETA"]
+    headers.append("WAITS FOR")
     render.print_table(headers, rows, empty="no job runs or waits; all jobs: warmd jobs --all")
 
 
@@ -121,6 +126,18 @@ def _waits_for(job: dict[str, Any]) -> str:
     "ended. May be repeated.  [default: all]",
 )
 @click.option(
+    "--name",
+    metavar="PATTERN",
+    help="Only jobs with that name; * and ? stand for any characters.  [default: all]",
+)
+@click.option(
+    "--tag",
+    "tags",
+    multiple=True,
+    metavar="TAG",
+    help="Only jobs with that tag. May be repeated: jobs with all of them.  [default: all]",
+)
+@click.option(
     "--limit",
     type=click.IntRange(min=1),
     default=_LIMIT,
@@ -131,15 +148,25 @@ def _waits_for(job: dict[str, Any]) -> str:
 @common_options
 @click.pass_obj
 def jobs(
-    app: App, all_: bool, kinds: tuple[str, ...], statuses: tuple[str, ...], limit: int
+    app: App,
+    all_: bool,
+    kinds: tuple[str, ...],
+    statuses: tuple[str, ...],
+    name: str | None,
+    tags: tuple[str, ...],
+    limit: int,
 ) -> None:
     """List training jobs, newest first."""
+    from ...daemon.runs.labels import Labels
+
     named = {name for word in statuses for name in _WORDS.get(word, (word,))}
     wanted = {*named, *(_PAUSABLE if "paused" in named else ())}
     # Whether a job is paused is known only of its view; few jobs run or wait.
     first = None if wanted & _PAUSABLE else limit + 1
     of_kinds = kinds or (None if all_ else _training_kinds())
-    found = app.reader().jobs(statuses=wanted or None, limit=first, kinds=of_kinds)
+    found = app.reader().jobs(
+        statuses=wanted or None, limit=first, kinds=of_kinds, labels=Labels(name=name, tags=tags)
+    )
     if named:
         found = [job for job in found if _status(job) in named]
     has_more = len(found) > limit
@@ -148,9 +175,11 @@ def jobs(
         for job in found:
             render.json_line(job)
         return
+    labeled = _LABELED if any(map(render.labels, found)) else ()
     rows = [
         [
             job["id"],
+            *(render.labels(job) for _ in labeled),
             job["model"] or render.NOTHING,
             render.status(_status(job)),
             render.steps(job),
@@ -160,8 +189,8 @@ def jobs(
         ]
         for job in found
     ]
-    headers = ["JOB", "MODEL", "STATUS", ">STEP", "CREATED", ">TOOK", "ERROR"]
-    is_narrow = bool(kinds or statuses)
+    headers = ["JOB", *labeled, "MODEL", "STATUS", ">STEP", "CREATED", ">TOOK", "ERROR"]
+    is_narrow = bool(kinds or statuses or name or tags)
     empty = (
         "no such job" if is_narrow or all_ else "no training yet; answers, too: warmd jobs --all"
     )
@@ -183,12 +212,20 @@ def _took_s(job: dict[str, Any]) -> float | None:
 
 @click.command()
 @job_argument
+@click.option(
+    "--source", "has_source", is_flag=True, help="Show the code and versions that it ran instead."
+)
 @common_options
 @click.pass_obj
-def show(app: App, job: str | None) -> None:
+def show(app: App, job: str | None, has_source: bool) -> None:
     """Show everything about JOB."""
     client = app.reader()
     job_id = client.find(job)
+    if has_source:
+        from .source import show_source
+
+        show_source(app, client.rundir(job_id))
+        return
     found = client.job(job_id)
     if app.as_json:
         render.json_line(found)
@@ -210,11 +247,13 @@ def show(app: App, job: str | None) -> None:
             shown["eta"] = render.duration(value)
         elif name == "result":
             shown |= _summary(value)
+        elif name == "notes":
+            shown |= {f"note {i}": _remark(note) for i, note in enumerate(value, 1)}
         else:
             text = ", ".join(value) if isinstance(value, list) else value
             shown[name] = render.one_line(text)
     if found["rows_total"]:
-        shown["rows"] = f"{found['rows_done']}/{found['rows_total']}"
+        shown["records"] = f"{found['rows_done']}/{found['rows_total']}"
     if (took_s := _took_s(found)) is not None:
         shown["took"] = render.duration(took_s)
     with suppress(NotFound):  # its files were removed by hand
@@ -223,7 +262,11 @@ def show(app: App, job: str | None) -> None:
     render.print_fields(shown)
 
 
-_TIMES = ("created_at", "enqueued_at", "scheduled_at", "started_at", "ended_at")
+def _remark(note: Mapping[str, Any]) -> str:
+    return f"{render.moment(note['time'])}  {render.one_line(note['text'])}"
+
+
+_TIMES = ("created_at", "enqueued_at", "scheduled_at", "started_at", "paused_at", "ended_at")
 
 
 def changed_options(document: Mapping[str, Any]) -> dict[str, str]:
@@ -260,7 +303,8 @@ def answers_of(result: Mapping[str, Any]) -> list[str]:
 def result(app: App, job: str | None) -> None:
     """Print the result of JOB.
 
-    Of an answer that is its text; --json has everything.
+    For an answer its text; for a training its evaluations and the metrics of the last step. --json
+    has everything.
     """
     client = app.reader()
     job_id = client.find(job)
@@ -273,7 +317,16 @@ def result(app: App, job: str | None) -> None:
         for text in texts:
             click.echo(render.printable(text) if sys.stdout.isatty() else text)
     else:
-        render.print_fields(dict(_flat(values)))
+        render.print_fields(_result_fields(values))
+
+
+def _result_fields(values: Mapping[str, Any]) -> dict[str, str]:
+    """The values of a result, with the metrics of a training's last step as one field."""
+    fields = dict(_flat({n: v for n, v in values.items() if n not in ("metrics", "weights")}))
+    if metrics := values.get("metrics"):
+        shown = [render.phrase(f"{name} {value}") for name, value in _flat(metrics)]
+        fields["last step"] = ", ".join(shown)
+    return fields
 
 
 def _no_result(app: App, job: dict[str, Any]) -> Exception:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,20 +11,21 @@ from ..view import render
 
 
 @click.command()
-@click.argument("model", metavar="NAME=PATH")
+@click.argument("model", metavar="[NAME=]PATH")
 @click.option("--once", is_flag=True, help="Do not load it again at the next start of the daemon.")
 @common_options
 @click.pass_obj
 def load(app: App, model: str, once: bool) -> None:
     """Load a model and keep it in memory.
 
-    NAME=PATH[,dtype=…][,task=…][,precision=…], as for `warmd start --model`. Running jobs are not
-    disturbed. The model is loaded at every start of the daemon until `unload`.
+    [NAME=]PATH[,dtype=…][,task=…][,precision=…]: PATH is a folder or a hub id; without NAME its
+    last part is the name. The name of a configured or loaded model loads that one again. Running
+    jobs are not disturbed. The model is loaded at every start of the daemon until `unload`.
     """
-    from ...configs.config import parse_model
     from ...daemon.client import control
 
-    loaded = control.load_model(app.config(), parse_model(model, Path.cwd()), is_kept=not once)
+    config = app.config()
+    loaded = control.load_model(config, control.named_model(config, model), is_kept=not once)
     if app.as_json:
         render.json_line(loaded)
     else:
@@ -69,7 +69,7 @@ def print_models(found: list[dict[str, Any]]) -> None:
     """Print a table of loaded models."""
     rows = [
         [
-            model["name"],
+            render.model(model["name"]),
             model["dtype"],
             model["precision"],
             _count(model["parameters"]),

@@ -13,12 +13,12 @@ from typing import Any
 
 import click
 
+from ...daemon.runs.curves import FEWEST_SMOOTHED, Curve, chosen, curves_of, smoothed, span_of
 from ...jobs.errors import SpecError
 from ..shared.app import App, common_options, note
 from ..shared.job_argument import complete_job
 from ..view import render
 from ..view.chart import chart, key
-from ..view.curves import FEWEST_SMOOTHED, Curve, chosen, curves_of, smoothed, span_of
 
 _WIDTH = 80  # where there is no terminal
 _LEAST_WIDTH = 20
@@ -128,9 +128,9 @@ def _write_png(wanted: Sequence[Sequence[Curve]], path: Path, smooth: int | None
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    picture = BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    write_atomic(path, picture.getvalue(), mode=0o644)
+    png = BytesIO()
+    figure.savefig(png, format="png", dpi=120)
+    write_atomic(path, png.getvalue(), mode=0o644)
 
 
 def _figure_class() -> Any:

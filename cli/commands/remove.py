@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -28,26 +28,21 @@ def rm(app: App, jobs: tuple[str, ...]) -> None:
 
     All of them or none: a job that runs or waits, or that another job still needs, is refused.
     """
+    from ...daemon.client.removing import refuse_removal
+
     client = app.client()
     freed = client.finish_removals()  # of a call that was killed
     ids = [client.find(job) for job in jobs if not any(half.startswith(job) for half in freed)]
     needed = client.needed()
     for job_id in ids:
-        _check(client.job(job_id), [one for one in needed.get(job_id, ()) if one not in ids])
+        needed_by = [one for one in needed.get(job_id, ()) if one not in ids]
+        refuse_removal(client.job(job_id), needed_by)
     for half, num_bytes in freed.items():
         _show(app, half, num_bytes, is_removed=True)
     for job_id in dict.fromkeys(ids):
         freed[job_id] = client.remove(job_id)
         _show(app, job_id, freed[job_id], is_removed=True)
     _sum_up(freed, is_removed=True)
-
-
-def _check(job: dict[str, Any], needed_by: list[str]) -> None:
-    """Raise Conflict for a job that cannot be removed."""
-    if job["status"] not in (*_ENDED, "unregistered"):
-        raise Conflict(f"job: {job['id']} is {job['status']}: cancel it first")
-    if needed_by:
-        raise Conflict(f"job: {job['id']} is still needed by {', '.join(needed_by[:3])}")
 
 
 @click.command()

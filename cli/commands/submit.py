@@ -26,6 +26,7 @@ from ..view.times import parse_duration, parse_time
 
 if TYPE_CHECKING:
     from ...daemon.client.client import Client
+    from ...daemon.client.submitting import Template
     from ...jobs.spec import OptionInfo, Spec
 
 
@@ -59,14 +60,26 @@ class KindGroup(click.Group):
         return list(KINDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name == _LIKE:
+            return _like_command()
         return _kind_command(name) if name in KINDS else None
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # Without a KIND, --like gives it.
+        is_like = any(arg.partition("=")[0] == "--like" for arg in args)
+        if is_like and not {*args[:1]} & KINDS.keys():
+            args = [_LIKE, *args]
+        return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in KINDS and not args[0].startswith("-"):
+        if args[0] not in (*KINDS, _LIKE) and not args[0].startswith("-"):
             spec_class(args[0])  # raises NotFound with the kinds there are
         return super().resolve_command(ctx, args)
+
+
+_LIKE = "like"  # the command for `submit --like JOB`, which no list shows
 
 
 @click.command(cls=KindGroup, subcommand_metavar="KIND [OPTIONS]...")
@@ -89,6 +102,9 @@ class _Request:
     timeout: str | None
     wait: bool
     dry_run: bool
+    like: str | None = None
+    name: str | None = None
+    tags: tuple[str, ...] = ()
     init_from: str | None = None
 
 
@@ -113,6 +129,23 @@ def file_options() -> list[click.Option]:
 def _request_options() -> list[click.Option]:
     return [
         *file_options(),
+        GroupedOption(
+            ["--like"],
+            metavar="JOB",
+            shell_complete=complete_job,
+            help="Job whose options are the defaults of this one; all others take precedence.",
+        ),
+        GroupedOption(
+            ["--name"],
+            metavar="NAME",
+            help="Name of the job, which commands take in place of its id.  [default: none]",
+        ),
+        GroupedOption(
+            ["--tag", "tags"],
+            multiple=True,
+            metavar="TAG",
+            help="Tag of the job, for `jobs --tag`. May be repeated.  [default: none]",
+        ),
         GroupedOption(["--front"], is_flag=True, help="Queue the job before all waiting jobs."),
         GroupedOption(
             ["--after"],
@@ -189,6 +222,21 @@ def _kind_command(kind: str) -> click.Command:
     )(common_options(callback))
 
 
+def _like_command() -> click.Command:
+    def callback(**parameters: Any) -> int:
+        app = click.get_current_context().ensure_object(App)
+        request = _Request(**parameters)
+        assert request.like is not None
+        return _submit(app, app.client().find(request.like).split("-")[0], {}, request)
+
+    return click.command(
+        _LIKE,
+        cls=GroupedCommand,
+        params=[_INIT_FROM, *_request_options()],
+        help="Queue a job with the options of another; KIND is that of the other.",
+    )(common_options(callback))
+
+
 ARGUMENT = "argument"
 
 
@@ -245,13 +293,20 @@ def _shown(default: Any) -> str:
 
 
 def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) -> int:
-    values = gathered(app, kind, given, request.config_file, request.settings)
+    from ...daemon.runs.labels import Labels
+
+    labels = Labels.parse(request.name, request.tags)
     client = app.client()
+    base = None if request.like is None else client.template(request.like, kind)
+    values = gathered(app, kind, given, request.config_file, request.settings, base=base)
     init = None
     if request.init_from is not None:
         if given.get("model") is not None:
             raise SpecError("init_from", "must not be given together with --model")
         init = client.weights(request.init_from)
+    elif base is not None and base.init_from is not None and "model" not in values:
+        init = client.weights(base.init_from)
+    if init is not None:
         values["model"] = init.name
     spec = spec_class(kind).parse(values)
     if request.dry_run:
@@ -264,6 +319,7 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         retries=request.retries,
         timeout_s=None if request.timeout is None else parse_duration("timeout", request.timeout),
         init=init,
+        labels=labels,
     )
     if app.as_json:
         render.json_line(client.job(job_id))
@@ -284,10 +340,15 @@ def gathered(
     given: Mapping[str, Any],
     config_file: Path | None,
     settings: Iterable[str],
+    *,
+    base: Template | None = None,
 ) -> dict[str, Any]:
-    """Return the options of a spec, raw, from all that was said of them; the later source wins."""
+    """Return the options of a spec, raw, from all that was said of them; the later source wins.
+
+    `base`: what stands for the defaults of the home.
+    """
     return {
-        **app.config().defaults.get(kind, {}),
+        **(app.config().defaults.get(kind, {}) if base is None else base.options),
         **_from_file(config_file),
         **from_settings(settings, spec_class(kind).options()),
         # click gives None for what was not given, and () for what may be repeated.
@@ -331,7 +392,8 @@ def _plan(client: Client, spec: Spec, checked: dict[str, Any]) -> dict[str, str]
     from ..view.plan import is_alike, plan
 
     found = plan(spec.kind, checked["spec"], checked.get("model"))
-    steps = getattr(spec, "steps_total", None)
+    located = spec.parse(checked["spec"])  # its records are counted
+    steps = getattr(located, "steps_total", None)
     if steps is None:
         return found
     found["steps"] = str(steps)

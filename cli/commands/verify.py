@@ -9,6 +9,13 @@ from ..shared.job_argument import job_argument
 from ..view import render
 
 
+def _on_a_gpu(is_deterministic: bool) -> str:
+    """Explain a difference between two runs on a GPU."""
+    if not is_deterministic:
+        return "the state is restored exactly, but without --deterministic GPU kernels are not"
+    return "bit-exact training on a GPU needs the same GPU model, driver and libraries in each run"
+
+
 @click.command("verify-resume")
 @job_argument
 @click.option(
@@ -41,6 +48,7 @@ def verify_resume(app: App, job: str | None, steps: int) -> int:
                 "steps": verdict.steps,
                 "killed_at_step": verdict.killed_at_step,
                 "resumed_from": verdict.resumed_from,
+                "device": verdict.device,
                 "differences": {f.what: f.difference for f in verdict.findings},
             }
         )
@@ -55,6 +63,8 @@ def verify_resume(app: App, job: str | None, steps: int) -> int:
         click.echo(
             f"{job_id}: the resume {'is exact' if verdict.is_exact else 'is not exact'} (killed "
             f"after step {verdict.killed_at_step}, resumed from {verdict.resumed_from}, compared "
-            f"at step {verdict.steps})"
+            f"at step {verdict.steps}, on {verdict.device})"
         )
+        if not verdict.is_exact and verdict.device != "cpu":
+            note(_on_a_gpu(verdict.deterministic))
     return 0 if verdict.is_exact else 1

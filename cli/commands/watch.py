@@ -117,13 +117,18 @@ def _show_answer(event: dict[str, Any], stream: TextIO) -> None:
 
 def _line(client: Client, job_id: str, progress: Progress, *, is_silent: bool) -> str:
     if is_silent and progress.phase == "waiting":
-        return _waiting(client.job(job_id))
+        return waiting_line(client.job(job_id))
     return progress.line(time.time(), shutil.get_terminal_size().columns)
 
 
-def _waiting(job: dict[str, Any]) -> str:
-    status = "paused" if job["paused"] else job["status"]
-    line = f"{status} for {render.duration(time.time() - job['created_at'])}"
+def waiting_line(job: dict[str, Any]) -> str:
+    """The live line of a job that has not begun: its status, since when, and what it waits for."""
+    since = job["created_at"]
+    line = str(job["status"])
+    if job["paused"]:
+        line, since = "paused", job["paused_at"]
+    if since is not None:
+        line += f" for {render.duration(time.time() - since)}"
     if job["position"] is not None:
         line += f", position {job['position']} in {job['queue']}"
     if job["steps_total"]:

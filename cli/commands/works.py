@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ...configs.gpus import AUTO
 from ...jobs.bench.works import usual
 from ..shared.app import App, note
 from ..view import render
@@ -36,13 +37,20 @@ def work_options(works: Mapping[str, object], *, pairs: int) -> list[click.Param
             default=pairs,
             show_default=True,
             metavar="N",
-            help="Measurements of each side, in turn.",
+            help="Measurements of each side, alternating.",
         ),
         click.Option(
             ["--threads"],
             type=click.IntRange(min=1),
             metavar="N",
             help="Compute threads of both sides.  [default: torch's default]",
+        ),
+        click.Option(
+            ["--device"],
+            default=AUTO,
+            show_default=True,
+            metavar="DEVICE",
+            help="Device of both sides: auto (the first GPU, else the CPU), cpu, cuda:N or a UUID.",
         ),
     ]
 

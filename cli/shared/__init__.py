@@ -1,1 +1,4 @@
-"""Shared by commands: common options, the JOB argument, the default job, suggestions."""
+"""What commands share: common options and the App, the JOB argument, suggestions for typos.
+
+`target` chooses the job of a command without a JOB argument: the only candidate.
+"""

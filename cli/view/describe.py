@@ -9,7 +9,10 @@ from typing import Any
 from . import render
 
 # Fields of a step that fit on a line; `--json` has all.
-_STEP_FIELDS = ("loss", "reward", "reward_std", "kl", "grad_norm", "completion_length")
+_STEP_FIELDS = (
+    *("loss", "reward", "reward_std", "kl", "rewards/margins", "rewards/accuracies"),
+    *("grad_norm", "completion_length"),
+)
 _HIDDEN = {"seq", "execution", "time", "type", "step", "steps_total", "traceback"}
 
 Event = Mapping[str, Any]
@@ -108,7 +111,7 @@ def _progress(event: Event) -> str:
     said = f"{event['activity']}: " if event.get("activity") else ""
     if event.get("done") is not None:
         total = f"/{event['total']}" if event.get("total") else ""
-        said += f"{event['done']}{total} {event.get('unit', 'rows')}"
+        said += f"{event['done']}{total} {event.get('unit', 'records')}"
     return said.removesuffix(": ") or "progress"
 
 

@@ -9,6 +9,9 @@ from typing import Any
 
 import orjson
 
+from ...jobs import spec_class
+from ...jobs.training.options import TrainingSpec
+from ...jobs.training.row_options import RowTrainingSpec
 from . import render
 
 # float32 weights, their gradients and both moments of AdamW
@@ -26,7 +29,7 @@ def plan(kind: str, spec: Mapping[str, Any], model: Mapping[str, Any] | None) ->
     found = dict(_sizes(kind, spec))
     count = None if model is None else _parameters(Path(model["path"]))
     if count is not None:
-        is_training = kind in ("grpo", "mlm")
+        is_training = issubclass(spec_class(kind), TrainingSpec)
         bytes_each = _TRAINING_BYTES if is_training else 4
         what = "weights, gradients and AdamW" if is_training else "weights in float32"
         found["memory"] = f"{render.size(count * bytes_each)} for {what}; activations come on top"
@@ -36,10 +39,14 @@ def plan(kind: str, spec: Mapping[str, Any], model: Mapping[str, Any] | None) ->
 def _sizes(kind: str, spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if kind == "grpo":
         completions = spec["prompts_per_step"] * spec["num_generations"]
-        yield "rows", f"{spec['samples']} of {spec['dataset']}, {spec['epochs']} epochs"
+        epochs = "1 epoch" if spec["epochs"] == 1 else f"{spec['epochs']} epochs"
+        yield "records", f"{spec['samples']} of {spec['dataset']}, {epochs}"
         tokens = spec.get("max_completion_length")
         most = f", at most {completions * tokens:,} tokens" if tokens else ""
         yield "per step", f"{completions} completions{most}"
+    elif issubclass(spec_class(kind), RowTrainingSpec):
+        yield "rows", f"{spec['samples']} of {spec['dataset']}, {spec['epochs']} epochs"
+        yield "per step", f"{spec['batch_size'] * spec['gradient_accumulation']} rows"
     elif kind == "mlm":
         tokens = spec["batch_size"] * spec["gradient_accumulation"] * spec["seq_len"]
         yield "data", f"{spec['data']}, {spec['validation']:.0%} of the documents held out"
@@ -48,7 +55,7 @@ def _sizes(kind: str, spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         path = Path(spec["input"])
         if path.is_file():
             with path.open("rb") as file:
-                yield "rows", f"{sum(1 for line in file if line.strip())} of {path}"
+                yield "records", f"{sum(1 for line in file if line.strip())} of {path}"
 
 
 def _parameters(folder: Path) -> int | None:

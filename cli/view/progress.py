@@ -32,7 +32,7 @@ class Progress(Estimate):
         return _fitting([_bar(self.step / self.steps_total), *parts], width)
 
     def _rows_line(self, now: float, width: int) -> str:
-        """Without steps: what the job does, since when, and how many rows of it are done."""
+        """Without steps: the activity, its duration, and how many records are done."""
         parts = [self.activity] if self.activity else []
         if self.rows_done is not None and self.rows_total:
             parts.insert(0, _bar(self.rows_done / self.rows_total))

@@ -76,7 +76,7 @@ def number(value: float) -> str:
 
 
 def steps(job: Mapping[str, Any]) -> str:
-    """How far a job is, in steps or in rows of its file: 12/80."""
+    """How far a job is, in steps or in records of its input file: 12/80."""
     total = job.get("steps_total")
     if not total and job.get("rows_total"):
         return f"{job['rows_done']}/{job['rows_total']}"
@@ -88,6 +88,18 @@ def steps(job: Mapping[str, Any]) -> str:
 def status(word: str) -> str:
     """A status in its color."""
     return click.style(word, fg=STATUS_COLORS[word]) if word in STATUS_COLORS else word
+
+
+def model(name: str) -> str:
+    """The name of a loaded model in words: JOB:init is the one that a job started from."""
+    job, colon, _ = name.partition(":init")
+    return f"start of {job}" if colon else name
+
+
+def labels(job: Mapping[str, Any]) -> str:
+    """The name of a job and its tags, each with a #."""
+    words = [job.get("name"), *(f"#{tag}" for tag in job.get("tags") or ())]
+    return " ".join(one_line(word) for word in words if word)
 
 
 def one_line(text: object) -> str:
@@ -105,24 +117,19 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, width: int) 
     """
     titles = [header.lstrip(">") for header in headers]
     lines = [titles, *rows]
-    widths = [max(len(click.unstyle(line[i])) for line in lines) for i in range(len(titles))]
-    gaps = 2 * (len(widths) - 1)
+    full = [max(len(click.unstyle(line[i])) for line in lines) for i in range(len(titles))]
     is_whole = [header.startswith(">") or header in _NEVER_CUT for header in headers]
-    wanted = widths[-1] if is_whole[-1] else min(widths[-1], _LEAST_LAST)
-    excess = sum(widths[:-1]) + gaps + wanted - width
-    for i in reversed(range(len(widths) - 1)):
-        if excess > 0 and not is_whole[i]:
-            cut = max(min(excess, widths[i] - _LEAST), 0)
-            widths[i] -= cut
-            excess -= cut
+    last = full[-1] if is_whole[-1] else min(full[-1], _LEAST_LAST)
+    widths, excess = _cut_widths([*full[:-1], last], [*is_whole[:-1], True], width)
     is_below = excess > 0 and not is_whole[-1]
-    room = width - sum(widths[:-1]) - gaps
-    if not is_below and not is_whole[-1]:
-        widths[-1] = min(widths[-1], room)
-    columns = range(len(widths) - is_below)
+    if is_below:
+        widths, _ = _cut_widths(full[:-1], is_whole[:-1], width)
+    elif not is_whole[-1]:
+        widths[-1] = min(full[-1], width - sum(widths[:-1]) - 2 * (len(widths) - 1))
+    columns = range(len(widths))
     drawn = []
     for line in lines:
-        cells = [_cut(line[i], widths[i], at_end=i == len(widths) - 1) for i in columns]
+        cells = [_cut(line[i], widths[i], at_end=i == len(full) - 1) for i in columns]
         padded = [
             _pad(cells[i], widths[i], to_the_right=headers[i].startswith(">")) for i in columns
         ]
@@ -132,6 +139,20 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, width: int) 
             drawn += wrapped(text, width=width, indent=4)
     drawn[0] = click.style(drawn[0], bold=True)
     return drawn
+
+
+def _cut_widths(
+    widths: Sequence[int], is_whole: Sequence[bool], width: int
+) -> tuple[list[int], int]:
+    """Cut columns that are not whole, from the right, until all fit; return the excess."""
+    cut = list(widths)
+    excess = sum(cut) + 2 * (len(cut) - 1) - width
+    for i in reversed(range(len(cut))):
+        if excess > 0 and not is_whole[i]:
+            less = max(min(excess, cut[i] - _LEAST), 0)
+            cut[i] -= less
+            excess -= less
+    return cut, excess
 
 
 _NEVER_CUT = ("JOB", "STATUS", "STATE")

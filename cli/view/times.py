@@ -48,6 +48,33 @@ def parse_time(field: str, text: str, *, now: datetime) -> datetime:
     return at
 
 
+def parse_past(field: str, text: str, *, now: datetime) -> datetime:
+    """Return the moment of `18:00` (the latest one), `2026-11-21 18:00`, or `12h` ago.
+
+    Local time unless the text names an offset. Raises SpecError.
+    """
+    try:
+        if re.fullmatch(r"\d\d?:\d\d", text, re.ASCII):
+            return _latest(text, now)
+        if re.fullmatch(r"(?:[\d.]+[smhd])+", text, re.ASCII):
+            return now - timedelta(seconds=parse_duration(field, text))
+        at = datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError, OSError):
+        at = now + timedelta(days=1)
+    if at > now:
+        takes = "a past time like 18:00 or 2026-11-21 18:00, or an age like 12h"
+        raise SpecError(field, f"must be {takes}, got {text!r}")
+    return at
+
+
+def _latest(text: str, now: datetime) -> datetime:
+    """The latest occurrence of a time of day. Raises ValueError."""
+    hour, minute = map(int, text.split(":"))
+    today = now.astimezone().replace(hour=hour, minute=minute, second=0, microsecond=0, tzinfo=None)
+    at = today.astimezone()
+    return at if at <= now else (today - timedelta(days=1)).astimezone()
+
+
 def _next(text: str, now: datetime) -> datetime | None:
     """The next occurrence of a time of day, or None when `text` is not one."""
     if not re.fullmatch(r"\d\d?:\d\d", text, re.ASCII):

@@ -1,0 +1,117 @@
+"""`warmd digest`: what happened since a time, as text, Markdown or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from ..shared.app import App, common_options
+from ..view import render
+from ..view.times import parse_past
+
+if TYPE_CHECKING:
+    from ...daemon.client.digest import Digest, Line
+
+
+@click.command()
+@click.option(
+    "--since",
+    default="12h",
+    show_default=True,
+    metavar="TIME",
+    help="Start: 18:00 (the latest), 2026-11-21 18:00, or an age such as 12h.",
+)
+@click.option("--markdown", is_flag=True, help="Print Markdown.")
+@common_options
+@click.pass_obj
+def digest(app: App, since: str, markdown: bool) -> None:
+    """Summarize what happened since a time.
+
+    Training jobs that finished, failed or were stopped, each with its evaluation; interruptions
+    and what they cost; what still runs, and until when; free disk space. Reads the run directories
+    where no daemon runs.
+    """
+    begin = parse_past("since", since, now=datetime.now().astimezone())
+    found = app.reader().digest(since=begin.timestamp())
+    if app.as_json:
+        render.json_line(asdict(found))
+        return
+    for line in _markdown(found) if markdown else _text(found):
+        click.echo(line)
+
+
+def _text(found: Digest) -> Iterator[str]:
+    yield f"From {render.moment(found.since)} to {render.moment(found.until)}: {_counts(found)}"
+    for title, lines in _sections(found):
+        yield ""
+        yield click.style(title, bold=True)
+        for line in lines:
+            yield "  " + "  ".join(_words(line))
+    yield ""
+    yield _rest(found)
+
+
+def _markdown(found: Digest) -> Iterator[str]:
+    yield f"# warmd: {render.moment(found.since)} to {render.moment(found.until)}"
+    yield ""
+    yield f"{_counts(found)}."
+    for title, lines in _sections(found):
+        yield from ("", f"## {title}", "")
+        for line in lines:
+            job_id, *words = _words(line)
+            yield f"- `{job_id}` " + ", ".join(map(_escaped, words))
+    yield ""
+    yield f"{_rest(found)}."
+
+
+def _counts(found: Digest) -> str:
+    """How many jobs ended in each way."""
+    statuses = [line.status for line in found.ended]
+    counts = [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
+    return ", ".join([*counts, f"{len(found.pending)} running or waiting"])
+
+
+def _sections(found: Digest) -> Iterator[tuple[str, list[Line]]]:
+    """The jobs by their end; those that failed first."""
+    statuses = sorted({line.status for line in found.ended}, key=lambda s: (s != "failed", s))
+    for status in statuses:
+        yield status.capitalize(), [line for line in found.ended if line.status == status]
+    if found.pending:
+        yield "Running or waiting", list(found.pending)
+
+
+def _words(line: Line) -> list[str]:
+    """A job in words: id, name, progress, result, reason, interruptions."""
+    words = [line.id]
+    if line.name:
+        words.append(render.one_line(line.name))
+    if line.status not in ("finished", "failed", "stopped", "canceled"):
+        words.append(line.status)
+    if line.steps_total:
+        words.append(f"step {line.step}/{line.steps_total}")
+    if line.ends_at is not None:
+        words.append(f"until {render.clock(line.ends_at)}")
+    if (found := line.evaluation) is not None:
+        change = "" if found.before is None else f"{render.number(found.before)} -> "
+        words.append(f"{found.metric} {change}{render.number(found.value)}")
+        if found.low is not None and found.high is not None:
+            words.append(f"95 % interval {found.low:.3f} to {found.high:.3f} (n {found.n})")
+    if line.error:
+        words.append(render.one_line(line.error))
+    if line.interruptions:
+        cost = render.duration(line.lost_s)
+        words.append(f"interrupted {line.interruptions} times, which cost {cost}")
+    return words
+
+
+def _rest(found: Digest) -> str:
+    return f"{found.answers} answers; {render.size(found.disk_free_bytes)} of disk free"
+
+
+def _escaped(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return "".join(f"\\{c}" if c in r"\`*_{}[]<>#|" else c for c in text)

@@ -1,0 +1,37 @@
+"""`warmd notify test`: tries the notifications that the settings name."""
+
+from __future__ import annotations
+
+import click
+
+from ...jobs.errors import JobFailed, NotFound
+from ..shared.app import App, common_options
+from ..view import render
+
+
+@click.group()
+@common_options
+def notify() -> None:
+    """Try the notifications of the settings."""
+
+
+@notify.command()
+@common_options
+@click.pass_obj
+def test(app: App) -> None:
+    """Deliver one notification, as the daemon does at the end of a job.
+
+    Reads the settings that a daemon would start with. Exit code 1: it could not be delivered.
+    """
+    from ...daemon.notify.delivery import deliver, sample
+
+    config = app.config()
+    if config.notify is None:
+        raise NotFound("notify: not set: add `notify: COMMAND` or `notify: URL` to the settings")
+    problem = deliver(config.notify, sample())
+    if problem is not None:
+        raise JobFailed(f"notify: {problem}")
+    if app.as_json:
+        render.json_line({"delivered": True})
+    else:
+        click.echo("delivered")
