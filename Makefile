@@ -5,6 +5,8 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 READY := $(VENV)/.ready
 IN_VENV := $(VENV)/bin/python -m
+# Two processes, as many tests wait for a daemon: one file's tests stay in one of them.
+PYTEST := pytest -n 2 --dist loadfile
 LOWEST := .venv-lowest
 # What these tests use together is every dependency, as the queue, the gateway, the engine and the
 # trainers use it. The other fast tests pass there too, but CI has no time for all of them twice.
@@ -33,16 +35,16 @@ demo: venv ## train the demo model with GRPO, compare its answers before and aft
 	@tests/demo.sh $(CURDIR)/$(VENV)/bin
 
 test: venv ## the default tests
-	@$(IN_VENV) pytest -m "not slow and not gpu"
+	@$(IN_VENV) $(PYTEST) -m "not slow and not gpu"
 
 test-slow: venv ## the tests that take longer
-	@$(IN_VENV) pytest -m "slow and not gpu"
+	@$(IN_VENV) $(PYTEST) -m "slow and not gpu"
 
 test-all: venv ## every test that needs no GPU
-	@$(IN_VENV) pytest -m "not gpu"
+	@$(IN_VENV) $(PYTEST) -m "not gpu"
 
 test-lowest: $(LOWEST)/.ready ## tests of every dependency, in the lowest versions that are allowed
-	@$(LOWEST)/bin/python -m pytest -m "not slow and not gpu" $(LOWEST_TESTS:%=tests/%)
+	@$(LOWEST)/bin/python -m $(PYTEST) -m "not slow and not gpu" $(LOWEST_TESTS:%=tests/%)
 
 $(LOWEST)/.ready: $(READY) .ci/constraints-lowest.txt
 	@$(PYTHON) -m venv --clear $(LOWEST)

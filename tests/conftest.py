@@ -45,7 +45,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 @pytest.fixture(scope="session")
 def daemons(tiny_model: Path) -> Iterator[Callable[..., Daemon]]:
-    """Make daemons (not started), each in a home of its own; ends them all afterwards."""
+    """Make daemons (not started), each in its own home; ends all of them afterwards."""
     made: list[Daemon] = []
     # Not a folder of pytest's: a unix socket's path has room for 107 bytes.
     with tempfile.TemporaryDirectory(prefix="warmd-") as folder:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The same short GRPO job as a cold TRL script and through a warm warmd, in turn, several times.
+"""The same short GRPO job as a cold TRL script and through a warm warmd, alternately.
 
     python tests/benchmarks/cold_and_warm.py MODEL DATASET [--steps 5] [--runs 5]
                                               [--threads 1] [--json]

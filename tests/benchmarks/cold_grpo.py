@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A GRPO job as a script of its own, as one writes it with TRL, for `cold_and_warm.py`.
+"""A GRPO job as a stand-alone TRL script, for `cold_and_warm.py`.
 
     python tests/benchmarks/cold_grpo.py MODEL DATASET OUTPUT --steps N --threads N
 

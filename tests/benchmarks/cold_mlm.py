@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The MLM + MNM job of `micro_steps.py` as a script of its own, with the stock Trainer.
+"""The MLM + MNM job of `micro_steps.py` as a separate script with the stock Trainer.
 
     cold_mlm.py CACHE OUTPUT MICRO_STEPS ACCUMULATION EVAL_EVERY EVAL_EXAMPLES
 
@@ -26,11 +26,11 @@ def main() -> None:
     from warmd.jobs.codegraph.encoder import CodeGraphConfig, CodeGraphEncoder
     from warmd.jobs.codegraph.sequences import MASK_ID
     from warmd.jobs.mlm.corpus import Recipe, graph_corpus
+    from warmd.jobs.mlm.data_order import StepOrder
     from warmd.jobs.mlm.kind import measured
     from warmd.jobs.mlm.masking import Masker
     from warmd.jobs.mlm.objectives import GraphObjective
-    from warmd.jobs.mlm.options import MlmSpec
-    from warmd.jobs.mlm.trainer import StepOrder
+    from warmd.jobs.mlm.options import LEARNING_RATE, MlmSpec
 
     imported = time.perf_counter()
     cache, output = map(Path, sys.argv[1:3])
@@ -76,7 +76,7 @@ def main() -> None:
             max_steps=spec.steps,
             per_device_train_batch_size=spec.batch_size,
             gradient_accumulation_steps=spec.gradient_accumulation,
-            learning_rate=spec.learning_rate,
+            learning_rate=LEARNING_RATE,
             weight_decay=spec.weight_decay,
             eval_strategy="steps",
             eval_steps=eval_every,

@@ -108,7 +108,7 @@ def make(folder: Path, shape: str, tokenizer: Any) -> Any:
 def measure(
     name: str, model: Any, tokenizer: Any, code: str, client: Client, runs: int
 ) -> dict[str, Any]:
-    """Time every way to encode the first tokens of `code`, in turn."""
+    """Time every way to encode the first tokens of `code`, alternately."""
     warm = WarmModel(name=name, path=Path(), model=model, tokenizer=tokenizer)
     passages = from_texts([code])
     exact, rounded = (

@@ -144,7 +144,7 @@ def differences(warmd: Warmd, one: str, other: str) -> list[str]:
 
 
 def bits_of(folder: Path) -> dict[str, str]:
-    """A digest of every file with state; of tensors where a file holds a clock's time beside."""
+    """A digest of every file with state; of the tensors if the file contains times."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -166,7 +166,7 @@ def plain(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def repeats(warmd: Warmd, job: str) -> list[str]:
-    """Steps that were told twice, and kills that cost more than they may.
+    """Steps that were reported twice, and kills that cost more than they may.
 
     A kill costs the steps since the last checkpoint; one that was still being written when it came
     does not count, as it would not count when the power failed. One that was told does.

@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def endless(folder: Path) -> WarmModel:
-    """Read a model that never ends an answer by itself: each has all the tokens asked for."""
+    """Read a model without an end token: every completion has all requested tokens."""
     auto: Any = transformers.AutoModelForImageTextToText
     model = auto.from_pretrained(folder).requires_grad_(False).eval()
     model.generation_config.eos_token_id = None

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""From the queue to the first line of `run()`: warmd beside a stock RQ worker, in one run.
+"""From the queue to the first line of `run()`: warmd compared with a stock RQ worker.
 
     python tests/benchmarks/latency.py MODEL [--jobs 100] [--stock-jobs 5] [--json]
 
@@ -66,7 +66,7 @@ def time_warmd(client: Client, jobs: int) -> list[float]:
 
 
 def time_stock(client: Client, model: Path, jobs: int) -> list[float]:
-    """The same through RQ's own worker, which forks before anything is imported."""
+    """The same with RQ's worker, which forks before anything is imported."""
     queue = Queue("stock", connection=client.connection)
     worker = subprocess.Popen(
         tied_to_parent(

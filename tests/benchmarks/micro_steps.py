@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""20 micro-steps of the code-graph encoder, cold and through a warm warmd, in turn.
+"""20 micro-steps of the code-graph encoder, cold and through a warm warmd, alternately.
 
     python tests/benchmarks/micro_steps.py [--runs 3] [--json]
 

@@ -1,4 +1,4 @@
-"""A daemon of a benchmark's own, in a home that goes with it, and what is asked of its jobs."""
+"""A daemon for one benchmark, in a temporary home, and helpers for its jobs."""
 
 from __future__ import annotations
 

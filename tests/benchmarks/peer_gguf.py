@@ -39,7 +39,7 @@ def write(folder: Path, out: Path, name: str) -> None:
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    rope = config.get("rope_parameters") or {}  # transformers 5; a number of its own before
+    rope = config.get("rope_parameters") or {}  # transformers 5; before, a separate number
     writer.add_rope_freq_base(rope.get("rope_theta", config.get("rope_theta", 10_000.0)))
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType[f"{'ALL' if name == 'F32' else 'MOSTLY'}_{name}"])

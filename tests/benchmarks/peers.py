@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""warmd's engine compared with llama.cpp and OpenVINO GenAI: same weights, in turn, two threads.
+"""warmd's engine compared with llama.cpp and OpenVINO GenAI: same weights, two threads.
 
     python tests/benchmarks/peers.py MODEL --peers-venv DIR [--quick] [--rounds 3] [--json]
         [--only decode-1,prefill-512] [--skip openvino] [--llama-cpp wheel|source]
@@ -62,7 +62,7 @@ TOKENS = range(1000, 100_000)  # plain words of both vocabularies
 
 @dataclass(frozen=True)
 class Side:
-    """A runtime with the weights in one format; `bits` says what it is compared with."""
+    """A runtime with the weights in one format; it is compared with warmd at the same `bits`."""
 
     runtime: str
     format: str
@@ -104,7 +104,7 @@ class Found:
 
 
 class Child:
-    """A runtime in a process of its own; what it logs goes to a file."""
+    """A runtime in its own process; its log goes to a file."""
 
     def __init__(self, command: list[str], log: Path) -> None:
         self._log = log
@@ -118,7 +118,7 @@ class Child:
             )
 
     def ready(self) -> str:
-        """Return what the runtime says about itself. Raises Trouble if it does not start."""
+        """Return the runtime's description of itself. Raises Trouble if it does not start."""
         reply = self._read()
         if "error" in reply:
             raise Trouble(reply["error"])
@@ -222,7 +222,7 @@ def compare(args: argparse.Namespace, sides: list[Side], figures: list[str]) -> 
 def one_round(
     children: dict[Side, Child], figures: list[str], found: Found, number: int, state: str
 ) -> None:
-    """Measure each figure once with all sides in turn; every second round in reverse order."""
+    """Measure each figure once on each side; every second round in reverse order."""
     order = list(children.items())[:: -1 if number % 2 else 1]
     for figure in figures:
         count, length = {**BURSTS, **PREFILLS}[figure]

@@ -42,7 +42,7 @@ from warmd.daemon.host.parent_death import tied_to_parent
 from warmd.jobs.bench import machine
 
 PATIENCE_S = 300  # for a server to be ready
-SETTLING_S = 10  # warmd brings weights into the best form while nobody asks
+SETTLING_S = 10  # warmd packs weights while it is idle
 BATCHING = ("--continuous-batching", "--cb-num-blocks", "64", "--cb-max-batch-tokens", "512")
 
 Request = tuple[str, int]  # prompt, tokens to write
@@ -109,7 +109,7 @@ def main() -> None:
 
 @contextmanager
 def endless(model: Path) -> Iterator[Path]:
-    """Give a folder of the same model in which no token is said to end an answer."""
+    """Yield a folder of the same model without an end-of-sequence token."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, model.name)
         folder.mkdir()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Thousands of requests over HTTP: does the memory of any process grow with them?
 
-    python tests/benchmarks/steady.py MODEL [--requests 10000] [--at-once 32] [--looks 10] [--json]
+    python tests/benchmarks/steady.py MODEL [--requests 10000] [--at-once 32] [--samples 10]
 
 MODEL is the folder of a small model. Requests of mixed lengths, every fourth as a stream, every
 eighth given up by its client after the first text. Prints the private memory of every process of
@@ -39,32 +39,32 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--at-once", type=int, default=32)
-    parser.add_argument("--looks", type=int, default=10, help="how often memory is measured")
+    parser.add_argument("--samples", type=int, default=10, help="how often memory is measured")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    if args.looks < 2:
-        parser.error("--looks: must be at least 2, one at the half of the requests")
+    if args.samples < 2:
+        parser.error("--samples: must be at least 2, one at the half of the requests")
     drawn = random.Random(0)
     seen: list[dict[str, float]] = []
-    part = args.requests // args.looks
+    part = args.requests // args.samples
     with own_daemon(f"model={args.model}", http_port=0) as client:
         url = api_of(client)
         begun = time.perf_counter()
-        for look in range(args.looks):
-            asyncio.run(ask(url, drawn, range(look * part, (look + 1) * part), args.at_once))
+        for sample in range(args.samples):
+            asyncio.run(ask(url, drawn, range(sample * part, (sample + 1) * part), args.at_once))
             seen.append(private_mb(client))
             if not args.json:
                 parts = "  ".join(f"{name} {mb:.0f}" for name, mb in seen[-1].items())
-                sys.stdout.write(f"{(look + 1) * part:>7} requests, MB: {parts}\n")
+                sys.stdout.write(f"{(sample + 1) * part:>7} requests, MB: {parts}\n")
                 sys.stdout.flush()
         seconds = time.perf_counter() - begun
-    half = seen[args.looks // 2 - 1]
+    half = seen[args.samples // 2 - 1]
     grown = {name: seen[-1][name] - half[name] for name in seen[-1] if name in half}
     if args.json:
-        figures = {"requests_per_s": part * args.looks / seconds, "mb": seen, "grown_mb": grown}
+        figures = {"requests_per_s": part * args.samples / seconds, "mb": seen, "grown_mb": grown}
         sys.stdout.write(orjson.dumps(figures).decode() + "\n")
         return
-    sys.stdout.write(f"{part * args.looks / seconds:.0f} requests/s; the second half added, MB: ")
+    sys.stdout.write(f"{part * args.samples / seconds:.0f} requests/s; the second half added, MB: ")
     sys.stdout.write("  ".join(f"{name} {mb:+.1f}" for name, mb in grown.items()) + "\n")
 
 

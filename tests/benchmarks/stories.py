@@ -29,7 +29,7 @@ from own_daemon import api_of, own_daemon
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.parts import Part
 
-LONGER = 200  # tokens of the model's own that precisions are compared on
+LONGER = 200  # generated tokens on which precisions are compared
 PROMPTS = (
     "One day,",
     "Lily and her mom went to the park. They",

@@ -80,7 +80,7 @@ def start_training(client: Client, dataset: Path) -> str:
 
 
 def steer(client: Client, job_id: str, ask: Callable[[str], str], type: str) -> None:
-    """Ask something of the training, and wait for the event that says it is so."""
+    """Send a request to the training, and wait for the event that confirms it."""
     before = number(client, job_id, type)
     ask(job_id)
     while number(client, job_id, type) == before:

@@ -1,4 +1,4 @@
-"""`warmd bench`: a short real job, and what it says of a long one."""
+"""`warmd bench mlm`: a short real job, and the projection of a long one."""
 
 import signal
 import subprocess
@@ -60,6 +60,11 @@ def test_a_projection_counts_steps_and_the_evaluations_that_are_due():
     assert rows[10_000]["resumed_ends_at"] == 4 + 13_000 + 65 * 30
 
 
+def measurements(daemon: Daemon) -> set[str]:
+    """Return the ids of the MLM jobs that the daemon lists; other tests may have left some."""
+    return {job["id"] for job in daemon.client.jobs() if job["kind"] == "mlm"}
+
+
 @pytest.fixture
 def texts(tmp_path: Path) -> tuple[str, ...]:
     """The options of a tiny MLM job."""
@@ -90,9 +95,11 @@ def texts(tmp_path: Path) -> tuple[str, ...]:
     return tuple(text for name, value in options.items() for text in (f"--{name}", str(value)))
 
 
-def test_a_short_job_gives_the_projection_and_leaves_nothing_behind(shared_daemon: Daemon, texts):
+def test_a_short_job_is_measured_for_the_projection_and_removed(shared_daemon: Daemon, texts):
     home = shared_daemon.home
     before = sorted(path.name for path in home.runs.iterdir())
+    keys = set(shared_daemon.client.connection.keys("*mlm-*"))
+    jobs = measurements(shared_daemon)
     done = warmd("bench", "mlm", "--measured", "4", *texts, "--json", home=home.path)
     assert done.code == 0, done.err
     [found] = done.objects
@@ -109,8 +116,8 @@ def test_a_short_job_gives_the_projection_and_leaves_nothing_behind(shared_daemo
         10000,
     ]
     assert sorted(path.name for path in home.runs.iterdir()) == before
-    assert not [job for job in shared_daemon.client.jobs() if job["kind"] == "mlm"]
-    assert not [key for key in shared_daemon.client.connection.keys("*") if b"mlm-" in key]
+    assert measurements(shared_daemon) == jobs
+    assert set(shared_daemon.client.connection.keys("*mlm-*")) <= keys
 
 
 def test_the_options_of_a_job_are_projected_from_its_latest_checkpoint_too(
@@ -143,30 +150,32 @@ def test_a_measurement_that_fails_says_why_and_keeps_its_log(
     config.write_bytes(
         orjson.dumps({**orjson.loads(config.read_bytes()), "initializer_range": 1e30})
     )
+    before = measurements(shared_daemon)
     done = warmd("bench", "mlm", *texts, home=shared_daemon.home.path)
     assert done.is_refusal(1)
-    [job] = [job for job in shared_daemon.client.jobs() if job["kind"] == "mlm"]
-    assert f"its log: warmd logs {job['id']}" in done.err
-    shared_daemon.client.remove(job["id"])
+    [job] = measurements(shared_daemon) - before
+    assert f"its log: warmd logs {job}" in done.err
+    shared_daemon.client.remove(job)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["ctrl-c", "closed"])
-def test_ctrl_c_or_a_closed_terminal_ends_the_measurement_and_clears_it_away(
+def test_ctrl_c_or_a_closed_terminal_ends_the_measurement_and_removes_its_job(
     shared_daemon: Daemon, texts, number
 ):
     home = shared_daemon.home
     environ = {**CLEAN_ENVIRON, "WARMD_HOME": str(home.path)}
     arguments = ["bench", "mlm", "--measured", "100000", *texts]
+    before = measurements(shared_daemon)
 
-    def jobs() -> list[dict[str, Any]]:
-        return [job for job in shared_daemon.client.jobs() if job["kind"] == "mlm"]
+    def jobs() -> set[str]:
+        return measurements(shared_daemon) - before
 
     with subprocess.Popen([*COMMAND, *arguments], env=environ, stderr=subprocess.PIPE) as bench:
-        wait_until(lambda: any(shared_daemon.events(job["id"], "step") for job in jobs()))
+        wait_until(lambda: any(shared_daemon.events(job, "step") for job in jobs()))
         bench.send_signal(number)
         bench.communicate(timeout=30)
     assert bench.returncode == 130
-    assert jobs() == []
+    assert jobs() == set()
 
 
 def test_only_a_job_that_has_ended_can_be_removed(shared_daemon: Daemon):

@@ -1,4 +1,4 @@
-"""`warmd bench` on made-up works: rows that say what was measured, beside stock and the floor."""
+"""`warmd bench` on synthetic workloads: warmd, the stock library and the floor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from warmd.jobs.bench import model as bench_model, works
 from warmd.jobs.compute.levels import levels
 
 
-def test_a_floor_counts_products_decoding_and_adamw():
+def test_the_floor_counts_gemms_decoding_and_adamw():
     shape = works.Shape(layers=1, vocab_size=10, hidden_size=4)
     work = works.GrpoWork(shape=shape, prompt=5, completion=3, generations=2)
     # A backbone of 100 weights and a head of 40: 5 + 2 x 2 tokens through the one, 2 x 3 through
@@ -29,7 +29,7 @@ def test_a_floor_counts_products_decoding_and_adamw():
     assert int8.floor_s(140, 1e12, 8.0) == pytest.approx(140 * (3 + 4 * 7) / 8, rel=1e-3)
 
 
-def test_the_shape_of_the_0_5b_work_has_as_many_weights_as_the_model_of_that_name():
+def test_the_0_5b_workload_has_as_many_weights_as_the_model_of_that_name():
     config = AutoConfig.for_model("qwen2", **works.GRPO["0.5b"].shape.settings())
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config)
@@ -55,7 +55,7 @@ def rows(home: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_grpo_is_measured_beside_trl_with_the_memory_of_both(tmp_path):
+def test_grpo_is_compared_with_trl_in_time_and_memory(tmp_path):
     [row] = rows(tmp_path, "grpo", "--work", "tiny")
     assert row["work"] == "GRPO tiny: 2 x 8+4, beta 0.1, a step"
     assert row["unit"] == "s"
@@ -65,7 +65,7 @@ def test_grpo_is_measured_beside_trl_with_the_memory_of_both(tmp_path):
 
 
 @pytest.mark.slow
-def test_sft_is_measured_beside_trl_with_the_memory_of_both(tmp_path):
+def test_sft_is_compared_with_trl_in_time_and_memory(tmp_path):
     [row] = rows(tmp_path, "sft", "--work", "tiny")
     assert row["work"] == "SFT tiny: 2 x 4..8+2..6, a step"
     assert row["unit"] == "s"
@@ -74,7 +74,16 @@ def test_sft_is_measured_beside_trl_with_the_memory_of_both(tmp_path):
 
 
 @pytest.mark.slow
-def test_mlm_is_measured_beside_stock_kernels_and_many_updates_are_projected(tmp_path):
+def test_dpo_is_compared_with_trl_in_time_and_memory(tmp_path):
+    [row] = rows(tmp_path, "dpo", "--work", "tiny")
+    assert row["work"] == "DPO tiny: 2 x (4..8)+2x(2..6), a step"
+    assert row["unit"] == "s"
+    assert row["faster"] == row["stock"] / row["warmd"]
+    assert min(row["stock_private_bytes"], row["warmd_private_bytes"]) > 10**8
+
+
+@pytest.mark.slow
+def test_mlm_is_compared_with_stock_kernels_and_many_updates_are_projected(tmp_path):
     step, updates, bert = rows(tmp_path, "mlm", "--work", "tiny-encoder", "--work", "tiny-bert")
     assert step["work"] == "code-graph encoder tiny-encoder: 2 x 40, forward + backward"
     assert updates["work"] == "code-graph encoder tiny-encoder: 2 x 40, 100 updates by 3"
@@ -83,7 +92,7 @@ def test_mlm_is_measured_beside_stock_kernels_and_many_updates_are_projected(tmp
 
 
 @pytest.mark.slow
-def test_decoding_is_measured_in_float32_and_int8_beside_transformers(tmp_path):
+def test_decoding_in_float32_and_int8_is_compared_with_transformers(tmp_path):
     own, *halves, int8 = rows(tmp_path, "infer", "--work", "tiny")
     assert len(halves) == (levels().bfloat16 is not None)
     assert [row["unit"] for row in (own, int8)] == ["tok/s"] * 2
@@ -110,3 +119,18 @@ def test_a_work_and_the_options_of_a_job_do_not_go_together(tmp_path):
     refused = warmd("bench", "mlm", "--work", "bert", "--seed", "1", home=tmp_path)
     assert refused.is_refusal(2)
     assert "work: must be given without options of a job, got both" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("device", "code", "message"),
+    [
+        ("gpu", 2, "device: must be auto, cpu, cuda:N or the UUID of a GPU"),
+        pytest.param(
+            "cuda:63", 1, "device: must be a GPU that CUDA can use", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_and_not_replaced(tmp_path, device, code, message):
+    done = warmd("bench", "infer", "--work", "tiny", "--device", device, home=tmp_path)
+    assert done.code == code
+    assert message in done.err

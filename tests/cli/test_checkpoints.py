@@ -57,7 +57,7 @@ def one_job(shared_daemon: Daemon) -> Iterator[Job]:
 
 
 def changed(job: Job) -> dict[Path, int]:
-    """When each file of the job was changed; its lock is taken by who looks, too."""
+    """File -> modification time, without the lock, which readers take too."""
     files = (path for path in job.rundir.path.rglob("*") if path.name != "lock")
     return {path: path.stat().st_mtime_ns for path in files}
 
@@ -82,7 +82,7 @@ def test_a_list_shows_steps_sizes_metrics_and_the_best_one(one_job):
         assert row["saved_at"] > 1.7e9
 
 
-def test_verify_reads_them_all_and_names_the_file_that_is_damaged(job):
+def test_verify_reads_all_checkpoints_and_names_the_damaged_file(job):
     assert job.checkpoints("verify").out.splitlines() == [
         f"checkpoint-{step}  whole" for step in (2, 4, 6)
     ]
@@ -102,7 +102,7 @@ def test_verify_reads_them_all_and_names_the_file_that_is_damaged(job):
     assert job.checkpoints("verify", "--step", "5").is_refusal(2)
 
 
-def test_a_manifest_that_cannot_be_read_shows_in_the_list(job):
+def test_an_unreadable_manifest_is_shown_in_the_list(job):
     flip(job.path(4) / "manifest.json")
     lines = job.checkpoints("list").out.splitlines()
     assert "damaged" in lines[2]
@@ -115,7 +115,7 @@ def test_verify_shows_its_progress_on_a_terminal(one_job):
     assert "100%" in seen
 
 
-def test_prune_only_says_what_would_go(one_job):
+def test_prune_without_yes_only_lists_what_it_would_remove(one_job):
     done = one_job.checkpoints("prune", "--keep", "1")
     assert done.code == 0
     assert done.out.split()[0] == "checkpoint-4"  # 2 is the best, 6 the newest
@@ -126,7 +126,7 @@ def test_prune_only_says_what_would_go(one_job):
     assert one_job.checkpoints("prune").err == "nothing to prune\n"
 
 
-def test_prune_frees_what_it_said(job):
+def test_prune_frees_the_announced_size(job):
     [said] = job.checkpoints("prune", "--keep", "1", "--json").objects
     [done] = job.checkpoints("prune", "--keep", "1", "--yes", "--json").objects
     assert said == {"step": 4, "bytes": done["bytes"], "removed": False}
@@ -134,7 +134,7 @@ def test_prune_frees_what_it_said(job):
     assert job.steps == [2, 6]
 
 
-def test_prune_never_takes_the_latest_whole_one(job):
+def test_prune_never_removes_the_latest_undamaged_checkpoint(job):
     flip(job.path(6) / "model.safetensors")
     flip(job.path(4) / "rng_state.pth")
     assert job.checkpoints("prune", "--keep", "1", "--yes").code == 0
@@ -143,11 +143,11 @@ def test_prune_never_takes_the_latest_whole_one(job):
     flip(job.path(2) / "scheduler.pt")
     refusal = job.checkpoints("prune", "--keep", "1", "--yes")
     assert refusal.is_refusal(2)
-    assert "none that is whole" in refusal.err
+    assert "none that is undamaged" in refusal.err
     assert job.steps == [2]
 
 
-def test_prune_counts_nothing_as_freed_that_the_final_model_shares(job):
+def test_prune_does_not_count_files_shared_with_the_final_model(job):
     shared = job.rundir.path / "model" / "model.safetensors"
     assert shared.samefile(job.path(6) / "model.safetensors")
     flip(job.path(6) / "rng_state.pth")
@@ -157,7 +157,7 @@ def test_prune_counts_nothing_as_freed_that_the_final_model_shares(job):
     assert six["bytes"] == sum(path.stat().st_size for path in state)
 
 
-def test_prune_leaves_a_job_alone_that_runs(shared_daemon):
+def test_prune_refuses_a_running_job(shared_daemon):
     gate = shared_daemon.folder / "gate"
     gate.touch()
     calls = shared_daemon.folder / "calls"
@@ -186,7 +186,7 @@ def test_an_export_opens_in_transformers_and_holds_no_training_state(one_job, tm
     assert names(tmp_path) == {"model"}
 
 
-def test_an_export_of_a_step_is_a_copy_of_its_own(job, tmp_path):
+def test_an_export_of_a_step_shares_no_files_with_the_job(job, tmp_path):
     weights = (job.path(4) / "model.safetensors").read_bytes()
     [row] = job.checkpoints("export", str(tmp_path / "four"), "--step", "4", "--json").objects
     assert row["from"] == f"{job.id}@4"
@@ -209,7 +209,7 @@ def test_the_state_files_are_those_that_a_checkpoint_has():
     assert set(snapshot.STATE_FILES) == set(STATE_FILES)
 
 
-def test_an_export_that_cannot_be_leaves_nothing_behind(job, tmp_path):
+def test_a_failed_export_leaves_no_files(job, tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine.txt").touch()
     for dest in ("there", "no/such/place"):
@@ -228,7 +228,7 @@ def test_an_export_that_cannot_be_leaves_nothing_behind(job, tmp_path):
 
 
 @pytest.mark.parametrize("words", [("list",), ("verify",), ("prune",), ("export", "dest")])
-def test_a_job_that_is_none_is_refused_and_one_without_checkpoints_says_so(shared_daemon, words):
+def test_an_unknown_job_and_one_without_checkpoints_are_refused(shared_daemon, words):
     what, *rest = words
     home = shared_daemon.home.path
     assert warmd("checkpoints", what, "grpo-20200101-000000-aaaa", *rest, home=home).is_refusal(2)

@@ -55,7 +55,7 @@ def test_every_command_and_option_has_help_and_takes_home_json_and_debug(path, c
     assert len(names) == len(set(names)), path
 
 
-def test_the_list_of_commands_says_what_each_command_says_of_itself():
+def test_the_list_of_commands_matches_the_help_of_each_command():
     ctx = click.Context(warmd)
     for name, (_, line) in COMMANDS.items():
         command = warmd.get_command(ctx, name)
@@ -77,7 +77,7 @@ def test_help_imports_neither_torch_nor_redis(arguments):
     assert "warmd" in done.stdout
 
 
-def test_help_takes_little_more_than_the_command_line_library_itself():
+def test_help_takes_little_longer_than_importing_click():
     def cpu_s(*arguments: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, *arguments], capture_output=True, check=True)
@@ -128,7 +128,7 @@ def test_a_broken_setting_names_file_and_line_and_exits_with_2(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-def test_debug_adds_the_traceback_wherever_it_stands(tmp_path):
+def test_debug_adds_the_traceback_before_or_after_the_command(tmp_path):
     for arguments, environ in (
         (["--debug", "status"], {}),
         (["status", "--debug"], {}),
@@ -140,7 +140,7 @@ def test_debug_adds_the_traceback_wherever_it_stands(tmp_path):
         assert done.stderr.splitlines()[-1].startswith("Error: ")
 
 
-def test_a_reader_that_has_enough_ends_the_command_quietly(tmp_path):
+def test_a_closed_pipe_ends_the_command_quietly(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
@@ -171,7 +171,7 @@ def test_doctor_says_which_library_is_missing_or_of_the_wrong_version():
     assert check_requirements(["click>=8", "rq>=2.10,<3"]).result == "ok"
 
 
-def test_doctor_fails_on_a_home_that_cannot_be_one(tmp_path):
+def test_doctor_fails_on_an_unusable_home(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
     done = run("doctor", home=file / "below")
@@ -179,7 +179,7 @@ def test_doctor_fails_on_a_home_that_cannot_be_one(tmp_path):
     assert "fail  home" in done.stdout
 
 
-def test_doctor_knows_a_model_folder_from_an_adapter_s_and_from_none(tmp_path):
+def test_doctor_distinguishes_models_adapters_and_other_folders(tmp_path):
     base, adapter, gone = (tmp_path / name for name in ("base", "adapter", "gone"))
     base.mkdir()
     (base / "config.json").write_text("{}")
@@ -224,7 +224,7 @@ def test_logs_show_the_last_lines_of_the_daemon_as_text_and_json(tmp_path):
     assert orjson.loads(done.stdout) == {"line": "line 8"}
 
 
-def test_logs_follow_what_is_written_whole_lines_only_and_through_a_rotation(tmp_path):
+def test_logs_follow_whole_lines_also_after_a_rotation(tmp_path):
     log = tmp_path / "logs" / "daemon.log"
     log.parent.mkdir()
     log.write_text("old\nhal")
@@ -242,7 +242,7 @@ def test_logs_follow_what_is_written_whole_lines_only_and_through_a_rotation(tmp
 
 
 @pytest.mark.parametrize("job", ["../../x", "grpo-20261121-184200-x7f2", "x" * 300, "\n"])
-def test_logs_of_a_job_that_is_none_exit_with_2(job, tmp_path):
+def test_logs_of_an_unknown_job_exit_with_2(job, tmp_path):
     done = run("logs", job, home=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1

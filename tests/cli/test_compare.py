@@ -27,7 +27,7 @@ def compare(daemon: Daemon, *arguments: str) -> Done:
 
 
 def text_of(daemon: Daemon, model: str, prompt: str) -> str:
-    """What `warmd run` says."""
+    """The output of `warmd run`."""
     done = warmd(
         "run", "--model", model, "--temperature", "0", "--max-tokens", "12", prompt,
         home=daemon.home.path,
@@ -36,7 +36,7 @@ def text_of(daemon: Daemon, model: str, prompt: str) -> str:
     return done.out
 
 
-def test_both_models_answer_every_prompt_as_each_does_alone(daemon, trained):
+def test_compare_gives_the_completions_that_each_model_gives_alone(daemon, trained):
     done = compare(daemon, "--json", trained, "1+1=", "2+2=")
     assert done.code == 0
     assert [row["prompt"] for row in done.objects] == ["1+1=", "2+2="]
@@ -48,7 +48,7 @@ def test_both_models_answer_every_prompt_as_each_does_alone(daemon, trained):
         assert row["base"]["text"] != row["trained"]["text"]
 
 
-def test_checkpoint_answers_too_and_nothing_that_is_warm_is_loaded_again(daemon, trained):
+def test_compare_takes_a_checkpoint_and_reuses_loaded_models(daemon, trained):
     done = compare(daemon, "--json", f"{trained}@2", "1+1=")
     assert done.objects[0]["trained"]["model"] == f"{trained}@2"
     loaded = {model["name"]: model["loaded_at"] for model in daemon.status()["models"]}
@@ -79,13 +79,13 @@ def test_table_shows_both_side_by_side(daemon, trained):
     assert names.split() == ["tiny", trained]
 
 
-def test_job_that_trained_nothing_is_refused(daemon, trained):
+def test_compare_refuses_a_job_without_training(daemon, trained):
     (row,) = compare(daemon, "--json", trained, "1+1=").objects
     assert compare(daemon, row["base"]["job"], "1+1=").is_refusal(2)
     assert compare(daemon, f"{trained}@77", "1+1=").is_refusal(2)
 
 
-def test_failed_answer_is_told_and_the_others_are_shown(daemon, trained):
+def test_compare_reports_a_failed_completion_and_shows_the_others(daemon, trained):
     done = compare(daemon, trained, "1" * 100)
     assert done.code == 1
     assert "max_tokens: the prompt has 100 tokens" in done.err

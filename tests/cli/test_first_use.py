@@ -16,9 +16,9 @@ from terminal import seen_on_a_terminal
 from waiting import wait_until
 
 from warmd.cli.view import render
-from warmd.cli.view.curves import Curve, smoothed, span_of
 from warmd.cli.view.describe import describe
 from warmd.cli.view.progress import Progress
+from warmd.daemon.runs.curves import Curve, smoothed, span_of
 from warmd.daemon.runs.events import EventLog
 from warmd.daemon.runs.rundir import RunDir
 
@@ -45,7 +45,7 @@ def test_a_wrong_command_or_option_names_the_one_that_is_meant(arguments, meant,
     assert meant in done.err
 
 
-def test_what_nothing_resembles_has_no_suggestion(tmp_path):
+def test_a_command_without_a_similar_one_has_no_suggestion(tmp_path):
     assert "Did you mean" not in warmd("qqqqqq", home=tmp_path).err
 
 
@@ -68,8 +68,8 @@ def test_a_table_cuts_texts_before_numbers_and_ids_and_moves_the_last_column_bel
     row = [job, model, "1234/9999", "no memory for the weights of the model"]
     lines = [click.unstyle(line) for line in render.table(headers, [row], width=52)]
     assert lines == [
-        "JOB                        MODEL              STEP",
-        "grpo-20261121-184200-x7f2  grpo-2…-aaaa  1234/9999",
+        "JOB                        MODEL                STEP",
+        "grpo-20261121-184200-x7f2  grpo-20…0-aaaa  1234/9999",
         "  error: no memory for the weights of the model",
     ]
 
@@ -104,7 +104,7 @@ def test_jobs_are_trainings_and_all_shows_answers_too(desk):
     assert [job["id"] for job in desk.rows("jobs", "--kind", "infer")] == [other]
 
 
-def test_a_status_may_be_said_in_another_word(desk):
+def test_statuses_have_synonyms(desk):
     desk.submit()
     running = desk.begin().id
     waiting = desk.submit()
@@ -181,7 +181,7 @@ def event(type: str, at: float, **fields: Any) -> dict[str, Any]:
     return {"seq": 1, "execution": 1, "time": at, "type": type, "step": None, **fields}
 
 
-def test_the_live_line_of_a_file_of_rows_holds_rate_and_eta():
+def test_the_live_line_of_a_file_of_prompts_has_rate_and_eta():
     progress = Progress()
     progress.update(event("started", 0.0))
     assert progress.line(3.0, 80) == "starting  3.0 s"
@@ -189,11 +189,11 @@ def test_the_live_line_of_a_file_of_rows_holds_rate_and_eta():
     for done, at in ((0, 10.0), (20, 12.0), (40, 14.0)):
         progress.update(event("progress", at, done=done, total=200))
     line = progress.line(14.0, 120)
-    assert "40/200 rows  ETA 16 s  done at " in line
-    assert line.endswith("10 rows/s")
+    assert "40/200 records  ETA 16 s  done at " in line
+    assert line.endswith("10 records/s")
 
 
-def test_what_a_training_prepares_is_named_with_its_time():
+def test_the_live_line_names_what_a_training_prepares_and_for_how_long():
     progress = Progress()
     progress.update(event("started", 0.0))
     fields = {"activity": "tokenizing", "total": 734, "unit": "files"}
@@ -248,7 +248,7 @@ def test_a_dry_run_says_what_the_job_would_take(desk):
     assert set(yaml.safe_load(done.out)) == {"model", "samples"}
 
 
-def test_chat_with_a_model_that_cannot_names_what_can_before_anything_is_typed(desk, tmp_path):
+def test_chat_with_a_model_without_template_names_models_that_can_chat(desk, tmp_path):
     able = tmp_path / "able"
     able.mkdir()
     (able / "config.json").write_text('{"max_position_embeddings": 256}')
@@ -262,7 +262,7 @@ def test_chat_with_a_model_that_cannot_names_what_can_before_anything_is_typed(d
 
 
 @pytest.mark.parametrize("leave", ["/bye\n", "\x04", "\x03"], ids=["bye", "ctrl-d", "ctrl-c"])
-def test_chat_greets_and_can_be_left(desk, tmp_path, leave):
+def test_chat_shows_how_to_leave_and_can_be_left(desk, tmp_path, leave):
     able = tmp_path / "able"
     able.mkdir()
     (able / "config.json").write_text('{"max_position_embeddings": 256}')

@@ -15,14 +15,16 @@ from typing import Any
 import orjson
 import pytest
 from terminal import seen_on_a_terminal
+from waiting import wait_until
 
+from warmd.cli.commands import watch
 from warmd.cli.view.progress import Progress
 from warmd.daemon.runs import events
 
 COMMAND = [sys.executable, "-m", "warmd.cli"]
 
 
-def test_submit_prints_the_job_id_alone_and_the_queue_shows_its_turn(desk):
+def test_submit_prints_only_the_job_id_and_queue_shows_its_position(desk):
     first, second = desk.submit(), desk.submit()
     front = desk.submit("--front")
     later = desk.submit("--in", "1h")
@@ -168,7 +170,7 @@ def test_on_a_terminal_steps_are_one_live_line_and_ctrl_c_leaves_the_job_running
     assert desk.client.job(run.id)["status"] == "started"
 
 
-def test_ctrl_c_on_a_pipe_says_how_to_come_back_too(desk):
+def test_ctrl_c_on_a_pipe_shows_how_to_follow_again(desk):
     job_id = desk.submit()
     desk.begin()
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -186,9 +188,14 @@ def test_a_result_is_printed_once_there_is_one(desk):
     done = desk.warmd("result")
     assert (done.code, done.out) == (2, "")
     assert f"warmd tail {job_id}" in done.err
-    desk.begin().finish({"steps": 4, "metrics": {"loss": 0.12345}})
-    assert desk.rows("result") == [{"steps": 4, "metrics": {"loss": 0.12345}}]
-    assert desk.warmd("result").out == "steps         4\nmetrics.loss  0.1235\n"
+    result = {"steps": 4, "eval_after": {"loss": 0.5}, "metrics": {"loss": 0.12345, "reward": 0.5}}
+    desk.begin().finish(result)
+    assert desk.rows("result") == [result]
+    assert desk.warmd("result").out.splitlines() == [
+        "steps            4",
+        "eval_after.loss  0.5",
+        "last step        loss 0.1235, reward 0.5",
+    ]
 
 
 def test_the_result_of_a_failed_job_exits_with_1_and_of_a_stopped_one_with_4(desk):
@@ -214,16 +221,31 @@ def test_a_waiting_job_is_canceled_at_once_and_can_be_resumed(desk):
     assert [job["id"] for job in desk.rows("queue")] == [job_id]
 
 
-def test_a_running_job_is_asked_to_stop_or_killed(desk):
+def test_cancel_requests_a_stop_and_kill_ends_a_running_job(desk):
     desk.submit()
     desk.begin()
     assert desk.rows("cancel")[0]["outcome"] == "stopping"
     assert desk.rows("kill")[0]["outcome"] == "killing"
 
 
-def test_colors_are_for_terminals_and_no_color_turns_them_off(desk):
+def test_output_is_colored_on_terminals_only_and_not_with_no_color(desk):
     desk.submit()
     assert "\x1b" not in desk.warmd("jobs").out
 
     assert "\x1b[1m" in seen_on_a_terminal("jobs", **desk.environ)
     assert "\x1b" not in seen_on_a_terminal("jobs", **desk.environ, NO_COLOR="1")
+
+
+def test_a_paused_job_counts_its_pause_from_the_pause_on(desk):
+    job_id = desk.submit()
+    created = desk.rows("show", job_id)[0]["created_at"]
+    wait_until(lambda: time.time() > created + 0.1, timeout_s=10)
+    desk.warmd("pause", job_id)
+    (job,) = desk.rows("show", job_id)
+    assert created + 0.1 < job["paused_at"] <= time.time()
+    a_minute_ago = {**job, "paused_at": time.time() - 65}
+    assert watch.waiting_line(a_minute_ago).startswith("paused for 1m 05s")
+    of_an_earlier_version = {**job, "paused_at": None}
+    assert watch.waiting_line(of_an_earlier_version).startswith("paused, ")
+    desk.warmd("unpause", job_id)
+    assert desk.rows("show", job_id)[0]["paused_at"] is None

@@ -14,8 +14,8 @@ from shell import Done, warmd
 from terminal import seen_on_a_terminal
 
 from warmd.cli.view.chart import MARKERS, chart
-from warmd.cli.view.curves import chosen, curves_of
 from warmd.daemon.host.home import Home
+from warmd.daemon.runs.curves import chosen, curves_of
 from warmd.daemon.runs.events import EventLog
 from warmd.daemon.runs.rundir import RunDir
 from warmd.jobs.errors import Conflict, SpecError
@@ -56,7 +56,7 @@ def test_the_latest_jobs_loss_and_reward_are_drawn_with_numbers_on_both_axes(hom
     assert "\x1b" not in done.out
 
 
-def test_plotting_needs_no_server_and_writes_nothing(home):
+def test_plotting_needs_no_redis_and_changes_nothing(home):
     run_dir(home, [2.0, 1.0])
     before = sorted(home.rglob("*"))
     assert plot(home).code == 0
@@ -72,7 +72,7 @@ def test_json_is_one_curve_a_line(home):
     ]
 
 
-def test_jobs_are_compared_in_one_chart_and_told_apart_without_color(home):
+def test_several_jobs_in_one_chart_are_distinguishable_without_color(home):
     first, second = run_dir(home, [4.0, 1.0]), run_dir(home, [1.0, 4.0])
     lines = plot(home, first, second, first, "--metric", "loss").out.splitlines()
     assert lines[0] == "loss"
@@ -90,7 +90,7 @@ def test_on_a_terminal_the_chart_fits_its_width_and_has_colors(home):
     assert max(widths) == 44
 
 
-def test_a_picture_is_written_whole(home, tmp_path):
+def test_a_png_file_is_written_atomically(home, tmp_path):
     needs(find_spec("matplotlib"), "matplotlib")
     job, other = run_dir(home, [3.0, 2.0]), run_dir(home, [3.0, 1.0])
     picture = tmp_path / "curves.png"
@@ -101,7 +101,7 @@ def test_a_picture_is_written_whole(home, tmp_path):
     assert done.is_refusal(1)
 
 
-def test_without_matplotlib_a_picture_is_refused_with_what_to_install(home, tmp_path):
+def test_without_matplotlib_a_png_is_refused_with_what_to_install(home, tmp_path):
     run_dir(home, [3.0, 2.0])
     # An interpreter in which matplotlib is not to be found.
     script = (

@@ -93,7 +93,7 @@ def test_chat_remembers_what_was_said(daemon, talker, monkeypatch):
     assert [role in spec["messages"] for role in ("hi", "assistant", "and more")] == [True] * 3
 
 
-def test_chat_with_a_model_that_cannot_says_so(daemon, monkeypatch):
+def test_chat_with_a_model_without_a_chat_template_is_refused(daemon, monkeypatch):
     type_in(monkeypatch, "hi\n")
     done = warmd("chat", "tiny", home=daemon.home.path)
     assert done.is_refusal(2)

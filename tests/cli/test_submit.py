@@ -1,4 +1,4 @@
-"""`warmd submit`: where options come from, which wins, and what a wrong one says."""
+"""`warmd submit`: sources of options, their precedence, and errors."""
 
 import os
 import tempfile
@@ -91,7 +91,7 @@ def test_options_win_over_set_over_the_file_over_the_defaults_of_the_home(shell)
     assert spec["top_p"] == spec_class("grpo").options()["top_p"].default
 
 
-def test_a_list_is_given_by_repeating_it_and_replaces_the_one_below(shell):
+def test_a_list_option_is_repeated_and_replaces_the_configured_list(shell):
     (shell.folder / "run.yaml").write_text("reward: [math, general, reasoning]\n")
     from_file = ("--config", "run.yaml")
     assert shell.dry_run(*from_file)["reward"] == ["math", "general", "reasoning"]
@@ -109,14 +109,14 @@ def test_yes_and_no_are_options_of_their_own(shell):
     assert shell.dry_run(*on, "--no-chat-template")["chat_template"] is False
 
 
-def test_none_takes_an_optional_value_back(shell):
+def test_none_unsets_an_optional_value(shell):
     (shell.folder / "run.yaml").write_text("learning_rate: 1e-5\n")
     assert shell.dry_run("--config", "run.yaml")["learning_rate"] == 1e-5
     again = ("--config", "run.yaml", "--learning-rate", "none")
     assert shell.dry_run(*again)["learning_rate"] is None
 
 
-def test_a_reward_of_ones_own_is_found_in_the_current_folder(shell):
+def test_a_users_reward_module_is_found_in_the_current_folder(shell):
     (shell.folder / "my_cli_rewards.py").write_text(
         "def brief(prompts, completions, answers):\n    return [-len(c) for c in completions]\n"
     )
@@ -128,11 +128,11 @@ def test_a_reward_of_ones_own_is_found_in_the_current_folder(shell):
     [
         (
             ["--samples", "x"],
-            "samples: must be an integer of at least 1 and at most 1000000000, got 'x'",
+            "samples: must be an integer of at least 1 and at most 1000000000, or all, got 'x'",
         ),
         (
             ["--set", "samples=x"],
-            "samples: must be an integer of at least 1 and at most 1000000000, got 'x'",
+            "samples: must be an integer of at least 1 and at most 1000000000, or all, got 'x'",
         ),
         (["--samples", "101"], "samples: must be at most 100"),
         (["--set", "smaples=3"], "smaples: unknown option of grpo; did you mean samples?"),

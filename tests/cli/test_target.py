@@ -9,14 +9,14 @@ from warmd.jobs import spec_class
 
 
 def ask_over_http(desk: Desk, origin: str = "http") -> str:
-    """Another job, that nobody typed."""
+    """A job that was not submitted from the command line."""
     model = desk.grpo[3]
     spec = spec_class("infer").parse({"model": model, "prompt": "a"})
     return desk.client.submit(spec, origin=origin)
 
 
 @pytest.mark.parametrize("origin", ["http", "check"])
-def test_what_is_shown_is_the_latest_job_of_the_command_line(desk, origin):
+def test_commands_default_to_the_latest_job_of_the_command_line(desk, origin):
     job_id = desk.submit()
     ask_over_http(desk, origin)
     assert desk.rows("show")[0]["id"] == job_id
@@ -27,7 +27,7 @@ def test_what_is_shown_is_the_latest_job_of_the_command_line(desk, origin):
     assert desk.warmd("checkpoints", "list").code == 0
 
 
-def test_with_answers_alone_there_is_no_latest_job(desk):
+def test_answers_are_never_the_latest_job(desk):
     ask_over_http(desk)
     done = desk.warmd("show")
     assert done.is_refusal(2)
@@ -37,7 +37,7 @@ def test_with_answers_alone_there_is_no_latest_job(desk):
 @pytest.mark.parametrize(
     ("command", "outcome"), [("cancel", "stopping"), ("kill", "killing"), ("pause", "pausing")]
 )
-def test_the_only_running_job_is_meant_whatever_waits_or_answers(desk, command, outcome):
+def test_the_only_running_job_is_the_default_whatever_waits(desk, command, outcome):
     running = desk.submit()
     desk.begin()
     desk.submit()
@@ -48,7 +48,7 @@ def test_the_only_running_job_is_meant_whatever_waits_or_answers(desk, command, 
 @pytest.mark.parametrize(
     ("command", "outcome"), [("cancel", "canceled"), ("kill", "canceled"), ("pause", "paused")]
 )
-def test_where_none_runs_the_only_waiting_one_is_meant(desk, command, outcome):
+def test_without_a_running_job_the_only_waiting_one_is_the_default(desk, command, outcome):
     waiting = desk.submit()
     ask_over_http(desk)
     assert desk.warmd(command).out == f"{waiting} {outcome}\n"
@@ -56,7 +56,7 @@ def test_where_none_runs_the_only_waiting_one_is_meant(desk, command, outcome):
 
 @pytest.mark.parametrize("command", ["cancel", "kill", "pause"])
 @pytest.mark.parametrize("do_run", [True, False])
-def test_of_several_none_is_chosen_and_each_is_listed_with_what_to_type(desk, command, do_run):
+def test_several_candidates_are_listed_with_the_commands_to_type(desk, command, do_run):
     ids = [desk.submit(), desk.submit()]
     if do_run:
         desk.begin(), desk.begin()
@@ -71,7 +71,7 @@ def test_of_several_none_is_chosen_and_each_is_listed_with_what_to_type(desk, co
 
 
 @pytest.mark.parametrize("command", ["cancel", "kill", "pause", "unpause"])
-def test_an_answer_of_somebody_else_is_never_meant(desk, command):
+def test_jobs_of_http_clients_are_never_the_default(desk, command):
     ask_over_http(desk)
     done = desk.warmd(command)
     assert done.is_refusal(2)
@@ -79,7 +79,7 @@ def test_an_answer_of_somebody_else_is_never_meant(desk, command):
     assert [row["status"] for row in desk.rows("queue")] == ["queued"]
 
 
-def test_unpause_means_the_only_paused_job(desk):
+def test_unpause_defaults_to_the_only_paused_job(desk):
     paused, _ = desk.submit(), desk.submit()
     desk.warmd("pause", paused)
     assert desk.warmd("unpause").out == f"{paused} queued\n"
@@ -95,7 +95,7 @@ def test_a_paused_job_is_not_paused_again_when_another_runs(desk):
     assert desk.warmd("pause").out == f"{second} pausing\n"
 
 
-def test_prune_means_the_only_job_with_checkpoints(desk):
+def test_prune_defaults_to_the_only_job_with_checkpoints(desk):
     assert desk.warmd("checkpoints", "prune").is_refusal(2)
     ids = [desk.submit(), desk.submit()]
     for job_id in ids:
@@ -118,5 +118,5 @@ def test_a_number_without_a_unit_queues_nothing(desk, option):
 @pytest.mark.parametrize(
     "arguments", [("--timeout", "99999d"), ("--in", "99999d"), ("--retries", "9" * 30)]
 )
-def test_what_no_job_can_take_is_refused(desk, arguments):
+def test_impossible_limits_are_refused(desk, arguments):
     assert desk.warmd(*desk.grpo, *arguments).is_refusal(2)

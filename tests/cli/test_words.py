@@ -29,7 +29,7 @@ def test_durations_are_read_with_their_units(text, seconds):
 @pytest.mark.parametrize(
     "text", ["", "soon", "-5m", "0s", "5 parsecs", "nan", "1e999", "99999999d"]
 )
-def test_what_is_no_duration_is_refused_by_name(text):
+def test_invalid_durations_are_refused_by_name(text):
     with pytest.raises((SpecError, ConfigError), match=r"^in: must be .*, got"):
         parse_duration("in", text)
 
@@ -54,7 +54,7 @@ def test_a_date_and_time_is_local_unless_it_names_an_offset():
 
 
 @pytest.mark.parametrize("text", ["25:00", "2020-01-01 10:00", "9999-12-31", "noon", "", "1:2:3:4"])
-def test_what_is_no_time_to_come_is_refused_by_name(text):
+def test_invalid_or_past_times_are_refused_by_name(text):
     with pytest.raises(SpecError, match=r"^at: must be a time to come"):
         parse_time("at", text, now=NOW)
 
@@ -109,7 +109,7 @@ def test_a_moment_of_another_day_shows_its_day():
     assert render.clock(NOW.timestamp() - 30 * 86400, now=NOW.timestamp()).startswith("2026-10-22")
 
 
-def test_a_table_is_aligned_and_its_last_column_gives_way():
+def test_a_table_is_aligned_and_its_last_column_is_cut():
     rows = [["a", "12", "x" * 90], ["longer", "3", click.style("red", fg="red")]]
     lines = [click.unstyle(line) for line in render.table(["NAME", ">N", "TEXT"], rows, width=40)]
     assert lines == [
@@ -119,8 +119,21 @@ def test_a_table_is_aligned_and_its_last_column_gives_way():
     ]
 
 
+def test_a_table_gives_the_room_of_a_last_column_below_the_rows_to_the_others():
+    headers = ["MODEL", ">SIZE", "STATUS", "PATH"]
+    rows = [["grpo-20261123-092820-cadh", "1.98 GB", "x" * 20, "/home/me/runs/folder"]]
+    lines = [click.unstyle(line) for line in render.table(headers, rows, width=56)]
+    assert lines[1] == "grpo-20261123-092820-cadh  1.98 GB  " + "x" * 20
+    assert lines[2] == "  path: /home/me/runs/folder"
+
+
+def test_the_model_that_a_job_started_from_is_named_in_words():
+    assert render.model("grpo-20261123-092820-cadh:init") == "start of grpo-20261123-092820-cadh"
+    assert render.model("qwen") == "qwen"
+
+
 @given(st.text())
-def test_text_of_others_cannot_steer_the_terminal(text):
+def test_untrusted_text_cannot_control_the_terminal(text):
     assert render.one_line(text).isprintable()
 
 
@@ -151,7 +164,7 @@ def test_the_eta_is_the_median_of_recent_steps_so_that_one_slow_step_changes_lit
     assert progress.eta_s(now=at + 1) == 75 * 2 - 1
 
 
-def test_the_eta_stands_still_while_a_step_takes_longer_than_it_should():
+def test_the_eta_does_not_grow_while_a_step_takes_longer_than_usual():
     progress = Progress()
     for number in (1, 2, 3):
         progress.update(step(number, 2.0 * number))
@@ -160,7 +173,7 @@ def test_the_eta_stands_still_while_a_step_takes_longer_than_it_should():
 
 
 @pytest.mark.parametrize("jump", [86_400, -86_400])
-def test_a_clock_that_jumps_a_day_leaves_the_eta_what_the_steps_say(jump):
+def test_a_clock_jump_of_a_day_does_not_change_the_eta(jump):
     progress = Progress()
     for number in range(1, 5):
         progress.update(step(number, 100_000 + 2.0 * number))
@@ -172,7 +185,7 @@ def test_a_clock_that_jumps_a_day_leaves_the_eta_what_the_steps_say(jump):
     assert progress.eta_s(now=100_012.0 + 2 * jump) in (73 * 2, 74 * 2)
 
 
-def test_nobody_knows_the_eta_before_the_second_step_nor_right_after_a_resume():
+def test_there_is_no_eta_before_the_second_step_or_right_after_a_resume():
     progress = Progress()
     progress.update(step(1, 100.0))
     assert progress.eta_s(now=100.0) is None
@@ -220,7 +233,7 @@ def test_a_pause_is_no_part_of_any_step_and_has_no_eta():
     assert (progress.seconds_per_step, progress.eta_s(now=9002.0)) == (2, 76 * 2)
 
 
-def test_after_a_resume_the_eta_counts_the_steps_that_are_computed_once_more():
+def test_after_a_resume_the_eta_includes_the_repeated_steps():
     progress = Progress()
     for number in range(1, 9):
         progress.update(step(number, 2.0 * number))
@@ -233,7 +246,7 @@ def test_after_a_resume_the_eta_counts_the_steps_that_are_computed_once_more():
     assert progress.eta_s(now=108.0) == 71 * 2
 
 
-def test_micro_steps_are_shown_apart_where_a_step_has_several():
+def test_micro_steps_are_shown_if_a_step_has_several():
     progress = Progress()
     progress.update(other("begin", 0.0, steps_total=80, micro_steps_total=320))
     progress.update(step(10, 1.0, micro_steps=40))
@@ -277,13 +290,13 @@ def test_micro_steps_are_shown_apart_where_a_step_has_several():
         ),
     ],
 )
-def test_what_deserves_a_look_is_said_in_a_sentence(type, fields, words):
+def test_important_events_are_shown_as_sentences(type, fields, words):
     event = other(type, NOW.timestamp(), number=7, **fields)
     assert describe(event) == f"18:00:00  {words}"
     assert describe(other(type, NOW.timestamp())).isprintable()  # of another version
 
 
-def test_the_live_line_holds_bar_pace_and_the_time_of_day_it_will_be_done():
+def test_the_live_line_has_bar_pace_and_end_time():
     progress = Progress()
     for number in (39, 40):
         progress.update(step(number, NOW.timestamp() + number, loss=0.5, reward=0.25))
@@ -300,7 +313,7 @@ def test_the_live_line_always_fits(width):
     assert len(progress.line(NOW.timestamp(), width)) < width
 
 
-def test_before_the_first_step_the_live_line_says_what_the_job_does():
+def test_before_the_first_step_the_live_line_shows_the_phase():
     progress = Progress()
     assert progress.line(0.0, 80) == "waiting"
     begin = {"seq": 2, "execution": 1, "time": 0.0, "type": "begin", "step": None}

@@ -63,7 +63,7 @@ def test_a_chat_is_refused_for_a_tokenizer_without_a_template(tiny_model, tmp_pa
     assert refusal(other, tmp_path, row, **options) is None
 
 
-def test_what_a_folder_does_not_say_is_left_to_the_job(tmp_path):
+def test_what_a_model_folder_does_not_specify_is_checked_by_the_job(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 8}))
@@ -98,9 +98,7 @@ TURNS = """{%- for message in messages %}
     ],
     ids=["messages", "prompt", "question"],
 )
-def test_a_chat_that_does_not_fit_is_refused_by_what_its_template_makes_of_it(
-    tiny_model, tmp_path, row, options
-):
+def test_a_chat_is_refused_by_its_length_after_the_template(tiny_model, tmp_path, row, options):
     model = with_template(tiny_model, tmp_path / "chats", TURNS)
     options |= {"chat_template": True}
     # <bos>user: x…x<eos>answer: has 8 + 40 + 8 tokens, and <bos>system: brief<eos> has 15 more.
@@ -112,7 +110,7 @@ def test_a_chat_that_does_not_fit_is_refused_by_what_its_template_makes_of_it(
     assert refusal(model, tmp_path, row, **options, max_prompt_length=10) is None
 
 
-def test_a_chat_that_the_template_refuses_is_refused_with_its_words(tiny_model, tmp_path):
+def test_a_chat_that_the_template_rejects_is_refused_with_its_message(tiny_model, tmp_path):
     model = with_template(tiny_model, tmp_path / "chats", TURNS)
     fine = {"prompt": [{"role": "user", "content": "1+1"}]}
     wrong = {"prompt": [{"role": "tool", "content": "1+1"}]}
@@ -132,7 +130,7 @@ def test_a_chat_that_the_template_refuses_is_refused_with_its_words(tiny_model, 
     ],
     ids=["endless", "fails", "no template", "surrogates"],
 )
-def test_a_template_that_cannot_be_measured_is_left_to_the_job_within_a_second(
+def test_a_template_that_cannot_be_rendered_in_time_is_left_to_the_job(
     tiny_model, tmp_path, template
 ):
     model = with_template(tiny_model, tmp_path / "chats", template)

@@ -1,4 +1,4 @@
-"""`warmd verify-resume`: the proof on a job of the user's own, and what it is worth."""
+"""`warmd verify-resume`: verifies exact resume on a user's job, and detects what is not exact."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def jobs_of(daemon: Daemon) -> tuple[set[str], set[str]]:
 
 
 @pytest.mark.slow
-def test_the_resume_of_a_job_is_proved_and_nothing_is_left_of_the_proof(shared_daemon):
+def test_verify_resume_verifies_a_job_and_removes_its_test_jobs(shared_daemon):
     job_id = shared_daemon.submit(samples=12, beta=0.1)
     shared_daemon.wait(job_id)
     before = jobs_of(shared_daemon)
@@ -50,7 +50,7 @@ def test_the_resume_of_a_job_is_proved_and_nothing_is_left_of_the_proof(shared_d
 
 
 @pytest.mark.slow
-def test_a_job_that_cannot_be_repeated_is_found_out(shared_daemon):
+def test_a_job_that_is_not_deterministic_is_detected(shared_daemon):
     job_id = shared_daemon.submit("behaviours:fickle", learning_rate=1e-2)
     shared_daemon.wait(job_id)
     before = jobs_of(shared_daemon)
@@ -65,7 +65,7 @@ def test_a_job_that_cannot_be_repeated_is_found_out(shared_daemon):
     assert jobs_of(shared_daemon) == before
 
 
-def test_what_cannot_be_proved_is_refused(shared_daemon):
+def test_unverifiable_jobs_are_refused(shared_daemon):
     job_id = shared_daemon.submit(samples=1)
     shared_daemon.wait(job_id)
     refusal = warmd("verify-resume", job_id, home=shared_daemon.home.path)
@@ -73,7 +73,7 @@ def test_what_cannot_be_proved_is_refused(shared_daemon):
     assert refusal.err.startswith("Error: steps: must be at least 2 to be interrupted, got 1")
 
 
-def test_a_job_that_fails_fails_the_proof_with_its_reason(shared_daemon):
+def test_a_failing_job_fails_the_verification_with_its_reason(shared_daemon):
     job_id = shared_daemon.submit("behaviours:raises", samples=4)
     shared_daemon.wait(job_id)
     broken = shared_daemon.folder / "broken"

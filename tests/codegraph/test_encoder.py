@@ -48,7 +48,7 @@ def tiny(**changes: Any) -> Any:
 
 
 def batch(rows: int = 2) -> dict[str, Tensor]:
-    """Rows of the sequence above with their own tokens and labels; the second is a bit shorter."""
+    """Copies of the sequence above with random tokens and labels; the second is shorter."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(6, 50, (rows, len(ROLES)), generator=generator)
     role, rel = torch.tensor(ROLES).repeat(rows, 1), torch.tensor(RELATIONS).repeat(rows, 1)
@@ -91,7 +91,7 @@ def test_the_encoder_of_the_default_sizes_has_107_445_664_parameters():
     assert count(model.parameters()) == 107_445_664
 
 
-def test_the_bias_of_a_few_tokens_is_the_one_worked_out_by_hand():
+def test_the_relation_bias_equals_a_manual_calculation():
     # [SEP], two code tokens, two of relation 2, one of relation 1
     role = torch.tensor([[S, C, C, R, E, E]])
     rel = torch.tensor([[0, 0, 0, 2, 2, 1]])
@@ -122,7 +122,7 @@ def test_the_bias_of_a_few_tokens_is_the_one_worked_out_by_hand():
     ]
 
 
-def test_a_layer_is_attention_with_the_bias_then_a_network_each_normalised_after():
+def test_a_layer_is_post_ln_attention_with_the_bias_and_an_mlp():
     model = tiny()
     layer = model.layers[0]
     torch.nn.init.normal_(layer.relation_bias.leaf)
@@ -141,7 +141,7 @@ def test_a_layer_is_attention_with_the_bias_then_a_network_each_normalised_after
     torch.testing.assert_close(layer(x, related, is_code, None), expected)
 
 
-def test_tokens_without_a_relation_have_no_bias_of_one():
+def test_tokens_without_a_relation_get_no_relation_bias():
     model = tiny()
     inputs = batch()
     before = model(**inputs).last_hidden_state
@@ -229,7 +229,7 @@ def test_every_parameter_learns():
     assert unused == set()
 
 
-def test_code_without_a_graph_is_encoded_and_learnt():
+def test_code_without_a_graph_is_encoded_and_trained_on():
     model = tiny()
     inputs = batch()
     output = model(inputs["input_ids"], mlm_labels=inputs["mlm_labels"])
@@ -248,7 +248,7 @@ def test_code_without_a_graph_is_encoded_and_learnt():
     torch.testing.assert_close(output.last_hidden_state, same.last_hidden_state)
 
 
-def test_rows_without_labels_cost_nothing():
+def test_sequences_without_labels_do_not_change_the_loss():
     inputs = batch()
     for labels in ("mlm_labels", "mnm_labels"):
         inputs[labels][:] = IGNORED
@@ -279,7 +279,7 @@ def by_hand(hidden: Tensor) -> float:
     return float(0.2 * antisymmetry + sum(terms) / len(terms))
 
 
-def test_the_constraint_is_the_one_worked_out_by_hand():
+def test_the_constraint_loss_equals_a_manual_calculation():
     torch.manual_seed(2)
     hidden = torch.randn(2, len(ROLES), 8, dtype=torch.float64)
     rel, depth, role = (torch.tensor([row] * 2) for row in (RELATIONS, DEPTHS, ROLES))
@@ -287,7 +287,7 @@ def test_the_constraint_is_the_one_worked_out_by_hand():
     assert found.tolist() == pytest.approx([by_hand(hidden[0]), by_hand(hidden[1])])
 
 
-def test_a_path_of_two_edges_must_not_be_closed_and_its_edges_not_be_turned():
+def test_reversed_edges_and_closed_paths_are_penalized():
     # root -> a -> b, root -> c, one token each between markers; all of one relation, so that
     # there is nothing to contrast.
     role = torch.tensor([[S, E, S, E, S, E, S, E]])
@@ -306,7 +306,7 @@ def test_a_path_of_two_edges_must_not_be_closed_and_its_edges_not_be_turned():
     assert float(constraint(hidden, rel, depth, role)) == pytest.approx(expected)
 
 
-def test_the_constraint_of_code_alone_is_zero_with_a_finite_gradient():
+def test_the_constraint_loss_of_code_without_a_graph_is_zero_with_finite_gradients():
     hidden = torch.randn(2, 5, 8, requires_grad=True)
     zeros = torch.zeros(2, 5, dtype=torch.long)
     loss = constraint(hidden, zeros, zeros, zeros + Role.CODE)
@@ -332,7 +332,7 @@ def test_training_lowers_every_part_of_the_loss():
         assert output[part] < first[part], part
 
 
-def test_a_saved_encoder_comes_back_the_same(tmp_path: Path):
+def test_a_saved_encoder_loads_unchanged(tmp_path: Path):
     model = tiny()
     torch.nn.init.normal_(model.layers[1].relation_bias.leaf)
     model.save_pretrained(tmp_path)

@@ -161,7 +161,7 @@ def test_the_relations_are_all_tested(request):
     assert {case[0] for case in marker.args[1]} == set(RELATIONS)
 
 
-def test_a_return_statement_shows_a_literals_type(write, tmp_path):
+def test_a_return_statement_gives_the_type_of_a_literal(write, tmp_path):
     path = write(
         "m.py",
         """
@@ -180,7 +180,7 @@ def test_a_return_statement_shows_a_literals_type(write, tmp_path):
     assert shown == ["str", "list", "dict", "bool", "None", "len", "strip"]
 
 
-def test_a_parameter_hides_the_name_of_a_builtin_and_of_an_import(write, tmp_path):
+def test_a_parameter_shadows_builtins_and_imports(write, tmp_path):
     path = write("m.py", "import os\ndef f(len, os):\n    len(1)\n    os.walk()\n")
     assert edges(path, tmp_path, "calls") == []
     assert edges(path, tmp_path, "invokes") == [("f", "walk")]
@@ -218,7 +218,7 @@ def test_a_form_feed_in_the_source_does_not_shift_the_blocks(write, tmp_path):
     assert module.blocks[1].text == "def f():\n    return 2"
 
 
-def test_files_that_do_not_parse_are_left_out_with_the_reason(write, tmp_path):
+def test_files_that_do_not_parse_are_skipped_with_the_reason(write, tmp_path):
     sources = [
         write("bad.py", "def f(:\n"),
         write("latin.py", b"# \xff\n"),
@@ -242,7 +242,7 @@ def test_an_expression_nested_deeper_than_pythons_stack_is_read(write, tmp_path)
     assert edges(path, tmp_path, "calls") == [("m", "f")]
 
 
-def test_a_warning_about_somebodys_source_is_not_ours(write, tmp_path):
+def test_syntax_warnings_of_the_sources_are_not_shown(write, tmp_path):
     path = write("m.py", r"""x: "a is 1" = '\d'""")
     assert [triple.tail for triple in build_triples([path], tmp_path)] == ["m.x"]
 
@@ -263,7 +263,7 @@ texts = st.text(min_size=1, max_size=20)
 
 @settings(max_examples=30)
 @given(triples=st.lists(st.tuples(texts, st.sampled_from(RELATIONS), texts, texts)))
-def test_triples_come_back_from_jsonl_as_they_were(triples, tmp_path_factory):
+def test_triples_survive_a_round_trip_through_jsonl(triples, tmp_path_factory):
     path = tmp_path_factory.mktemp("jsonl") / "triples.jsonl"
     written = [Triple(h, r, t, Qualifiers("python", f, "m")) for h, r, t, f in triples]
     write_triples(written, path)
@@ -279,7 +279,7 @@ def test_triples_come_back_from_jsonl_as_they_were(triples, tmp_path_factory):
         (
             '{"head": "", "relation": "calls", "tail": "b",'
             '"qualifiers": {"language": "python", "file": "m.py", "module": "m"}}',
-            "line 2: must be an object .*, no text of them empty",
+            "line 2: must be an object .*, all texts non-empty",
         ),
         (
             '{"head": "a", "relation": "likes", "tail": "b",'
@@ -288,7 +288,7 @@ def test_triples_come_back_from_jsonl_as_they_were(triples, tmp_path_factory):
         ),
     ],
 )
-def test_a_line_that_is_no_triple_is_named(line, message, tmp_path):
+def test_an_invalid_line_of_triples_is_named(line, message, tmp_path):
     path = tmp_path / "triples.jsonl"
     write_triples([Triple("a", "calls", "b", Qualifiers("python", "m.py", "m"))], path)
     with path.open("a") as file:

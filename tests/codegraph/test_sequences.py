@@ -97,7 +97,7 @@ def test_link_prediction_finds_the_tail_of_the_triple_at_the_end(tokenizer):
     assert tokenizer.decode(example.ids[leaf_tail(example)]) == "int"
 
 
-def test_an_entity_with_one_triple_has_a_walk_of_its_root_alone(tokenizer):
+def test_an_entity_with_one_triple_has_only_its_root_in_the_walk(tokenizer):
     seen = parts(one(tokenizer, TRIPLES[:1]), tokenizer)
     texts = " ".join(part[0] for part in seen)
     assert texts == "[CLS] pass [SEP] [ENT] f [SEP] [REL] returns int [SEP]"
@@ -110,7 +110,7 @@ def test_the_twelve_relations_have_ids_from_1_to_11(tokenizer):
     assert relation_id("calls") == relation_id("invokes")
 
 
-def test_names_of_another_module_are_written_in_full(tokenizer):
+def test_names_of_other_modules_are_fully_qualified(tokenizer):
     elsewhere = [Triple("m.f", "calls", "n.g", WHERE)]
     example = one(tokenizer, elsewhere)
     assert tokenizer.decode(example.ids[leaf_tail(example)]) == "n.g"
@@ -122,7 +122,7 @@ def test_only_entities_that_are_heads_have_sequences_in_the_order_of_the_blocks(
     assert [block.name for block, _ in built] == ["m.h", "m.f"]
 
 
-def test_text_that_reads_like_a_special_token_is_text(tokenizer):
+def test_special_tokens_in_code_are_tokenized_as_text(tokenizer):
     text = "x = '[SEP]' + '[MASK]'"
     example = one(tokenizer, block=BLOCK._replace(text=text))
     is_code = example.role_ids == Role.CODE
@@ -130,7 +130,7 @@ def test_text_that_reads_like_a_special_token_is_text(tokenizer):
     assert tokenizer.decode(example.ids[is_code]) == text
 
 
-def test_what_is_too_long_is_cut_the_longer_side_first(tokenizer):
+def test_a_long_sequence_is_truncated_at_its_longer_part_first(tokenizer):
     long_code = BLOCK._replace(text="x " * 1000)
     wide = [Triple("m.f", "calls", f"m.g{i}", WHERE) for i in range(200)]
     both = one(tokenizer, wide, long_code, 128)
@@ -164,7 +164,7 @@ some_triples = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(triples=some_triples, text=st.text(max_size=300), seq_len=st.integers(32, 200))
-def test_every_sequence_fits_and_can_be_read_back(triples, text, seq_len, tokenizer):
+def test_every_sequence_fits_and_its_walk_can_be_recovered(triples, text, seq_len, tokenizer):
     blocks = [Block(triples[0].head, text, "m.py")]
     ((_, example),) = build_examples(triples, blocks, tokenizer, seq_len=seq_len)
     ids, rel_ids, chain_ids, depth_ids, role_ids = example

@@ -1,4 +1,4 @@
-"""The kernels of training on a CPU: the same numbers as torch's own, only sooner."""
+"""Training kernels on a CPU give the results of torch's kernels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHAPES = [(1, 300, 400), (2, 256, 256), (7, 64, 800), (111, 96, 384), (300, 8, 2
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("turned", ["", "a", "b", "ab"])
-def test_a_product_is_that_of_float64_within_rounding(shape, turned):
+def test_a_gemm_equals_float64_within_rounding(shape, turned):
     rows, depth, columns = shape
     a = torch.randn(depth, rows).t() if "a" in turned else torch.randn(rows, depth)
     b = torch.randn(columns, depth).t() if "b" in turned else torch.randn(depth, columns)
@@ -50,14 +50,14 @@ def test_a_product_is_that_of_float64_within_rounding(shape, turned):
     assert ((total - exact - bias).abs() <= bound).all()
 
 
-def test_a_slice_of_a_matrix_is_multiplied_as_what_it_is():
+def test_a_slice_of_a_matrix_is_multiplied_by_its_strides():
     a, b = torch.randn(300, 200)[::2, 7:107], torch.randn(100, 300)[:, ::3]
     with onednn_kernels():
         product = a @ b
     torch.testing.assert_close(product, a.contiguous() @ b.contiguous(), rtol=1e-5, atol=1e-4)
 
 
-def test_what_is_no_plain_product_of_float32_is_left_to_torch():
+def test_operations_other_than_float32_gemm_use_torchs_kernels():
     a, b = torch.randn(64, 64), torch.randn(64, 64)
     double = a.double() @ b.double()
     scaled = torch.addmm(a, a, b, beta=0.5, alpha=2)
@@ -68,7 +68,7 @@ def test_what_is_no_plain_product_of_float32_is_left_to_torch():
         assert torch.equal(torch.addmm(a, a, b), full)
 
 
-def test_matrices_that_do_not_fit_are_refused():
+def test_matrices_of_mismatched_sizes_are_refused():
     with onednn_kernels():
         with pytest.raises(RuntimeError):
             torch.randn(64, 65) @ torch.randn(64, 64)
@@ -76,7 +76,7 @@ def test_matrices_that_do_not_fit_are_refused():
             torch.randn(64, 64) @ torch.randn(64, 64).double()
 
 
-def test_an_encoder_has_the_loss_and_gradients_of_torchs_kernels():
+def test_an_encoder_has_the_same_loss_and_gradients_as_with_torchs_kernels():
     config = CodeGraphConfig(
         vocab_size=500, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
         intermediate_size=128, dropout=0.0,
@@ -110,7 +110,7 @@ def dropped(x: torch.Tensor, p: float, seed: int = 5) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("p", [0.0, 0.001, 0.1, 0.5, 0.9, 1.0])
-def test_dropout_drops_with_its_probability_and_each_element_alone(p):
+def test_dropout_drops_elements_independently_with_its_probability(p):
     count = 400_000
     with fast_kernels():
         y = dropped(torch.ones(count // 8, 8), p)
@@ -125,7 +125,7 @@ def test_dropout_drops_with_its_probability_and_each_element_alone(p):
 
 
 @pytest.mark.parametrize("p", [2e-6, 1e-4, 1 - 2e-6])
-def test_dropout_of_a_probability_near_to_0_or_1_is_torchs_own(p):
+def test_dropout_with_a_probability_near_0_or_1_is_torchs(p):
     x = torch.ones(4_000_000)
     stock = dropped(x, p)
     with fast_kernels():
@@ -134,7 +134,7 @@ def test_dropout_of_a_probability_near_to_0_or_1_is_torchs_own(p):
     assert 0 < int((found == 0).sum()) < len(x)
 
 
-def test_nothing_outside_dropout_draws_other_numbers():
+def test_random_numbers_outside_dropout_do_not_change():
     def draw():
         torch.manual_seed(3)
         x = torch.empty(100, 101)
@@ -148,7 +148,7 @@ def test_nothing_outside_dropout_draws_other_numbers():
     assert all(map(torch.equal, found, stock))
 
 
-def test_the_gradient_of_dropout_goes_through_what_was_kept():
+def test_the_gradient_of_dropout_has_the_mask_of_the_forward_pass():
     x = torch.randn(100, 101, requires_grad=True)
     weight = torch.randn(100, 101)
     with fast_kernels():
@@ -159,7 +159,7 @@ def test_the_gradient_of_dropout_goes_through_what_was_kept():
     torch.testing.assert_close(y, x * kept / 0.7)
 
 
-def test_dropout_inside_of_attention_is_the_same():
+def test_dropout_inside_attention_uses_the_same_kernel():
     length = 100
     query = torch.zeros(2, 3, length, 8)  # sees all alike
     value = torch.eye(length).expand(2, 3, length, length)
@@ -174,7 +174,7 @@ def test_dropout_inside_of_attention_is_the_same():
     assert torch.equal(without_autograd, found)
 
 
-def test_dropout_of_what_is_small_or_of_another_dtype_or_off_is_torchs_own():
+def test_dropout_of_small_tensors_other_dtypes_or_in_eval_mode_is_torchs():
     for x in (torch.ones(50), torch.ones(100, 101).double(), torch.ones(100, 101).bfloat16()):
         stock = dropped(x, 0.3)
         with fast_kernels():
@@ -186,7 +186,7 @@ def test_dropout_of_what_is_small_or_of_another_dtype_or_off_is_torchs_own():
             F.dropout(x, 1.5)
 
 
-def test_masks_follow_from_the_state_of_the_generator_and_move_it_on():
+def test_dropout_masks_depend_on_the_generator_state_and_advance_it():
     x = torch.ones(100, 101)
     with fast_kernels():
         state = torch.get_rng_state()
@@ -204,7 +204,7 @@ def outcome() -> list[torch.Tensor]:
     return [a @ b, torch.addmm(a[0], a, b), F.dropout(a, 0.3), torch.empty(5000).bernoulli_(0.3)]
 
 
-def test_afterwards_torch_is_as_it_was():
+def test_overrides_are_removed_at_the_end_of_the_block():
     stock = outcome()
     for _ in range(2):
         with onednn_kernels(), fast_kernels():
@@ -213,7 +213,7 @@ def test_afterwards_torch_is_as_it_was():
     assert aten_overrides._depth == 0
 
 
-def test_a_torch_that_hands_out_no_kernels_keeps_its_own(monkeypatch):
+def test_a_torch_build_without_replaceable_kernels_keeps_its_own(monkeypatch):
     stock = outcome()
     monkeypatch.delattr(operators, "get_kernel")  # as before torch 2.9
     with fast_kernels(onednn=True):

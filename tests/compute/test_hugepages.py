@@ -23,7 +23,7 @@ def huge_bytes() -> int:
     return 1024 * found
 
 
-def test_numbers_are_as_they_were_at_the_addresses_where_they_were():
+def test_a_move_to_huge_pages_keeps_values_and_addresses():
     needs(sys.platform == "linux" and KERNEL >= (6, 1), "Linux 6.1")
     x = torch.arange(PAGES * hugepages.HUGE_PAGE // 8)
     before, expected = huge_bytes(), x.clone()
@@ -35,11 +35,11 @@ def test_numbers_are_as_they_were_at_the_addresses_where_they_were():
 
 
 @pytest.mark.parametrize("areas", [[], [(2**40, 0)]])
-def test_nothing_to_move_takes_no_step(areas):
+def test_without_memory_to_move_nothing_is_done(areas):
     assert list(hugepages.move(areas)) == []
 
 
-def test_a_kernel_that_refuses_is_asked_a_few_times():
+def test_a_refused_move_to_huge_pages_is_tried_a_few_times():
     needs(sys.platform == "linux", "Linux")
     # PR_SET_THP_DISABLE makes the kernel say no to whatever this process asks of it.
     script = f"""

@@ -34,7 +34,7 @@ def capped(cpu: str, features: str, onednn_isa: str, aten: str) -> dict[str, str
     }
 
 
-# By name: the processor's flags that playing it takes, and what it is told.
+# Name -> the processor flags that simulating the level requires, and its environment variables.
 LEVELS = {
     "AVX-512 VNNI": (
         {"avx512f", "avx512_vnni"},
@@ -101,7 +101,7 @@ def test_int8_sums_are_exact_at_every_level(level, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("level", LEVELS)
-def test_what_depends_on_the_processor_is_right_at_every_level(level, tmp_path):
+def test_results_are_right_at_every_instruction_set_level(level, tmp_path):
     environment = play(level, tmp_path)
     files = ["compute/test_linears.py", "engine/test_scheduler.py"]
     if level != "torch alone":
@@ -120,7 +120,7 @@ def test_int8_sums_are_exact_here():
     exec(EXACT, {})
 
 
-def test_the_answer_is_measured_once_and_kept():
+def test_levels_are_measured_once_and_cached():
     found = levels()
     path = module._path()
     assert path is not None
@@ -132,7 +132,7 @@ def test_the_answer_is_measured_once_and_kept():
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"processor": "another"}'])
-def test_an_answer_that_was_spoilt_on_disk_is_measured_again(content):
+def test_a_damaged_cache_of_levels_is_measured_again(content):
     found, path = levels(), module._path()
     assert path is not None
     path.write_bytes(content)
@@ -142,7 +142,9 @@ def test_an_answer_that_was_spoilt_on_disk_is_measured_again(content):
     assert Levels(**orjson.loads(path.read_bytes())) == again
 
 
-def test_without_memory_to_measure_libraries_compute_and_the_next_process_tries_again(monkeypatch):
+def test_without_memory_to_measure_library_kernels_are_used_and_the_next_process_measures(
+    monkeypatch,
+):
     path = module._path()
     assert path is not None
     path.unlink(missing_ok=True)
@@ -158,13 +160,13 @@ def test_without_memory_to_measure_libraries_compute_and_the_next_process_tries_
     assert levels().reasons != found.reasons
 
 
-def test_a_precision_is_served_where_a_kernel_for_it_was_measured_to_be_faster():
+def test_a_precision_is_served_if_a_kernel_for_it_was_measured_to_be_faster():
     weight = torch.ones(4, 4)
     for asked, kernel in (("int8", levels().int8), ("bf16", levels().bfloat16), ("native", None)):
         assert served_precision(asked, weight) == (asked if kernel else "native")
 
 
-def test_int8_has_the_same_bits_by_every_kernel():
+def test_every_int8_kernel_gives_the_same_bits():
     """Sums of integers are exact, so the kernel does not matter: warmd's and oneDNN's are equal."""
     if not (native.is_available() and onednn.has_exact_int8() and levels().int8):
         # Without VNNI oneDNN's sums saturate, and without numba warmd has no kernel: then there is
@@ -181,7 +183,7 @@ def test_int8_has_the_same_bits_by_every_kernel():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [(64, 64), (200, 97), (130, 4864), (1, 1)])
-def test_layers_in_panels_are_those_of_torch_for_any_size(sizes, dtype):
+def test_panel_layers_equal_torchs_for_any_size(sizes, dtype):
     needs(native.is_available(), "numba")
     from warmd.jobs.compute.native import panels
 
@@ -194,7 +196,7 @@ def test_layers_in_panels_are_those_of_torch_for_any_size(sizes, dtype):
         x = torch.randn(rows, inputs)
         exact = torch.nn.functional.linear(x, whole.float(), bias.float())
         rounded = torch.nn.functional.linear(x, whole.bfloat16().float(), bias.float())
-        float32 = panels.float32_linear(weights, bias, run=inputs)
+        float32 = panels.float32_linear(weights, bias, k_block=inputs)
         torch.testing.assert_close(float32(x), exact, rtol=1e-4, atol=1e-3)
         storage = panels.bfloat16_linear(weights, bias)
         torch.testing.assert_close(storage(x), rounded, rtol=1e-4, atol=1e-3)

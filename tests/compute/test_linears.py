@@ -12,7 +12,7 @@ from warmd.jobs.compute.linears import LinearBuilder, UnpackedLinear, innermost,
 
 @pytest.mark.parametrize("inputs", [96, 4864])  # in one block of oneDNN's kernel, and in several
 @pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
-def test_every_form_of_a_layer_is_batch_invariant(precision, inputs):
+def test_every_kind_of_linear_layer_is_batch_invariant(precision, inputs):
     torch.manual_seed(0)
     with torch.inference_mode():
         linears = LinearBuilder(served_precision(precision, torch.ones(1)))
@@ -27,7 +27,7 @@ def test_every_form_of_a_layer_is_batch_invariant(precision, inputs):
 
 
 @torch.inference_mode()
-def test_bfloat16_rounding_does_not_hide_that_a_form_is_not_batch_invariant():
+def test_bfloat16_rounding_does_not_hide_that_a_kernel_is_not_batch_invariant():
     torch.manual_seed(0)
     linears = LinearBuilder("native")
     layer = linears.fused([torch.nn.Linear(1216, 240, dtype=torch.bfloat16)], patience=9)
@@ -36,7 +36,7 @@ def test_bfloat16_rounding_does_not_hide_that_a_form_is_not_batch_invariant():
 
 
 @torch.inference_mode()
-def test_layers_without_memory_to_pack_stay_unpacked_and_one_line_says_it(caplog):
+def test_layers_that_cannot_be_packed_for_lack_of_memory_stay_unpacked_with_one_warning(caplog):
     needs(onednn.is_available(), "oneDNN in torch")
     linears = LinearBuilder("native", spare_bytes=2**60)  # more than any machine has
     layers = [linears.fused([torch.nn.Linear(48, 20)], patience=2) for _ in range(3)]

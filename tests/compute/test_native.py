@@ -1,4 +1,4 @@
-"""NativeLayerOps kernels and fused decode steps: they have the bits of the decoder's own pass."""
+"""Native kernels and fused decode steps are bit-identical to the decoder's forward pass."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_prefill_has_the_bits_of_onednns_gemm(precision, threads):
         assert torch.equal(kv.data[..., :length, :], twin.data[..., :length, :])
 
 
-def test_operations_on_rows_are_those_of_pytorch():
+def test_rowwise_operations_equal_those_of_pytorch():
     decoder = Decoder(small("Qwen3", head_dim=64, num_attention_heads=6, num_key_value_heads=3))
     shape = decoder.shape
     ours, theirs = NativeLayerOps(shape), TorchLayerOps(shape)
@@ -143,7 +143,7 @@ def test_operations_on_rows_are_those_of_pytorch():
 
 
 @pytest.mark.parametrize("gate", [0.0, 1e-30, -1e-30, 87.5, 100.0, 3e38, -87.5, -100.0, -3e38])
-def test_gates_of_any_size_are_those_of_pytorch(gate):
+def test_swiglu_of_any_size_equals_that_of_pytorch(gate):
     decoder = Decoder(small())
     gate_up = torch.full((1, 384), gate)
     gate_up[:, 192:] = 1
@@ -153,10 +153,10 @@ def test_gates_of_any_size_are_those_of_pytorch(gate):
     )
 
 
-def test_m_rope_is_that_of_transformers():
+def test_m_rope_equals_that_of_transformers():
     rope = {"rope_type": "default", "mrope_section": [8, 12, 12], "rope_theta": 10000.0}
     model = eyes.make("Qwen2VL", **NATIVE_SIZES, rope_parameters=rope)
-    ids = prompt(CHUNK + 1)  # the last one is attended for by itself
+    ids = prompt(CHUNK + 1)  # the last token is a chunk of its own
     places = torch.randint(0, 60, (3, len(ids)), generator=torch.Generator().manual_seed(0))
     decoder = packed(model)
     sequences = [decoder.new(len(ids) + 1) for _ in range(2)]
@@ -183,7 +183,7 @@ def test_nan_weights_give_nan_logits(precision, part):
 
 
 @pytest.mark.parametrize("sizes", [{"intermediate_size": 160}, {"vocab_size": 100}])
-def test_sizes_that_are_no_multiples_take_pytorchs_operations(sizes):
+def test_sizes_that_are_not_multiples_of_the_block_fall_back_to_pytorch(sizes):
     decoder = Decoder(small(**sizes))
     for _ in range(PACKED + 1):
         logits = decoder.forward([Part(decoder.new(1), [3], True)])
@@ -193,7 +193,7 @@ def test_sizes_that_are_no_multiples_take_pytorchs_operations(sizes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", [{"NUMBA_CPU_NAME": "generic"}, {"NUMBA_ENABLE_AVX": "0"}])
-def test_where_numba_compiles_for_less_than_the_processor_has_tokens_are_right(asked):
+def test_tokens_are_right_when_numba_compiles_for_fewer_instruction_sets(asked):
     """NUMBA_ENABLE_AVX is 0 of itself for what LLVM takes for a "nocona", as in some machines."""
     script = """
 import torch
@@ -214,8 +214,8 @@ for _ in range(9):
 
 @pytest.mark.parametrize("name", ["norm", "layers.1.input_layernorm", "layers.1.self_attn.k_norm"])
 @pytest.mark.parametrize("change", ["half", "apart"])
-@pytest.mark.filterwarnings("ignore:Mismatch dtype")  # PyTorch's own, which is slower then
-def test_norms_of_another_form_take_pytorchs_operations(name, change):
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")  # PyTorch falls back to a slower path
+def test_unsupported_norms_fall_back_to_pytorch(name, change):
     model = small("Qwen3", head_dim=64)
     weight = model.model.get_submodule(name).weight
     weight.data = weight.bfloat16() if change == "half" else weight.repeat_interleave(2)[::2]
@@ -227,7 +227,7 @@ def test_norms_of_another_form_take_pytorchs_operations(name, change):
 
 
 @pytest.mark.parametrize("is_step", [True, False])
-def test_a_full_sequence_takes_no_more(is_step):
+def test_a_sequence_at_its_capacity_takes_no_more_tokens(is_step):
     decoder = packed(small())
     full = decoder.new(1)
     decoder.forward([Part(full, [3], True)])
@@ -236,7 +236,7 @@ def test_a_full_sequence_takes_no_more(is_step):
         decoder.forward(parts) if is_step else without_steps(decoder, parts)
 
 
-def test_layers_of_several_sizes_take_pytorchs_operations():
+def test_layers_of_different_sizes_fall_back_to_pytorch():
     model = small()
     other = small(intermediate_size=320).model.layers[1].mlp
     model.model.layers[1].mlp = other
@@ -249,7 +249,7 @@ def test_layers_of_several_sizes_take_pytorchs_operations():
 
 @pytest.mark.parametrize("precision", ["native", "bf16"])
 @pytest.mark.parametrize("name", ["model.layers.0.mlp.down_proj", "lm_head"])
-def test_zeros_tell_no_order_of_sums(name, precision):
+def test_weights_of_zeros_do_not_decide_the_order_of_summation(name, precision):
     model = small(intermediate_size=1536, hidden_size=896, vocab_size=2048)
     model.get_submodule(name).weight[:1024] = 0
     decoder = packed(model, precision)
@@ -259,8 +259,8 @@ def test_zeros_tell_no_order_of_sums(name, precision):
 
 
 @pytest.mark.slow
-def test_where_onednn_packs_in_another_order_bits_do_not_change_while_layers_are_packed():
-    """As on an older processor: oneDNN is told to do as if this were one."""
+def test_bits_do_not_change_while_layers_are_packed_if_onednn_packs_in_another_order():
+    """Simulates an older processor by oneDNN's environment variable."""
     script = """
 import torch
 from engines import NATIVE_SIZES, make
@@ -281,14 +281,14 @@ for precision in ("native", "bf16", "int8"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trouble", ["spoilt", "nowhere to write", "several at once", "no JIT"])
-def test_machine_code_is_compiled_whatever_the_state_of_its_cache(tmp_path, trouble):
+@pytest.mark.parametrize("trouble", ["damaged", "nowhere to write", "several at once", "no JIT"])
+def test_machine_code_is_compiled_whatever_the_state_of_the_cache(tmp_path, trouble):
     sources = tmp_path / "compute"
     shutil.copytree(Path(compute.__file__).parent, sources, ignore=shutil.ignore_patterns("__py*"))
     (tmp_path / "pyproject.toml").touch()
     script = (
         "import sys; sys.path.insert(0, sys.argv[1]); from compute.native import linear; "
-        "from compute import cache; assert linear.product.address; print(cache.folder())"
+        "from compute import cache; assert linear.linear_entry.address; print(cache.folder())"
     )
     settings = {"PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1"}  # and no home
 
@@ -313,6 +313,6 @@ def test_machine_code_is_compiled_whatever_the_state_of_its_cache(tmp_path, trou
         indexes = list(folder.rglob("*.nbi"))
         assert indexes
         for index in indexes:
-            index.write_bytes(b"spoilt")
+            index.write_bytes(b"damaged")
         assert Path(kept(start())) == folder
-        assert all(index.read_bytes() != b"spoilt" for index in indexes)
+        assert all(index.read_bytes() != b"damaged" for index in indexes)

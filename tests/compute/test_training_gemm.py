@@ -17,8 +17,8 @@ def _has_onednn() -> None:
     needs(onednn.is_available(), "a torch with oneDNN")
 
 
-def test_the_measurement_is_of_torchs_own_gemm_also_where_it_is_overridden():
-    # What is measured must tell the two apart: each by its own bits.
+def test_the_measurement_times_torchs_gemm_even_while_it_is_overridden():
+    # The two kernels are distinguished by their bits.
     a, b = torch.randn(200, 300), torch.randn(300, 400)
     stock, out = a @ b, torch.empty(200, 400)
     with fast_kernels(onednn=True):
@@ -26,14 +26,14 @@ def test_the_measurement_is_of_torchs_own_gemm_also_where_it_is_overridden():
     assert torch.equal(out, stock)
 
 
-def test_the_measurement_leaves_threads_and_random_numbers_alone():
+def test_the_measurement_changes_neither_threads_nor_random_state():
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     assert measure_gemm() > 0
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_job_keeps_the_gemm_that_it_began_with(tmp_path):
+def test_a_resumed_job_keeps_its_gemm_kernel(tmp_path):
     path = tmp_path / "gemm"
     chosen = recorded_choice(path, "cpu")
     assert chosen == levels().training
@@ -44,6 +44,6 @@ def test_a_job_keeps_the_gemm_that_it_began_with(tmp_path):
         assert path.read_text() == name
 
 
-def test_on_a_gpu_nothing_is_measured_or_written(tmp_path):
+def test_on_a_gpu_no_gemm_is_measured_or_recorded(tmp_path):
     assert recorded_choice(tmp_path / "gemm", "cuda") == "torch"
     assert not (tmp_path / "gemm").exists()

@@ -9,7 +9,7 @@ from warmd.jobs.compute.native.work_stealing import claim
 
 
 def claimed_in(order: list[int], *, count: int, threads: int) -> list[list[int]]:
-    """What each thread gets that ask in this order, and then all in turn until none is left."""
+    """The tasks of each thread that claims in this order; then all claim round-robin to the end."""
     words = np.zeros(threads, dtype=np.int64)
     found: list[list[int]] = [[] for _ in range(threads)]
     asking = [*order, *(thread for _ in range(count + 1) for thread in range(threads))]
@@ -30,6 +30,6 @@ def test_every_task_is_claimed_once_in_any_order(count, threads, data):
     assert sorted(piece for pieces in found for piece in pieces) == list(range(count))
 
 
-def test_a_thread_works_through_its_own_range_and_then_steals():
+def test_a_thread_claims_its_own_range_first_and_then_steals():
     assert claimed_in([0] * 9, count=9, threads=3) == [[0, 1, 2, 5, 4, 3, 8, 7, 6], [], []]
     assert claimed_in([1, 0, 0, 0, 0], count=6, threads=2) == [[0, 1, 2, 5, 4], [3]]

@@ -120,13 +120,13 @@ def test_options_that_were_not_used_and_empty_variables_do_not_count(home):
     assert config.models == DaemonConfig(home=home).models
 
 
-def test_a_list_replaces_the_one_below_it_as_a_whole(home):
+def test_a_list_replaces_the_list_of_a_lower_source(home):
     config = loaded(home, "models: [a=org/a, b=org/b]", environ={"WARMD_MODELS": "c=org/c"})
     assert [model.name for model in config.models] == ["c"]
     assert loaded(home, "models: []").models == ()
 
 
-def test_a_higher_place_can_take_a_setting_back_to_automatic(home):
+def test_a_higher_source_can_reset_a_setting_to_automatic(home):
     text = "redis_url: redis://localhost\nmemory_budget: 1GB\nserver_binary: redis-server"
     assert loaded(home, text).redis_url == "redis://localhost"
     back = loaded(home, text, redis_url="embedded", memory_budget="auto", server_binary="auto")
@@ -163,7 +163,7 @@ def test_config_file_in_a_home_cannot_name_another_home(home):
     assert refusal(home, "home: /elsewhere").startswith("config.yaml: home: must be left out")
 
 
-def test_settings_survive_the_way_through_json(home):
+def test_settings_survive_a_round_trip_through_json(home):
     text = """
         redis_url: redis://:secret@localhost:6380/1
         models: [{name: a, path: org/a, dtype: bfloat16, task: causal-lm}]
@@ -252,7 +252,8 @@ def test_paths_in_a_file_start_from_its_folder_and_others_from_the_current_one(
 def test_variables_hold_several_lines_with_semicolons_between(home):
     environ = {
         "WARMD_MODELS": "a=org/a,dtype=bfloat16; b=org/b;",
-        "WARMD_WORKERS": "t=train,threads=2,nice=5;i=infer,isolation=resident,slots=8",
+        "WARMD_WORKERS": "t=train,threads=2,nice=5,device=cuda:1,gpu_memory=40%;"
+        "i=infer,isolation=resident,slots=8",
     }
     config = loaded(home, environ=environ)
     assert config.models == (
@@ -260,9 +261,21 @@ def test_variables_hold_several_lines_with_semicolons_between(home):
         ModelConfig(name="b", path="org/b"),
     )
     assert config.workers == (
-        WorkerConfig(name="t", queue="train", threads=2, nice=5),
+        WorkerConfig(name="t", queue="train", threads=2, nice=5, device="cuda:1", gpu_memory=40),
         WorkerConfig(name="i", queue="infer", isolation="resident", slots=8),
     )
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices"),
+    [("0,2", ["cuda:0", "cuda:1"]), ("MIG-1", ["cuda:0"]), ("", ["auto"])],
+)
+def test_workers_auto_is_one_worker_of_queue_train_per_gpu(home, monkeypatch, visible, devices):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    *training, answering = loaded(home, "workers: auto").workers
+    assert [worker.device for worker in training] == devices
+    assert [worker.name for worker in training] == [f"train-{i}" for i in range(len(devices))]
+    assert answering == DaemonConfig(home=home).workers[-1]
 
 
 # --- What is refused
@@ -292,6 +305,16 @@ def test_variables_hold_several_lines_with_semicolons_between(home):
         ),
         ("workers: ['w=infer,slots=0']", "workers[0].slots: must be an integer from 1 to 1024"),
         ("workers: ['w=train,nice=-1']", "workers[0].nice: must be an integer from 0 to 19"),
+        (
+            "workers: ['w=train,device=cuda']",
+            "workers[0].device: must be auto, cpu, cuda:N or the UUID of a GPU (GPU-…) or MIG "
+            "instance, got 'cuda'",
+        ),
+        (
+            "workers: ['w=train,gpu_memory=0%']",
+            "workers[0].gpu_memory: must be a share of the GPU's memory from 1% to 100%, got '0%'",
+        ),
+        ("workers: ['w=train,device=GPU-']", "workers[0].device: must be auto, cpu, cuda:N"),
         ("workers: [{name: w, queue: train, isolation: }]", "workers[0].isolation: must be one of"),
         ("memory_budget: 8 apples", "memory_budget: must be a size like 8GB or 512MiB or a share"),
         ("memory_budget: 101%", "memory_budget: must be a size"),
@@ -394,8 +417,9 @@ def test_any_option_gives_settings_that_json_can_hold_or_one_line(values):
 @settings(deadline=None)
 def test_any_model_line_is_read_or_refused_in_one_line(text):
     with refused_in_one_line_if_at_all():
-        model = parse_model(text, Path("/nowhere"))
-        assert parse_model(f"{model.name}={model.path}", Path("/")).path == model.path
+        folder = Path("/nowhere")  # where no word is the name of a folder
+        model = parse_model(text, folder)
+        assert parse_model(f"{model.name}={model.path}", folder).path == model.path
 
 
 # --- Numbers, sizes, durations

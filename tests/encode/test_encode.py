@@ -165,7 +165,7 @@ def test_a_batch_of_mixed_lengths_gives_what_one_by_one_gives_in_the_order_of_th
     assert len({tuple(vector) for vector in together.tolist()}) == len(TEXTS)
 
 
-def test_vectors_are_those_of_the_model_itself(job, model, tokenizer):
+def test_vectors_equal_those_of_the_model_called_directly(job, model, tokenizer):
     text = TEXTS[5]
     ids = tokenizer(text, return_tensors="pt")["input_ids"]
     if isinstance(model, CodeGraphEncoder):
@@ -183,7 +183,7 @@ def test_vectors_are_those_of_the_model_itself(job, model, tokenizer):
     np.testing.assert_allclose(unit, mean / np.linalg.norm(mean), rtol=1e-5, atol=2e-6)
 
 
-def test_what_is_too_long_is_cut_and_said_so(job):
+def test_long_texts_are_truncated_and_reported(job):
     result = job.run(text=["one two three " * 40, "one"], max_length=16)
     assert (result["rows"], result["cut"]) == (2, 1)
     assert result["tokens"] < 16 + 16
@@ -191,7 +191,7 @@ def test_what_is_too_long_is_cut_and_said_so(job):
     np.testing.assert_allclose(whole[0], result["embeddings"][0], rtol=1e-5, atol=2e-6)
 
 
-def test_the_products_of_this_machine_are_those_of_torch_within_rounding(code_job, monkeypatch):
+def test_embeddings_equal_those_with_torchs_kernels_within_rounding(code_job, monkeypatch):
     from contextlib import nullcontext
 
     fast = code_job.vectors(text=TEXTS)
@@ -199,7 +199,7 @@ def test_the_products_of_this_machine_are_those_of_torch_within_rounding(code_jo
     np.testing.assert_allclose(fast, code_job.vectors(text=TEXTS), rtol=1e-5, atol=2e-6)
 
 
-def test_int8_is_close_and_says_how_close(job):
+def test_int8_vectors_are_close_and_report_their_deviation(job):
     exact = job.vectors(text=TEXTS)
     result = job.run(text=TEXTS, dtype="int8")
     found = np.array(result["embeddings"])
@@ -210,7 +210,7 @@ def test_int8_is_close_and_says_how_close(job):
     assert result["int8"]["rows"] == 8
     assert result["int8"]["cosine_min"] == pytest.approx(cosines.min(), abs=0.01)
     assert "int8" not in job.run(text=TEXTS)
-    other = job.run(text=TEXTS[:1], dtype="int8")["int8"]  # of its own rows
+    other = job.run(text=TEXTS[:1], dtype="int8")["int8"]  # of its own vectors
     assert other["rows"] == 1
     assert other["cosine_min"] == other["cosine_mean"]
 
@@ -238,7 +238,7 @@ def test_python_code_gives_a_vector_for_each_module_class_and_function(code_job,
     np.testing.assert_allclose(again[0], result["embeddings"][first], rtol=1e-5, atol=2e-6)
 
 
-def test_chains_add_the_walk_that_the_encoder_was_trained_with(code_job, sources):
+def test_graph_walks_are_added_as_in_training(code_job, sources):
     options = {"input": str(sources / "module0.py"), "max_length": 64}
     plain, walked = code_job.run(**options), code_job.run(chains=True, **options)
     assert plain["ids"] == walked["ids"]
@@ -274,7 +274,7 @@ def read_output(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_every_format_has_the_same_rows(code_job, tmp_path, suffix):
+def test_every_output_format_has_the_same_vectors(code_job, tmp_path, suffix):
     expected = code_job.run(text=TEXTS)
     output = tmp_path / f"out{suffix}"
     result = code_job.run(text=TEXTS, output=str(output))
@@ -287,21 +287,21 @@ def test_every_format_has_the_same_rows(code_job, tmp_path, suffix):
     assert [path.name for path in tmp_path.iterdir() if path.name != "run"] == [output.name]
 
 
-def test_what_is_too_much_for_a_result_goes_to_the_run_directory(code_job, tmp_path):
+def test_many_vectors_go_to_a_file_in_the_run_directory(code_job, tmp_path):
     texts = [f"number {n}" for n in range(kind.MOST_NUMBERS // SIZES["hidden_size"] + 1)]
     result = code_job.run(input=str(write_rows(tmp_path / "rows.jsonl", texts)))
     assert result["output"] == str(tmp_path / "run" / "embeddings.npz")
     assert read_output(Path(result["output"]))[1].shape == (len(texts), SIZES["hidden_size"])
 
 
-def test_rows_have_the_ids_of_their_own(code_job, tmp_path):
+def test_records_keep_their_ids(code_job, tmp_path):
     rows = [{"text": "one", "id": "a"}, {"text": "two", "id": 7}, {"text": "three"}]
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\n".join(map(orjson.dumps, rows)))
     assert code_job.run(input=str(path))["ids"] == ["a", "7", "2"]
 
 
-def test_a_killed_job_goes_on_behind_the_last_row(tmp_path, tokenizer, monkeypatch):
+def test_a_killed_job_resumes_after_the_last_record(tmp_path, tokenizer, monkeypatch):
     expected = Job(tmp_path / "whole", make("code"), tokenizer).vectors(text=TEXTS, batch_size=2)
     job = Job(tmp_path / "run", make("code"), tokenizer)
     events = job.made.of_type
@@ -335,7 +335,7 @@ def test_a_job_of_an_earlier_version_continues_its_journal(code_job):
     assert orjson.loads(kind._identity(spec, warm))[-1] == options
 
 
-def test_rows_of_another_input_are_not_taken_over(code_job, tmp_path):
+def test_vectors_of_another_input_are_not_reused(code_job, tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", TEXTS)
     code_job.made.stop.set()
     with pytest.raises(Stopped):
@@ -347,7 +347,7 @@ def test_rows_of_another_input_are_not_taken_over(code_job, tmp_path):
     assert code_job.made.of_type("begin")[-1]["done"] == 0
 
 
-def test_batches_are_of_like_lengths_and_hold_every_row_once():
+def test_batches_have_similar_lengths_and_contain_every_text_once():
     generator = np.random.default_rng(0)
     lengths = generator.integers(1, 512, 2000).tolist()
     found = list(batches(lengths, 16))
@@ -377,7 +377,7 @@ def test_wrong_options_are_refused_by_name(options, message):
         EncodeSpec.parse(options)
 
 
-def test_inputs_are_checked_in_the_shell(tmp_path, sources):
+def test_inputs_are_checked_at_the_command_line(tmp_path, sources):
     (tmp_path / "rows.jsonl").write_text('{"text": "one"}\n{"txt": "two"}\n')
     (tmp_path / "empty.txt").write_text("\n")
     code, bert = {"model_type": "code_graph"}, {"model_type": "bert", "max_position_embeddings": 64}

@@ -28,7 +28,7 @@ GREEDY = Sampling(temperature=0)
 
 @pytest.fixture(autouse=True)
 def turns(monkeypatch: pytest.MonkeyPatch) -> ComputeThread:
-    """ComputeThread of which nobody else in this process has heard."""
+    """A ComputeThread that nothing else in this process uses."""
     turns = ComputeThread()
     monkeypatch.setattr(engines, "COMPUTE_THREAD", turns)
     return turns
@@ -91,7 +91,7 @@ def test_a_failed_preparation_is_reported_and_retried(monkeypatch):
     engine.close()
 
 
-def test_a_thread_that_cannot_begin_fails_the_request_and_not_those_after_it(monkeypatch):
+def test_a_thread_that_cannot_start_fails_only_the_current_request(monkeypatch):
     def refuse(*_: Any) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -118,7 +118,7 @@ def test_an_engine_may_be_closed_by_several_threads():
     assert whole(asked) == 50
 
 
-def test_a_closed_engine_gives_its_memory_back_at_once_while_another_one_stays():
+def test_a_closed_engine_frees_its_memory_at_once_while_another_stays_open():
     first, second = start(), start()
     assert whole(ask(second, 5)) == whole(ask(first, 5)) == 5
     runner = weakref.ref(first._runner)
@@ -183,7 +183,7 @@ def test_a_failed_sequence_ends_its_request_only(error):
     engine.close()
 
 
-def test_the_error_of_a_sequence_keeps_none_alive(monkeypatch):
+def test_the_error_of_a_sequence_keeps_no_sequence_alive(monkeypatch):
     made = []
 
     def new(decoder: Decoder, capacity: int, new: Any = Decoder.new) -> Any:
@@ -199,7 +199,7 @@ def test_the_error_of_a_sequence_keeps_none_alive(monkeypatch):
         whole(asked)
 
 
-def test_a_thread_computes_with_the_number_that_it_was_told_whatever_others_set():
+def test_the_compute_thread_keeps_its_thread_count_whatever_other_threads_set():
     threads = torch.get_num_threads()
 
     def told(number: int) -> int:
@@ -215,7 +215,7 @@ def test_a_thread_computes_with_the_number_that_it_was_told_whatever_others_set(
         compute_with(threads)  # what a thread that asks for the first time is given
 
 
-def test_what_prepares_requests_computes_in_its_own_thread_alone():
+def test_request_preparation_computes_in_its_own_thread_only():
     threads = torch.get_num_threads()
     with without_helpers():
         assert torch.get_num_threads() == 1

@@ -45,7 +45,7 @@ def stream(text: str, stop: tuple[str, ...] = (), tokenizer: Any = TOKENIZER) ->
 @given(st.text(min_size=1, max_size=40))
 def test_only_complete_characters_are_emitted(text):
     said = stream(text, tokenizer=BYTEWISE)
-    assert "".join(said) == text.rstrip("\ufffd")  # a whole one cannot be told from a half
+    assert "".join(said) == text.rstrip("\ufffd")  # U+FFFD may be text or an incomplete character
     assert all(part in text for part in said)
 
 
@@ -78,7 +78,7 @@ def test_stop_strings_never_leak(text, stops):
     assert said == whole[:wanted]
 
 
-def test_text_is_handed_out_as_soon_as_it_is_certain():
+def test_text_is_emitted_as_soon_as_it_is_final():
     assert stream("abcd", ("bx",)) == ["a", "", "bc", "d", ""]
     assert stream("ab", ("bx",)) == ["a", "", "b"]
 
@@ -108,14 +108,14 @@ def test_tokens_are_drawn_by_their_probabilities():
     assert shares == pytest.approx((torch.tensor(LOGITS) * 2).softmax(0).tolist(), abs=0.04)
 
 
-def test_top_k_and_top_p_leave_the_likeliest():
+def test_top_k_and_top_p_keep_the_most_likely_tokens():
     kept = torch.tensor([1.0, 2.0]).softmax(0).tolist()
     for sampling in (Sampling(top_k=2), Sampling(top_p=0.7), Sampling(top_k=3, top_p=0.75)):
         assert draws(sampling, LOGITS) == pytest.approx([0, *kept, 0], abs=0.04)
     assert draws(Sampling(top_p=0.01), LOGITS, 20) == [0, 0, 1, 0]
 
 
-def test_top_p_of_a_flat_distribution_takes_more_than_a_glance():
+def test_top_p_of_a_flat_distribution_is_exact():
     sampler = SequenceSampler(Sampling(top_p=0.9, seed=1), 0)
     chosen = {sampler.sample(torch.zeros(5000)) for _ in range(3000)}
     assert 1500 < len(chosen) <= 4500

@@ -108,7 +108,7 @@ def is_person(text: str) -> bool:
     )
 
 
-def test_every_completion_keeps_to_the_schema_and_ends_with_it(engine):
+def test_every_completion_matches_the_schema_and_ends_with_it(engine):
     for seed in range(5):
         sampling = Sampling(temperature=1.5, seed=seed, top_p=0.9, top_k=40)
         for text, reason in answers(engine, ask(engine, sampling=sampling, num_completions=4)):
@@ -116,7 +116,7 @@ def test_every_completion_keeps_to_the_schema_and_ends_with_it(engine):
             assert is_person(text), text
 
 
-def test_completion_that_is_cut_is_the_beginning_of_a_whole_one(engine):
+def test_a_truncated_completion_is_the_prefix_of_a_valid_one(engine):
     ((whole, _),) = answers(engine, ask(engine))
     ((cut, reason),) = answers(engine, ask(engine, max_tokens=7))
     assert reason == "length"

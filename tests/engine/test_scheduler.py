@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Iterable
@@ -28,7 +31,7 @@ from warmd.jobs.engine.kv_cache import CHUNK, MAX_PREFIXES, PrefixCache
 from warmd.jobs.engine.parts import Part
 from warmd.jobs.engine.request import End, Piece, Request, Sampling
 from warmd.jobs.engine.scheduler import Engine, engine_of
-from warmd.jobs.errors import JobFailed
+from warmd.jobs.errors import LOST_CONTEXT_EXIT, JobFailed
 
 GREEDY = Sampling(temperature=0)
 
@@ -75,7 +78,7 @@ def generate(engine: Engine, request: Request) -> list[tuple[str, str | None, in
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3", "Mistral"])
-def test_logits_are_those_of_transformers(name):
+def test_logits_equal_those_of_transformers(name):
     extra = {"head_dim": 24} if name == "Qwen3" else {}
     model = make(name, **({"sliding_window": None} if name == "Mistral" else {}), **extra)
     assert Decoder.supports(model)
@@ -99,7 +102,7 @@ def test_bfloat16_models_are_served_too(precision):
     engine.close()
 
 
-def test_rope_of_llama_3_is_that_of_transformers():
+def test_rope_of_llama_3_equals_that_of_transformers():
     rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
             "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
             "rope_theta": 10000.0}  # fmt: skip
@@ -214,7 +217,7 @@ def test_the_prefix_cache_and_running_sequences_share_the_budget(qwen):
     for number in range(3):
         generate(engine, Request(ids=prompt(64, number), sampling=GREEDY, max_tokens=5))
     assert engine._prefix_cache.num_bytes == num_bytes(3 * 64)
-    longer = [*prompt(64, 3), *prompt(32, 4)]  # is kept in place of what it goes on from
+    longer = [*prompt(64, 3), *prompt(32, 4)]  # replaces its own prefix in the cache
     for ids, room, kept in ((prompt(64, 3), 130, 128), (longer, 100, 96), (prompt(64, 5), 63, 0)):
         enough = threading.Event()
         writer = Request(
@@ -301,7 +304,7 @@ def test_a_long_prompt_does_not_delay_decoding(qwen):
     engine.close()
 
 
-def test_token_that_the_model_does_not_have_is_refused(engine, qwen):
+def test_a_token_id_outside_the_vocabulary_is_refused(engine, qwen):
     known = qwen.config.vocab_size
     with pytest.raises(JobFailed, match=f"token 1000000 is not among the {known}"):
         engine.submit(Request(ids=[10**6], sampling=GREEDY, max_tokens=5))
@@ -328,8 +331,8 @@ def test_an_error_in_a_step_is_reported_and_the_engine_continues(qwen):
         with pytest.raises(RuntimeError, match=r"^engine: MemoryError: no memory$") as caught:
             collect(request)
         told.append(caught.value)
-    assert len(set(map(id, told))) == len(asked)  # who raises one writes into it
-    (cause,) = {error.__cause__ for error in told}  # which says where it was
+    assert len(set(map(id, told))) == len(asked)  # raising an exception changes its traceback
+    (cause,) = {error.__cause__ for error in told}  # it has the traceback of the step
     assert isinstance(cause, MemoryError)
     assert cause.__traceback__ is not None
     fine = Request(ids=prompt(5), sampling=GREEDY, max_tokens=5)
@@ -342,7 +345,9 @@ def test_an_error_in_a_step_is_reported_and_the_engine_continues(qwen):
     [("new", 9), ("fork", CHUNK), ("fork", 9)],
     ids=["of its own", "to be kept", "of a second choice"],
 )
-def test_a_request_without_memory_for_its_cache_fails_alone(engine, monkeypatch, way, length):
+def test_a_request_without_memory_for_its_kv_cache_fails_without_affecting_others(
+    engine, monkeypatch, way, length
+):
     def refuse(*_: Any) -> None:
         raise MemoryError("no memory")
 
@@ -362,7 +367,7 @@ def test_a_request_without_memory_for_its_cache_fails_alone(engine, monkeypatch,
     collect(other)
 
 
-def test_a_sequence_that_no_memory_could_hold_fails_alone(engine):
+def test_a_sequence_larger_than_all_memory_fails_without_affecting_others(engine):
     endless = Request(ids=prompt(9), sampling=GREEDY, max_tokens=10**15)
     behind = Request(ids=prompt(5), sampling=GREEDY, max_tokens=5)
     with COMPUTE_THREAD.changed:  # so that both are there for the first turn
@@ -467,3 +472,64 @@ def test_a_model_whose_packed_copy_the_memory_budget_has_no_room_for_is_served_u
     assert answers[0] == answers[1]
     engine.close()
     packing.close()
+
+
+def test_an_engine_that_samples_together_generates_what_one_by_one_gives():
+    model = make("Qwen2")
+    completions = []
+    for together in (False, True):
+        engine = start(model)
+        engine._samples_batches = together
+        asked = [
+            Request(ids=prompt(4, seed), sampling=Sampling(temperature=heat, seed=9), max_tokens=12)
+            for seed, heat in enumerate((0.0, 1.0, 0.5))
+        ]
+        for request in asked:
+            engine.submit(request)
+        completions.append([collect(request) for request in asked])
+        engine.close()
+    assert completions[0] == completions[1]
+
+
+# The third step of an engine raises what its argument names.
+LOSING_THE_GPU = """
+import sys, torch
+from pathlib import Path
+import tiny
+from engines import make, prompt
+from warmd.jobs.context import WarmModel
+from warmd.jobs.engine.request import End, Request, Sampling
+from warmd.jobs.engine.scheduler import Engine
+
+class Losing(Engine):
+    steps = 0
+    def _measure_prefill(self, *args, **kwargs):
+        self.steps += 1
+        if self.steps == 3:
+            raise getattr(torch, sys.argv[1])("CUDA error: device-side assert triggered")
+
+warm = WarmModel(name="m", path=Path("m"), model=make("Qwen2"), tokenizer=tiny.tokenizer())
+engine = Losing(warm)
+for _ in range(2):
+    request = Request(ids=prompt(4), sampling=Sampling(temperature=0), max_tokens=5)
+    engine.submit(request)
+    while not isinstance(piece := request.pieces.get(timeout=60), End):
+        pass
+    print(piece.error is None, flush=True)
+engine.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "printed"),
+    [("OutOfMemoryError", 0, ["False", "True"]), ("AcceleratorError", LOST_CONTEXT_EXIT, [])],
+)
+def test_a_lost_cuda_context_ends_the_process_and_a_lack_of_memory_does_not(error, code, printed):
+    done = subprocess.run(
+        [sys.executable, "-c", LOSING_THE_GPU, error],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout.splitlines()) == (code, printed), done.stderr

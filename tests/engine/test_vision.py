@@ -114,7 +114,7 @@ def by_transformers(warm: WarmModel, request: Request) -> str:
     return text
 
 
-def test_answers_are_those_of_transformers(each):
+def test_completions_with_images_equal_those_of_transformers(each):
     engine = Engine(each)
     answers = []
     for parts in (
@@ -131,7 +131,7 @@ def test_answers_are_those_of_transformers(each):
     engine.close()
 
 
-def test_choices_and_neighbours_with_images_are_those_of_transformers(each):
+def test_several_choices_and_batched_requests_with_images_equal_transformers(each):
     engine = Engine(each)
     asked = [
         ask(each, "what is ", png(150, 100, 5), "?", num_completions=2),
@@ -158,7 +158,7 @@ class SlowEngine(Engine):
         self._prefill_tokens_per_s = 1.0
 
 
-def test_all_of_reading_a_prompt_is_in_its_timing(warm):
+def test_prefill_time_includes_the_vision_encoder(warm):
     engine = SlowEngine(warm)
     answer(engine, ask(warm, "a" * 40))
     request = ask(warm, png(120, 60), "a" * 500)
@@ -214,7 +214,7 @@ def test_an_image_that_cannot_be_encoded_fails_its_request_only(warm, engine):
     assert (reason, piece.error) == ("cancelled", None)
 
 
-def test_rope_positions_are_those_of_transformers(each):
+def test_rope_positions_equal_those_of_transformers(each):
     request = ask(each, "what ", png(120, 60), png(60, 120), "is ", png(300, 90), "it?")
     ids = torch.tensor([request.ids])
     wanted, delta = each.model.model.get_rope_index(
@@ -278,7 +278,7 @@ def test_an_image_is_encoded_once_and_later_answers_are_equal(warm, engine, monk
     fresh.close()
 
 
-def test_another_image_of_the_same_size_is_no_common_prefix(warm, engine):
+def test_another_image_of_the_same_size_does_not_hit_the_prefix_cache(warm, engine):
     answer(engine, ask(warm, png(300, 200), "what?"))
     other = ask(warm, png(300, 200, 1), "what?")
     fresh = Engine(warm)
@@ -300,7 +300,7 @@ def test_large_images_are_resized(warm):
 
 
 def bomb() -> bytes:
-    """A PNG that says it has 50,000 x 50,000 pixels."""
+    """A PNG whose header claims 50,000 x 50,000 pixels."""
     header = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
     chunk = b"IHDR" + header
     return (
@@ -315,7 +315,7 @@ def bomb() -> bytes:
         "data:image/png;base64,???", "data:image/png,abc", "file:///nowhere.png", "file://\0",
     ],
 )  # fmt: skip
-def test_what_is_no_image_is_refused(spoilt):
+def test_data_that_is_not_an_image_is_refused(spoilt):
     with pytest.raises(JobFailed, match="image"):
         images.read(spoilt, Budget())
 
@@ -326,13 +326,13 @@ def test_an_extreme_aspect_ratio_is_refused(warm):
 
 
 @pytest.mark.parametrize("place", ["http://example.org/a.png", "/etc/passwd", 5, None])
-def test_images_come_from_data_urls_and_files_alone(place):
+def test_images_come_from_data_urls_and_files_only(place):
     part = {"type": "image_url", "image_url": {"url": place}}
     with pytest.raises(SpecError, match="image_url"):
         chat_messages.check([{"role": "user", "content": [part]}], "messages")
 
 
-def test_text_cannot_pretend_to_be_an_image(warm):
+def test_text_cannot_contain_image_tokens(warm):
     with pytest.raises(JobFailed, match="2 image tokens of 1 images"):
         insert_image_tokens(warm, [5, IMAGE, IMAGE], [url(png(60, 60))], Budget())
 
@@ -361,7 +361,7 @@ def test_a_model_without_vision_encoder_refuses_images():
     {"messages": json.dumps([{"role": "user", "content": [
         {"type": "image_url", "image_url": {"url": url(png(60, 60))}}]}])},
 ])  # fmt: skip
-def test_images_for_a_model_that_is_shown_none_are_refused_in_the_shell(tmp_path, options):
+def test_images_for_a_text_model_are_refused_at_the_command_line(tmp_path, options):
     (tmp_path / "a.png").write_bytes(png(60, 60))
     spec = InferSpec.parse(options).located(tmp_path)
     with pytest.raises(SpecError, match=r"images must go with .*qwen2_vl.*, got one of type llama"):
@@ -370,7 +370,7 @@ def test_images_for_a_model_that_is_shown_none_are_refused_in_the_shell(tmp_path
 
 
 @pytest.mark.parametrize(("turned", "size"), [(1, (120, 60)), (6, (60, 120))])
-def test_an_image_is_turned_as_its_camera_says(tmp_path, turned, size):
+def test_an_image_is_rotated_by_its_exif_orientation(tmp_path, turned, size):
     path = tmp_path / "a.jpg"
     image = Image.new("RGB", (120, 60), "white")
     image.paste("black", (0, 0, 60, 60))  # its left half

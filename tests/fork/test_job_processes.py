@@ -1,4 +1,4 @@
-"""What the code of a job starts, breaks or forks: it harms no other job, and ends with its own."""
+"""Processes started by a job's code affect no other job, and end with their job."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def begin_with_processes(daemon: Daemon) -> str:
     return job
 
 
-def test_processes_that_a_reward_leaves_behind_end_with_the_job(clean):
+def test_processes_started_by_a_reward_end_with_the_job(clean):
     job = clean.submit("behaviours:leaves_processes", samples=3, save_every=1)
     assert clean.wait(job)["status"] == "finished"
     assert left_behind(clean) == []
@@ -59,7 +59,7 @@ def test_a_killed_job_leaves_no_process_behind(clean):
     assert clean.wait(job)["status"] == "finished"
 
 
-def test_a_job_whose_horse_is_killed_leaves_no_process_behind_and_goes_on(clean):
+def test_a_job_whose_horse_is_killed_leaves_no_process_and_resumes(clean):
     job = begin_with_processes(clean)
     (clean.folder / "gate").unlink()
     clean.kill("horse")
@@ -82,7 +82,7 @@ def test_a_zygote_that_is_killed_with_its_horse_leaves_no_process_behind(clean):
     wait_until(lambda: not left_behind(clean))
 
 
-def test_a_reward_that_comes_back_in_two_processes_is_trained_in_one(clean):
+def test_a_reward_that_forks_and_returns_twice_is_trained_on_once(clean):
     job = clean.submit("behaviours:forks", samples=6, save_every=1)
     assert clean.wait(job)["status"] == "finished"
     assert [event["step"] for event in clean.events(job, "step")] == [1, 2, 3, 4, 5, 6]
@@ -96,7 +96,7 @@ def test_a_reward_may_score_in_a_pool_of_processes(clean):
     assert clean.wait(job)["status"] == "finished"
 
 
-def test_an_error_of_ten_megabytes_fails_the_job_once_and_in_a_few_words(clean):
+def test_an_error_message_of_ten_megabytes_fails_the_job_once_and_is_truncated(clean):
     job = clean.wait(clean.submit("behaviours:long_message"))
     assert job["status"] == "failed"
     assert job["execution"] == 1
@@ -114,7 +114,9 @@ def test_an_error_of_ten_megabytes_fails_the_job_once_and_in_a_few_words(clean):
 
 
 @pytest.mark.slow
-def test_a_resident_worker_runs_each_jobs_own_code_and_ends_its_processes(make_daemon, tmp_path):
+def test_a_resident_worker_imports_user_code_afresh_for_each_job_and_ends_its_processes(
+    make_daemon, tmp_path
+):
     worker = WorkerConfig(name="train-0", queue="train", threads=1, isolation="resident")
     daemon = make_daemon(workers=(worker,))
     daemon.start()

@@ -82,7 +82,7 @@ print(wrong)
 """
 
 
-def test_no_setting_of_openmp_makes_numbers_wrong():
+def test_openmp_settings_do_not_change_results():
     settings = {"OMP_DYNAMIC": "true", "OMP_THREAD_LIMIT": "1"}
     done = subprocess.run(
         [sys.executable, "-c", MULTIPLYING],
@@ -96,7 +96,7 @@ def test_no_setting_of_openmp_makes_numbers_wrong():
 
 
 @pytest.mark.slow  # imports all that a zygote does
-def test_training_in_a_child_leaves_the_weights_of_the_zygote_alone(tiny_model: Path):
+def test_training_in_a_child_does_not_change_the_weights_of_the_zygote(tiny_model: Path):
     done = subprocess.run(
         [sys.executable, "-c", FORKING, str(tiny_model)],
         capture_output=True,
@@ -108,7 +108,7 @@ def test_training_in_a_child_leaves_the_weights_of_the_zygote_alone(tiny_model: 
     assert (status, unchanged) == ("0", "True"), done.stderr
 
 
-def test_zygote_never_starts_a_team_of_threads(shared_daemon: Daemon):
+def test_the_zygote_never_starts_openmp_threads(shared_daemon: Daemon):
     shared_daemon.wait(shared_daemon.submit())
     threads = Path("/proc", str(shared_daemon.pid("zygote")), "task").iterdir()
     names = {(thread / "comm").read_text().strip() for thread in threads}
@@ -116,7 +116,7 @@ def test_zygote_never_starts_a_team_of_threads(shared_daemon: Daemon):
     assert all(name.startswith("python") or name == "jemalloc_bg_thd" for name in names)
 
 
-def test_base_model_answers_the_same_after_a_job_trained_on_it(shared_daemon: Daemon):
+def test_the_base_model_generates_the_same_text_after_a_job_trained_from_it(shared_daemon: Daemon):
     first = shared_daemon.submit()
     second = shared_daemon.submit()
     for job_id in (first, second):
@@ -134,7 +134,9 @@ def save_model(folder: Path, seed: int) -> Path:
     return folder
 
 
-def test_models_come_and_go_without_disturbing_a_running_job(shared_daemon: Daemon, tmp_path: Path):
+def test_loading_and_unloading_models_does_not_affect_a_running_job(
+    shared_daemon: Daemon, tmp_path: Path
+):
     daemon = shared_daemon
     other = ModelConfig(name="other", path=str(save_model(tmp_path / "other", 1)))
     job_id = daemon.submit(samples=30)
@@ -161,7 +163,7 @@ def huge_part(daemon: Daemon) -> float:
     return kb["AnonHugePages:"] / kb["Anonymous:"]
 
 
-def test_idle_zygote_has_its_memory_in_huge_pages(sturdy: Daemon):
+def test_an_idle_zygote_moves_its_memory_to_huge_pages(sturdy: Daemon):
     needs(sys.platform == "linux" and KERNEL >= (6, 1), "Linux 6.1")
     before = sturdy.pid("zygote")
     sturdy.kill("zygote")  # a new one: what forks have split is moved again after many of them
@@ -172,14 +174,14 @@ def test_idle_zygote_has_its_memory_in_huge_pages(sturdy: Daemon):
 
 
 @pytest.mark.slow
-def test_zygote_moves_again_what_many_forks_have_split(sturdy: Daemon):
+def test_the_zygote_moves_memory_to_huge_pages_again_after_many_forks(sturdy: Daemon):
     for _ in range(60):
         assert sturdy.wait(sturdy.submit())["status"] == "finished"
     wait_until(lambda: is_settled(sturdy), timeout_s=60)
     assert huge_part(sturdy) > 0.6
 
 
-def test_zygote_moves_no_memory_while_a_horse_shares_it(sturdy: Daemon, tmp_path: Path):
+def test_the_zygote_moves_no_memory_that_a_horse_shares(sturdy: Daemon, tmp_path: Path):
     wait_until(lambda: is_settled(sturdy), timeout_s=60)
     (sturdy.folder / "gate").touch()
     job_id = sturdy.submit("behaviours:gated")
@@ -194,7 +196,9 @@ def test_zygote_moves_no_memory_while_a_horse_shares_it(sturdy: Daemon, tmp_path
     control.unload_model(sturdy.config, "late")
 
 
-def test_job_that_names_a_cold_model_has_it_loaded_and_kept(shared_daemon: Daemon, tmp_path: Path):
+def test_a_model_that_is_not_loaded_is_loaded_for_a_job_and_stays_loaded(
+    shared_daemon: Daemon, tmp_path: Path
+):
     daemon = shared_daemon
     folder = save_model(tmp_path / "cold", 2)
     job = daemon.wait(daemon.submit(model=str(folder)))
@@ -209,7 +213,7 @@ def test_job_that_names_a_cold_model_has_it_loaded_and_kept(shared_daemon: Daemo
 
 
 @pytest.mark.slow
-def test_loaded_models_are_back_after_a_restart_and_a_broken_one_keeps_nobody_from_starting(
+def test_loaded_models_are_loaded_again_after_a_restart_except_broken_ones(
     make_daemon: MakeDaemon, tmp_path: Path
 ):
     daemon = make_daemon()
@@ -225,7 +229,7 @@ def test_loaded_models_are_back_after_a_restart_and_a_broken_one_keeps_nobody_fr
     assert daemon.wait(daemon.submit(model="kept"))["status"] == "finished"
 
 
-def test_folder_that_is_no_model_is_refused_by_load(shared_daemon: Daemon, tmp_path: Path):
+def test_load_refuses_a_folder_without_a_model(shared_daemon: Daemon, tmp_path: Path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(WarmdError, match="cannot be loaded"):
         control.load_model(shared_daemon.config, ModelConfig(name="bad", path=str(tmp_path)))
@@ -234,7 +238,7 @@ def test_folder_that_is_no_model_is_refused_by_load(shared_daemon: Daemon, tmp_p
 
 
 @pytest.mark.slow
-def test_model_that_does_not_fit_is_refused_with_the_numbers(
+def test_a_model_beyond_the_memory_budget_is_refused_with_both_sizes(
     make_daemon: MakeDaemon, tmp_path: Path, tiny_model: Path
 ):
     size = sum(path.stat().st_size for path in tiny_model.glob("*.safetensors"))
@@ -256,7 +260,7 @@ def test_model_that_does_not_fit_is_refused_with_the_numbers(
 
 
 @pytest.mark.slow
-def test_killed_zygote_brings_the_same_models_back(sturdy: Daemon, tmp_path: Path):
+def test_a_restarted_zygote_loads_the_same_models(sturdy: Daemon, tmp_path: Path):
     daemon = sturdy
     other = ModelConfig(name="other", path=str(save_model(tmp_path / "other", 1)))
     control.load_model(daemon.config, other)

@@ -111,6 +111,6 @@ def test_hundreds_of_hostile_requests_block_nobody_and_memory_stays_bounded(gate
     body = HOSTILE[attack](size)
     with Watch(gateway) as watch, ThreadPoolExecutor(200) as attackers:
         statuses = Counter(attackers.map(lambda _: post(gateway, body), range(200)))
-    wait_until(lambda: gateway.waiting() == [])  # those who waited have gone
+    wait_until(lambda: gateway.waiting() == [])  # the waiting clients are gone
     assert not {200, 500} & statuses.keys()
     watch.check()

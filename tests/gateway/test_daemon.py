@@ -269,7 +269,7 @@ def test_training_options_name_neither_code_nor_files(served, options):
 def test_unknown_method_is_refused(served):
     with pytest.raises(openai.BadRequestError) as caught:
         served.openai.fine_tuning.jobs.create(
-            model="chat", training_file="arithmetic", method={"type": "dpo"}
+            model="chat", training_file="arithmetic", method={"type": "kto"}
         )
     assert caught.value.param == "method.type"
 

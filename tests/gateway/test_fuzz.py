@@ -27,7 +27,8 @@ CHECKS: list[Any] = [
     content_type_conformance,
     response_schema_conformance,
 ]
-NOT_READY = 503  # of /health, where no daemon runs
+NOT_READY = 503  # of these routes, where no daemon runs
+ASKS_DAEMON = ("/health", "/v1/warmd/models/load", "/v1/warmd/models/unload")
 EXAMPLES = 40  # for each route
 
 
@@ -82,7 +83,8 @@ def test_no_request_makes_the_gateway_fail(described: Any) -> None:
     operations = [found.ok() for found in schema.get_all_operations()]
     assert len(operations) > 15
     for operation in operations:
-        fuzz(operation, names)
+        if not operation.path.endswith("/stream"):  # which ends with the job, or never
+            fuzz(operation, names)
 
 
 def fuzz(operation: Any, names: dict[str, str]) -> None:
@@ -108,7 +110,7 @@ def fuzz(operation: Any, names: dict[str, str]) -> None:
             if len(value) % 2:
                 case.path_parameters[name] = names[name]
         response = case.call()
-        if response.status_code != NOT_READY or case.operation.path != "/health":
+        if response.status_code != NOT_READY or case.operation.path not in ASKS_DAEMON:
             case.validate_response(response, checks=CHECKS)
 
     send()

@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx2 as httpx
 import openai
+import orjson
 import pytest
 from gateways import Gateway
 from waiting import wait_until
@@ -539,8 +540,26 @@ TUNING = {"model": "tiny", "training_file": "arithmetic"}
         ),
         (
             "fine_tuning/jobs",
+            {
+                **{"model": "tiny", "training_file": "stdlib"},
+                **{"method": {"type": "mlm"}, "validation_file": "f"},
+            },
+            "validation_file: must be left out for mlm, got a file",
+        ),
+        (
+            "fine_tuning/jobs",
             {**TUNING, "validation_file": "f"},
-            "validation_file: must be left out for reinforcement, got a file",
+            "validation_file: must be the id of an uploaded file",
+        ),
+        (
+            "fine_tuning/jobs",
+            {**TUNING, "integrations": [{"type": "wandb", "wandb": {"project": "p"}}]},
+            "integrations[0]: must be configured: set report_to: [wandb] in defaults.grpo",
+        ),
+        (
+            "fine_tuning/jobs",
+            {**TUNING, "integrations": [{"type": "other"}]},
+            "integrations[0].type: must be wandb, got 'other'",
         ),
         (
             "fine_tuning/jobs",
@@ -559,6 +578,95 @@ def test_unsupported_field_is_refused_in_openais_words(gateway, path, body, mess
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith(message)
     assert gateway.waiting() == []
+
+
+CHECK = {
+    "type": "string_check",
+    "name": "check",
+    "operation": "like",
+    "input": "{{sample.output_text}}",
+    "reference": "{{item.reference_answer}}",
+}
+
+
+@pytest.mark.parametrize(
+    ("grader", "message"),
+    [
+        (
+            {"type": "score_model"},
+            "must have a type of string_check, text_similarity, multi, python",
+        ),
+        ({**CHECK, "operation": "is"}, "operation of the grader must be one of eq, ne"),
+        ({**CHECK, "type": "text_similarity", "evaluation_metric": "cosine"}, "the grader"),
+        (
+            {"type": "python", "name": "p", "source": "def grade(sample, item): return 1"},
+            "source of the grader must be module:function of this machine",
+        ),
+        (
+            {"type": "python", "name": "p", "source": "os:getcwd"},
+            "a python grader must be one of none (setting http_graders), got 'os:getcwd'",
+        ),
+        (
+            {
+                **{"type": "multi", "name": "m", "calculate_output": "a"},
+                "graders": {"a": {"type": "python", "name": "p", "source": "os:getcwd"}},
+            },
+            "a python grader must be one of none",
+        ),
+        ({"type": "warmd", "reward": ["grader"]}, "must be one of correctness, "),
+        ({"type": "warmd", "reward": ["os:getcwd"]}, "must be one of correctness, "),
+    ],
+)
+def test_a_grader_that_cannot_be_had_is_refused_by_name(gateway, grader, message):
+    method = {"type": "reinforcement", "reinforcement": {"grader": grader}}
+    answer = httpx.post(f"{gateway.url}/v1/fine_tuning/jobs", json={**TUNING, "method": method})
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert error["param"].startswith("method.reinforcement.")
+    assert message in error["message"]
+    assert gateway.waiting() == []
+
+
+def test_openais_calls_for_reinforcement_with_graders_queue_a_job(gateway):
+    client = gateway.openai()
+    rows = [
+        {"messages": [{"role": "user", "content": f"{n}+1="}], "reference_answer": f"{n + 1}"}
+        for n in range(4)
+    ]
+    train, held_out = (
+        client.files.create(
+            file=("train.jsonl", b"\n".join(map(orjson.dumps, part))), purpose="fine-tune"
+        ).id
+        for part in (rows[:3], rows[3:])
+    )
+    similar = {
+        **{"type": "text_similarity", "name": "similar", "evaluation_metric": "fuzzy_match"},
+        **{"input": CHECK["input"], "reference": CHECK["reference"]},
+    }
+    both: Any = {
+        **{"type": "multi", "name": "both", "calculate_output": "0.5 * check + 0.5 * similar"},
+        "graders": {"check": CHECK, "similar": similar},
+    }
+    for grader in (CHECK, similar, both):
+        method: Any = {
+            "type": "reinforcement",
+            "reinforcement": {
+                "grader": grader,
+                "hyperparameters": {"n_epochs": 1, "max_prompt_length": 8},
+            },
+        }
+        job = client.fine_tuning.jobs.create(
+            model="tiny", training_file=train, validation_file=held_out, method=method
+        )
+        assert (job.training_file, job.validation_file) == (train, held_out)
+        gateway.client.cancel(job.id)
+        spec = gateway.client.rundir(job.id).read_spec()["spec"]
+        assert (spec["samples"], spec["reward"]) == (3, ["grader"])
+        assert orjson.loads(spec["grader"]) == grader
+    broken: Any = {**method, "reinforcement": {"grader": {**CHECK, "reference": "{{item.x}}"}}}
+    with pytest.raises(openai.BadRequestError, match=r"item.x must be a column") as caught:
+        client.fine_tuning.jobs.create(model="tiny", training_file=train, method=broken)
+    assert caught.value.param == "method.reinforcement.grader"
 
 
 def test_unknown_query_and_form_fields_are_refused(gateway):
@@ -741,7 +849,7 @@ def test_nonsense_header_does_not_make_the_gateway_fail(gateway, headers):
     [
         (b"", HEAD_S),
         (b"POST /v1/completions HTTP/1.1\r\nHost: loc", HEAD_S),
-        # After a response uvicorn's own, shorter limit applies.
+        # After a response, uvicorn's shorter limit applies.
         (b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\nGET /v1", 5),
         (
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{",

@@ -17,7 +17,7 @@ from waiting import wait_until
 from warmd.configs.config import WorkerConfig
 from warmd.jobs import spec_class
 
-pytestmark = pytest.mark.slow  # a daemon of its own for few tests; the parts have theirs
+pytestmark = pytest.mark.slow  # starts its own daemon; the parts have faster tests
 
 
 @pytest.fixture(scope="module")

@@ -144,6 +144,31 @@ def test_one_step_is_the_groups_of_its_prompts(options, geometry, steps_total):
             {"reward": ["math", "math=2"]},
             "reward: must be one or more, each once, got math, math",
         ),
+        (
+            {"delta": 1.5, "loss_type": "sapo"},
+            "delta: must go with loss_type dapo, bnpo, grpo, dr_grpo or luspo, got 1.5 without it",
+        ),
+        (
+            {"vespo_k_pos": 1},
+            "vespo_k_pos: must go with loss_type vespo, got 1.0 without it",
+        ),
+        (
+            {"ref_model_sync_steps": 8},
+            "ref_model_sync_steps: must go with beta above 0, got 8 without it",
+        ),
+        (
+            {"lora": 4, "beta": 0.1, "ref_model_sync_steps": 8},
+            "ref_model_sync_steps: must be left out with lora, whose reference is the model "
+            "without the adapter, got 8",
+        ),
+        (
+            {"entropy_coef_max": 0.5},
+            "entropy_coef_max: must go with entropy_target, got 0.5 without it",
+        ),
+        (
+            {"entropy_coef_min": 2, "entropy_target": 1},
+            "entropy_coef_min: must be at most 1 (entropy_coef_max), got 2",
+        ),
     ],
 )
 def test_options_that_do_not_fit_together_are_refused_by_name(options, message):
@@ -160,7 +185,7 @@ def test_options_that_do_not_fit_together_are_refused_by_name(options, message):
         ({"max_prompt_length": 60}, "max_completion_length: must be at most 64"),
         ({"samples": 100_000}, "samples: must be at most"),
         ({"eval_samples": 100_000}, "eval_samples: must be at most"),
-        ({"dataset": "nowhere.jsonl"}, "dataset: must be a JSONL file"),
+        ({"dataset": "nowhere.jsonl"}, "dataset: must be a JSONL, CSV or Parquet file"),
         ({"template": "no place"}, "template: must contain {question}"),
     ],
 )
@@ -438,6 +463,17 @@ HARD_CASES = {
         "beta": 0.05,
     },
     "accumulated": {"prompts_per_step": 2, "samples": 5, "epochs": 4, "batch_size": 2},
+    "dynamic sampling": {"resample": 3, "samples": 9, "reward": ["tiny:begins_with_digit"]},
+    "replay": {
+        "replay": 2,
+        "samples": 3,
+        "epochs": 4,
+        "num_iterations": 2,
+        "learning_rate": 1e-3,
+        "reward": ["tiny:begins_with_digit"],
+    },
+    "moving reference": {"beta": 0.5, "ref_model_sync_steps": 2, "samples": 10},
+    "entropy target": {"entropy_target": 4.4, "entropy_coef": 0.05, "batch_size": 2, "samples": 10},
     "cosine with decay": {"lr_scheduler": "cosine", "warmup_steps": 4, "weight_decay": 0.1},
 }
 
@@ -452,7 +488,8 @@ class PowerCut(BaseException):
 @pytest.mark.parametrize("options", HARD_CASES.values(), ids=HARD_CASES)
 def test_a_run_that_died_resumes_bit_by_bit_where_its_checkpoint_was(tmp_path, options, save_every):
     job = spec(save_every=save_every, **options)
-    dropout = 0.1 if job.rollout_dtype == "float32" else 0.0
+    takes_dropout = job.rollout_dtype == "float32" and not job.replay  # these two need packs
+    dropout = 0.1 if takes_dropout else 0.0
     whole = tiny.surroundings(tmp_path / "whole", tiny.model(dropout=dropout))
     run(job, whole.ctx)
 
@@ -493,7 +530,7 @@ def test_a_run_resumes_with_the_gemm_that_it_began_with(tmp_path, monkeypatch, g
 
 
 def test_every_epoch_has_its_own_order_whatever_ran_before():
-    from warmd.jobs.grpo.trainer import EpochSampler
+    from warmd.jobs.grpo.prompt_order import EpochSampler
 
     through = EpochSampler(range(20), mini_repeat_count=1, seed=7)
     orders = []
@@ -506,17 +543,19 @@ def test_every_epoch_has_its_own_order_whatever_ran_before():
     assert list(resumed) == orders[2]
 
 
-def test_kill_9_in_mid_run_loses_nothing_but_the_steps_since_the_checkpoint(tmp_path):
-    run(spec(), tiny.surroundings(tmp_path / "whole").ctx)
+@pytest.mark.parametrize("options", [{}, {"resample": 2, "replay": 4}])
+def test_kill_9_in_mid_run_loses_nothing_but_the_steps_since_the_checkpoint(tmp_path, options):
+    job_spec = spec(reward=["tiny:begins_with_digit"], **options)
+    run(job_spec, tiny.surroundings(tmp_path / "whole").ctx)
     child = os.fork()
     if child == 0:
         job = tiny.surroundings(tmp_path / "killed")
         job.kill_at_step = 5
-        run(spec(), job.ctx)
+        run(job_spec, job.ctx)
         os._exit(0)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     second = tiny.surroundings(tmp_path / "killed")
-    run(spec(), second.ctx)
+    run(job_spec, second.ctx)
     assert list(steps(second.events)) == [4, 5, 6]
     assert same_weights(weights(tmp_path / "killed/model"), weights(tmp_path / "whole/model"))
 
@@ -604,3 +643,37 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path):
     assert second.of_type("begin")[0]["resumed_from"] == 3
     assert "optimizer.pt" in second.of_type("warning")[0]["message"]
     assert Checkpoints(tmp_path / "checkpoints").latest() is not None
+
+
+def test_a_grader_scores_completions_by_their_records_and_held_out_ones_too(tmp_path):
+    grader = {
+        **{"type": "text_similarity", "evaluation_metric": "fuzzy_match"},
+        **{"input": "{{sample.output_text}}", "reference": "{{item.gold}}"},
+    }
+    data = rows(tmp_path / "rows.jsonl", *({"prompt": f"{n}=", "gold": "12"} for n in range(4)))
+    held_out = rows(tmp_path / "eval.jsonl", {"prompt": "9=", "gold": "1"}, {"prompt": "8="})
+    options = {"dataset": data, "eval_dataset": held_out, "samples": "all", "reward": ["grader"]}
+    job = tiny.surroundings(tmp_path / "run")
+    made = spec(**options, grader=orjson.dumps(grader).decode(), steps=2).located(tmp_path)
+    assert (made.samples, len(made.held_out_problems())) == (4, 2)
+    run(made, job.ctx)
+    assert len(job.of_type("step")) == 2
+    assert [event["n"] for event in job.of_type("eval")] == [2, 2]
+    assert all(0 <= event["reward"] <= 1 for event in job.of_type("step"))
+
+
+def test_bad_records_are_skipped_with_a_warning_or_refused(tmp_path):
+    data = rows(tmp_path / "rows.jsonl", {"prompt": "1="}, {"text": "?"}, {"prompt": "2="})
+    options = {"dataset": data, "samples": "all", "steps": 1}
+    with pytest.raises(SpecError, match=r"line 2: must be an object with question, prompt"):
+        spec(**options).located(tmp_path)
+    job = tiny.surroundings(tmp_path / "run")
+    run(spec(**options, skip_bad_rows=True).located(tmp_path), job.ctx)
+    assert [event["rows_skipped"] for event in job.of_type("warning")] == [1]
+
+
+def test_all_prompts_are_those_not_held_out():
+    assert spec(samples="all").located(Path("/")).samples == 4050
+    message = "grader: must go with the reward grader, got one without the other"
+    with pytest.raises(SpecError, match=message):
+        spec(reward=["grader"])

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from group_trainers import digits, train, trainer
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.generation import logits_process, utils as generation
+from group_trainers import CASES, digits, small, train, trainer
+from transformers.generation import logits_process
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from warmd.jobs.compute.aten_overrides import fast_kernels
@@ -19,35 +18,18 @@ from warmd.jobs.compute.linears import InPlaceLinear, int8_linear, packed_float3
 from warmd.jobs.compute.quantized import WeightOnlyInt8Linear
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.sampling import BatchSampler, NotFiniteError
+from warmd.jobs.errors import JobFailed
 from warmd.jobs.grpo import packed_trainer
-from warmd.jobs.grpo.packed_trainer import PackedTrainer, weight_sharing_clone
-from warmd.jobs.grpo.packing import Sample
+from warmd.jobs.grpo.packed_trainer import PackedTrainer
 from warmd.jobs.grpo.rollout import generate
-from warmd.jobs.grpo.scoring import split
+from warmd.jobs.packing import passes
 from warmd.jobs.packing.attention import can_pack
 from warmd.jobs.packing.logprobs import score
 from warmd.jobs.packing.passes import tokens_that_fit
+from warmd.jobs.packing.shared_prompts import Sample, split
+from warmd.jobs.training.reference import copy_shared_weights, weight_sharing_clone
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
-
-
-class SharedSampler:
-    """torch, as transformers.generate sees it, but with tokens drawn as warmd draws them."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-    @staticmethod
-    def multinomial(probabilities: torch.Tensor, num_samples: int) -> torch.Tensor:
-        assert num_samples == 1
-        cumulated = probabilities.cumsum(-1, dtype=torch.float64)
-        uniform = torch.rand(len(probabilities), dtype=torch.float64)[:, None]
-        return torch.searchsorted(cumulated, uniform * cumulated[:, -1:], right=True)
-
-
-@pytest.fixture
-def shared_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "torch", SharedSampler())
 
 
 def digits_or_all_alike(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
@@ -77,40 +59,89 @@ def assert_same(folder: Any, model: Any, **options: Any) -> Any:
     return made
 
 
-CASES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "AdamW": {"optim": "adamw_torch_fused", "learning_rate": 1e-3},
-    "beta": {"beta": 0.1},
-    "workload": {
-        "loss_type": "bnpo",
-        "beta": 0.1,
-        "num_generations": 2,
-        "per_device_train_batch_size": 1,
-        "gradient_accumulation_steps": 2,
-        "temperature": 0.7,
-        "top_p": 0.9,
-    },
-    "two prompts a step": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
-    "iterations": {"num_iterations": 2},
-    "iterations with beta": {
-        "num_iterations": 2,
-        "beta": 0.1,
+MICRO = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "delta": {"num_iterations": 2, "delta": 1.002, "learning_rate": 0.5},
+    "GSPO": {
+        "importance_sampling_level": "sequence",
         "loss_type": "grpo",
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 2,
-    },
-    "top-k": {"temperature": 0.7, "top_k": 20, "top_p": 0.95},
-    "batch scale": {"scale_rewards": "batch", "per_device_train_batch_size": 8},
-}
-CASES |= {
-    loss: {
-        "loss_type": loss,
         "num_iterations": 2,
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 4,
-    }
-    for loss in ("dapo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
+        "beta": 0.1,
+    },
+    "GSPO, luspo": {
+        "importance_sampling_level": "sequence",
+        "loss_type": "luspo",
+        "num_iterations": 2,
+    },
+    "masked truncation": {"mask_truncated_completions": True, "num_iterations": 2},
+    "masked truncation, beta": {
+        "mask_truncated_completions": True,
+        "beta": 0.1,
+        "temperature": 2.0,
+    },
+    "high entropy": {"top_entropy_quantile": 0.3},
+    "high entropy, iterations": {
+        "top_entropy_quantile": 0.5,
+        "num_iterations": 2,
+        "loss_type": "bnpo",
+    },
+    "off-policy mask": {
+        "off_policy_mask_threshold": 1e-6,
+        "num_iterations": 2,
+        "learning_rate": 0.5,
+    },
+    "entropy bonus": {"entropy_coef": 0.05},
+    "entropy bonus of high entropy": {"entropy_coef": -0.05, "top_entropy_quantile": 0.5},
+    "entropy target": {"use_adaptive_entropy": True, "entropy_target": 4.2},
+    "entropy target, iterations": {
+        "use_adaptive_entropy": True,
+        "entropy_coef": 0.02,
+        "entropy_coef_delta": 0.01,
+        "entropy_target": 4.2,
+        "num_iterations": 2,
+    },
+    "moving reference": {
+        "beta": 0.5,
+        "sync_ref_model": True,
+        "ref_model_sync_steps": 2,
+        "ref_model_mixup_alpha": 0.4,
+    },
+    "biased KL": {"beta": 0.1, "use_bias_correction_kl": False, "num_iterations": 2},
+    "sapo temperatures": {
+        "loss_type": "sapo",
+        "sapo_temperature_neg": 2.0,
+        "sapo_temperature_pos": 0.5,
+        "num_iterations": 2,
+    },
+    "vespo weights": {
+        "loss_type": "vespo",
+        "vespo_k_pos": 1.0,
+        "vespo_lambda_pos": 2.0,
+        "vespo_k_neg": 2.5,
+        "vespo_lambda_neg": 1.5,
+        "num_iterations": 2,
+    },
+    "rewards normalized first": {
+        "multi_objective_aggregation": "normalize_then_sum",
+        "reward": [digits, lambda completions, **_: [float(len(text)) for text in completions]],
+        "reward_weights": [1.0, 0.5],
+    },
+    "min-p": {"min_p": 0.2, "temperature": 0.8},
 }
+
+
+@pytest.mark.usefixtures("shared_sampler")
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+@pytest.mark.parametrize("case", OPTIONS)
+def test_every_option_of_the_loss_comes_to_the_same_as_with_trl(tmp_path, case, architecture):
+    assert_same(tmp_path, small(architecture), **MICRO | OPTIONS[case])
+
+
+@pytest.mark.usefixtures("shared_sampler")
+@pytest.mark.parametrize("case", ["high entropy", "entropy bonus", "entropy target", "GSPO"])
+def test_an_option_of_the_loss_comes_to_the_same_in_several_packs(tmp_path, monkeypatch, case):
+    monkeypatch.setattr(packed_trainer, "tokens_that_fit", lambda *_: 25)
+    assert_same(tmp_path, small("llama"), **MICRO | OPTIONS[case])
 
 
 @pytest.mark.usefixtures("shared_sampler")
@@ -133,28 +164,6 @@ def test_a_step_that_does_not_fit_into_one_pack_comes_to_the_same(
     monkeypatch.setattr(packed_trainer, "tokens_that_fit", lambda *_: most_tokens)
     options = CASES["iterations with beta"]
     assert assert_same(tmp_path, tiny.model(), **options).most_tokens == most_tokens
-
-
-SMALL = {
-    "vocab_size": 80,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-
-
-def small(architecture: str, **changes: Any) -> Any:
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(architecture, **SMALL | changes)
-    return AutoModelForCausalLM.from_config(config).requires_grad_(False).eval()
 
 
 @pytest.mark.usefixtures("shared_sampler")
@@ -225,7 +234,7 @@ def test_packs_hold_what_fits_and_each_prompt_once():
     def row(number: int, prompt: int, completion: int) -> Sample:
         return Sample(number, (prompt,) * 4, (number + 10,) * completion)
 
-    rows = [row(0, 7, 3), row(1, 5, 3), row(2, 7, 4), row(3, 5, 2), row(4, 6, 9)]
+    rows = [(row(0, 7, 3),), (row(1, 5, 3),), (row(2, 7, 4),), (row(3, 5, 2),), (row(4, 6, 9),)]
     numbers = [[row.index for row in pack] for pack in split(rows, 13)]
     assert numbers == [[1, 3], [4], [0, 2]]
     assert split(rows[::-1], 13) == split(rows, 13)
@@ -466,7 +475,7 @@ def test_a_policy_and_its_reference_are_one_in_memory_until_one_changes(tmp_path
     made.set_reference(reference, 0.1)
     assert not any(weight.requires_grad for weight in reference.parameters())
     assert _memory(policy) == _memory(reference)
-    made.copy_shared_weights()
+    copy_shared_weights(policy, reference)
     assert not _memory(policy) & _memory(reference)
     for weight, start in zip(policy.parameters(), reference.parameters(), strict=True):
         assert torch.equal(weight, start)
@@ -486,3 +495,12 @@ def test_what_is_hung_on_a_policy_does_not_hang_on_its_reference():
 
 def _memory(model: Any) -> set[int]:
     return {weight.data_ptr() for weight in model.parameters()}
+
+
+def test_a_model_that_a_gpu_cannot_train_is_refused_with_both_sizes(monkeypatch):
+    model = tiny.model().requires_grad_(True)
+    monkeypatch.setattr(passes, "free_bytes", lambda device: 1000)
+    with pytest.raises(JobFailed, match=r"takes [0-9.]+ kB of GPU memory .* 1 kB are free"):
+        tokens_that_fit(model, torch.device("cuda"))
+    monkeypatch.setattr(passes, "free_bytes", lambda device: 2**40)
+    assert tokens_that_fit(model, torch.device("cuda")) == passes.MOST_TOKENS

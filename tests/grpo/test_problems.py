@@ -9,6 +9,7 @@ import orjson
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from warmd.jobs.data.sources import TAKES
 from warmd.jobs.errors import SpecError
 from warmd.jobs.grpo.problems import (
     Problem,
@@ -115,7 +116,10 @@ def test_the_byte_order_mark_of_a_windows_editor_does_no_harm(dataset):
         (b"{broken", "must be a JSON object, got "),
         (b'{"prompt": "caf\xe9"}', "must be UTF-8, got byte 0xe9"),
         (["prompt"], "must be a JSON object, got a list"),
-        ({"text": "x"}, "must be an object with question or prompt, got the keys ['text']"),
+        (
+            {"text": "x"},
+            "must be an object with question, prompt or messages, got the keys ['text']",
+        ),
         ({"question": 7}, "question: must be text, got a number"),
         ({"question": " \n"}, "question: must be text, got an empty one"),
         ({"prompt": None}, "prompt: must be text, got null"),
@@ -144,14 +148,17 @@ def test_a_bad_row_is_named_with_its_line(dataset, row, problem):
 
 
 def test_what_is_no_file_of_rows_is_refused_with_the_reason(tmp_path, dataset):
-    takes = "dataset: must be a JSONL file or arithmetic, got"
+    takes = f"dataset: must be {TAKES} or arithmetic, got"
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     assert refusal(str(tmp_path / "none")) == f"{takes} FILE: No such file or directory"
-    assert refusal(str(tmp_path)) == f"{takes} FILE: not a regular file"
+    (tmp_path / "empty").mkdir()
+    assert refusal(str(tmp_path / "empty")) == (
+        f"{takes} FILE: no .jsonl, .json, .csv, .parquet, .arrow file in it"
+    )
     assert refusal(str(pipe)) == f"{takes} FILE: not a regular file"
     assert refusal(dataset(b"\n\n")) == f"{takes} FILE: no rows in it"
-    assert refusal("") == f"{takes} '': not a regular file"
+    assert refusal("") == f"{takes} '': No such file or directory"
     assert refusal("a\0b").startswith(f"{takes} 'a\\x00b': ")
     assert refusal("x" * 5000) == f"{takes} FILE: File name too long"
 

@@ -12,13 +12,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from warmd.jobs.errors import JobFailed, SpecError
+from warmd.jobs.files.jsonl import Place
 from warmd.jobs.grpo.problems import Problem
 from warmd.jobs.grpo.rewards import (
+    GRADER,
     NAMES,
     CustomOptions,
     Reward,
     RewardSpec,
-    check_answers,
+    check_answer,
     correctness,
     custom,
     final_number,
@@ -261,11 +263,12 @@ def test_the_right_side_of_an_equation_has_to_open_the_completion(completion, sc
 
 
 def test_answers_without_a_number_are_refused_for_correctness():
-    good = [Problem("p", "#### 1", 1), Problem("q", "2", 2)]
-    check_answers(good, "FILE")
+    place = Place.of_line("dataset", "FILE", 9)
+    for good in ("#### 1", "2"):
+        check_answer(Problem("p", good, 9, place=place))
     for answer, got in [(None, "none"), ("seven", "'seven'")]:
         with pytest.raises(SpecError) as caught:
-            check_answers([*good, Problem("r", answer, 9)], "FILE")
+            check_answer(Problem("r", answer, 9, place=place))
         assert str(caught.value) == (
             "dataset: FILE, line 9: answer must hold a number for the reward correctness, "
             f"got {got}"
@@ -299,8 +302,8 @@ def test_a_weight_that_is_no_sensible_number_is_refused(weight):
 def test_an_unknown_reward_is_refused_with_the_known_ones(text):
     message = refusal(parse, text)
     assert message.startswith(
-        "reward: must be one of correctness, math, general, reasoning, custom or module:function, "
-        f"with =WEIGHT after it or not, got {text!r}"
+        "reward: must be one of correctness, math, general, reasoning, custom, grader or "
+        f"module:function, with =WEIGHT after it or not, got {text!r}"
     )
 
 
@@ -401,7 +404,7 @@ def test_rewards_of_any_text_stay_in_their_range(prompt, completion, answer):
         "format_pattern": "[0-9]",
         "format_bonus": 0.25,
     }
-    for name in NAMES:
+    for name in [name for name in NAMES if name != GRADER]:  # graders: tests/graders
         (score,) = by_position(RewardSpec(name), options)([prompt], [completion], [answer])
         low, high = RANGES[name]
         assert low - 1e-9 <= score <= high + 1e-9

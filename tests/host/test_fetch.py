@@ -1,4 +1,4 @@
-"""Models from a hub: one of our own, on this machine."""
+"""Models from a hub, which runs on this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from warmd.jobs.errors import NotFound, Unavailable
 MODEL = ModelConfig(name="m", path="org/m")
 OBEYED_S = 2.0
 
-# In the place of the hub's library: it starts a process of its own, and both take their time.
+# Replaces the hub's library: it starts a child process, and both take their time.
 HANGING = """
 import subprocess
 from . import constants
@@ -61,7 +61,7 @@ def fetched(*, is_newest: bool = False) -> Path:
     return ensure_folder(MODEL, refresh=is_newest, is_canceled=lambda: False)
 
 
-def test_who_loads_a_model_gets_the_newest_and_jobs_after_that_get_it_too(published: Hub):
+def test_loading_a_model_gets_its_newest_revision_for_later_jobs_too(published: Hub):
     old = fetched()
     (published.folder / "config.json").write_text('{"is": "new"}')
     assert fetched() == old  # a job does not wait for the hub
@@ -71,7 +71,7 @@ def test_who_loads_a_model_gets_the_newest_and_jobs_after_that_get_it_too(publis
 
 
 @pytest.mark.parametrize("cleared", ["models--org--m", "models--org--m/blobs"])
-def test_what_was_cleared_out_of_the_cache_is_fetched_again(
+def test_files_removed_from_the_hub_cache_are_downloaded_again(
     published: Hub, tmp_path: Path, cleared: str
 ):
     fetched()
@@ -79,14 +79,14 @@ def test_what_was_cleared_out_of_the_cache_is_fetched_again(
     assert (fetched() / "config.json").read_text() == '{"is": "old"}'
 
 
-def test_what_is_all_in_the_cache_costs_neither_a_process_nor_a_request(published: Hub):
+def test_a_completely_cached_model_needs_neither_process_nor_request(published: Hub):
     folder = fetched()
     published.requests.clear()
     assert fetch.folder_at_hand(MODEL) == folder
     assert published.requests == []
 
 
-def test_download_that_was_broken_off_is_no_model(published: Hub):
+def test_an_interrupted_download_is_not_used_as_a_model(published: Hub):
     (published.folder / "model.safetensors").write_bytes(bytes(1000))
     published.is_open.clear()
     with pytest.raises(Unavailable, match="the daemon is stopping"):
@@ -158,7 +158,7 @@ def test_many_jobs_for_one_model_wait_for_one_download(place: Workplace, publish
         assert zygote.fork().job_id == jobs[1]
 
 
-def test_worker_obeys_and_keeps_its_lease_while_a_model_is_downloaded(place: Workplace):
+def test_a_worker_handles_requests_and_keeps_its_lease_during_a_download(place: Workplace):
     worker = place.worker(lease_s=3.0)
     waiting = fetching(place)
     other = place.submit()
@@ -179,7 +179,7 @@ def test_worker_obeys_and_keeps_its_lease_while_a_model_is_downloaded(place: Wor
     wait_until(lambda: gone(download))
 
 
-def test_time_limit_and_pause_hold_while_a_model_is_downloaded(place: Workplace):
+def test_time_limit_and_pause_apply_during_a_download(place: Workplace):
     worker = place.worker()
     limited = place.submit(model="org/m", timeout_s=1)
     paused = fetching(place)
@@ -192,7 +192,7 @@ def test_time_limit_and_pause_hold_while_a_model_is_downloaded(place: Workplace)
     wait_until(lambda: downloads_of(worker.pid))
 
 
-def test_worker_that_is_to_end_gives_a_job_back_whose_model_is_downloaded(place: Workplace):
+def test_a_stopping_worker_requeues_a_job_during_its_download(place: Workplace):
     worker = place.worker()
     job_id = fetching(place)
     (download,) = downloads_of(worker.pid)

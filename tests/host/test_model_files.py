@@ -89,16 +89,16 @@ def test_a_model_whose_files_have_changed_is_loaded_again(folder: Path):
     first = models.ensure(config, folder, in_use=())
     assert models.ensure(config, folder, in_use=()) is first
     save_model(folder, 2)
-    second = models.ensure(config, folder, in_use=("m",))  # whoever uses it keeps the first
+    second = models.ensure(config, folder, in_use=("m",))  # jobs that use it keep the first
     assert (first.is_reloaded, second.is_reloaded) == (False, True)
     assert first.weights != second.weights
     (folder / "model.safetensors").write_bytes(b"no weights")
     with pytest.raises(JobFailed, match="cannot be loaded"):
         models.ensure(config, folder, in_use=())
-    assert not models.loaded  # nobody is answered by what is no longer there
+    assert not models.loaded  # removed weights are not used any more
 
 
-# Prints the sum of mapped weights before and after somebody has overwritten their file.
+# Prints the sum of mapped weights before and after their file is overwritten.
 MAPPED = """
 import signal, sys
 from pathlib import Path

@@ -62,13 +62,13 @@ def test_every_action_is_read(text, action):
     assert only(text) == action
 
 
-def test_without_a_screen_points_are_shares_of_it():
+def test_without_a_screen_size_points_are_fractions():
     found = read("Action: click(start_box='(500,250)')", None)
     assert found["screen"] is None
     assert found["actions"] == [{"type": "click", "start": [0.5, 0.25]}]
 
 
-def test_thought_and_several_actions_are_told_apart():
+def test_thought_and_several_actions_are_separated():
     found = read(
         "Thought: first I click.\nAction: is what follows, then I type.\n"
         "Action: click(start_box='(1,1)')\n\ntype(content='a\nb'); wait()",
@@ -97,7 +97,7 @@ def test_thought_and_several_actions_are_told_apart():
         ("Action: scroll(direction='away')", "one of up, down, left, right"),
     ],
 )
-def test_what_cannot_be_read_is_an_error_beside_it(text, words):
+def test_an_unreadable_action_becomes_an_error(text, words):
     found = read(text, SCREEN)
     assert found["actions"] == []
     (error,) = found["errors"]
@@ -112,7 +112,7 @@ def test_an_error_hides_no_other_action():
 
 
 @given(st.text(alphabet=string.printable + "é图\ud800"), st.none() | st.just(SCREEN))
-def test_no_text_is_too_odd(text, screen):
+def test_any_text_is_parsed_without_an_exception(text, screen):
     for whole in (text, f"Action: {text}", f"Action: click(start_box='{text}')"):
         found = read(whole, screen)
         assert found["actions"] or found["errors"]
@@ -153,7 +153,7 @@ def written(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 
 
 @given(st.lists(written(), min_size=1, max_size=4))
-def test_what_is_written_with_care_is_read_as_it_was_meant(many):
+def test_quotes_and_escapes_in_actions_are_read_correctly(many):
     text = "Thought: so.\nAction: " + "\n\n".join(text for text, _ in many)
     found = read(text, None)
     assert found["errors"] == []
@@ -172,7 +172,7 @@ def test_points_are_on_the_screen_and_where_they_should_be(box, width, height):
 # --- in a job -------------------------------------------------------------------------------------
 
 
-def test_job_reads_each_completion_where_it_is_asked_to(tmp_path: Path):
+def test_a_job_parses_actions_if_requested(tmp_path: Path):
     job = tiny.surroundings(tmp_path / "job", tiny.model(positions=512))
     spec = {"prompt": "1+1=", "max_tokens": 8, "n": 2, "temperature": 1.0, "seed": 1}
     plain = run(InferSpec.parse(spec), job.ctx)

@@ -129,7 +129,7 @@ def test_a_stored_spec_with_the_former_name_of_the_native_precision_is_read():
 @pytest.mark.parametrize(
     "line", ["{", "5", "{}", '{"prompt": ""}', '{"prompt": 5}', '{"messages": []}', "\ufeff{}"]
 )
-def test_wrong_row_is_named_in_the_shell(tmp_path, line):
+def test_an_invalid_record_is_named_at_the_command_line(tmp_path, line):
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": "a"}\n' + line + "\n", encoding="utf-8")
     spec = InferSpec.parse({"input": str(source), "output": str(tmp_path / "out")})
@@ -137,7 +137,7 @@ def test_wrong_row_is_named_in_the_shell(tmp_path, line):
         spec.check_inputs(None)
 
 
-def test_files_are_checked_in_the_shell(tmp_path):
+def test_input_files_are_checked_at_the_command_line(tmp_path):
     source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}])
     (tmp_path / "old").write_text("precious")
     for paths, words in (
@@ -152,7 +152,7 @@ def test_files_are_checked_in_the_shell(tmp_path):
     assert (tmp_path / "old").read_text() == "precious"
 
 
-def test_more_tokens_than_the_model_has_positions_are_refused_in_the_shell():
+def test_more_tokens_than_the_context_length_are_refused_at_the_command_line():
     spec = InferSpec.parse({"prompt": "a", "max_tokens": 64})
     with pytest.raises(SpecError, match="max_tokens: must be less than 64"):
         spec.check_inputs({"max_position_embeddings": 64})
@@ -166,7 +166,7 @@ def test_more_tokens_than_the_model_has_positions_are_refused_in_the_shell():
     ],
     ids=["messages", "chat_template"],
 )
-def test_a_chat_for_a_tokenizer_without_chat_template_is_refused_in_the_shell(options):
+def test_a_chat_without_a_chat_template_is_refused_at_the_command_line(options):
     spec = InferSpec.parse(options)
     with pytest.raises(SpecError, match="must go with a chat template, got demo, whose tokenizer"):
         spec.check_inputs({"has_chat_template": False})
@@ -181,7 +181,7 @@ def test_the_lowest_temperature_is_served(job):
 # --- One prompt -----------------------------------------------------------------------------------
 
 
-def test_events_and_result_say_the_same(job):
+def test_events_and_result_agree(job):
     result = answer(job, n=2, temperature=1, max_tokens=20, seed=7)
     assert [event["type"] for event in job.events][:2] == ["begin", "text"]
     assert job.events[0]["prompt_tokens"] == 4
@@ -211,7 +211,7 @@ def test_a_seed_repeats_an_answer_and_none_is_recorded(job):
     assert other["seed"] != first["seed"]
 
 
-def test_greedy_is_what_transformers_generates(job, model):
+def test_greedy_completions_equal_those_of_transformers(job, model):
     import torch
 
     ids = torch.tensor([tiny.tokenizer()("1+1=")["input_ids"]])
@@ -233,7 +233,7 @@ def test_stop_string_ends_the_text_before_it(job):
     }
 
 
-def test_text_comes_in_few_events(job):
+def test_streamed_text_is_batched_into_few_events(job):
     begun = time.perf_counter()
     result = answer(job, prompt="a" * 9, max_tokens=400, seed=1, temperature=2)
     seconds = time.perf_counter() - begun
@@ -242,7 +242,7 @@ def test_text_comes_in_few_events(job):
     assert said(job) == result["choices"][0]["text"]
 
 
-def test_a_completion_fits_into_the_model(job):
+def test_a_completion_ends_at_the_context_length(job):
     assert answer(job, prompt="a" * 500, temperature=1)["usage"]["total_tokens"] <= 512
     with pytest.raises(JobFailed, match="at most 12 are left, got 13"):
         answer(job, prompt="a" * 500, max_tokens=13)
@@ -286,7 +286,7 @@ def test_a_prompt_far_beyond_the_context_is_refused_before_it_is_tokenized(job):
     ],
     ids=["endless", "refuses", "divides", "undefined"],
 )  # fmt: skip
-def test_a_chat_template_that_goes_wrong_is_told_and_ends(job, monkeypatch, template, words):
+def test_a_failing_chat_template_fails_the_job_with_its_error(job, monkeypatch, template, words):
     monkeypatch.setattr(chat_templates, "LIMIT_S", 0.3)
     job.ctx.models.tokenizer.chat_template = template
     with pytest.raises(JobFailed, match=words):
@@ -298,7 +298,7 @@ def test_a_chat_template_that_goes_wrong_is_told_and_ends(job, monkeypatch, temp
     wait_until(lambda: not renders(), timeout_s=10)
 
 
-def test_growing_chat_reuses_what_was_computed(job):
+def test_a_growing_chat_reuses_the_prefix_cache(job):
     job.ctx.models.tokenizer.chat_template = CHAT
     messages = [{"role": "user", "content": "tell me " * 20}]
     first = answer(job, messages=json.dumps(messages), max_tokens=9)
@@ -311,7 +311,7 @@ def test_growing_chat_reuses_what_was_computed(job):
     assert second["usage"]["cached_tokens"] >= 128
 
 
-def test_stop_request_ends_it_at_the_next_token(job):
+def test_a_stop_request_ends_a_completion_at_the_next_token(job):
     job.stop.set()
     with pytest.raises(Stopped):
         answer(job, max_tokens=400)
@@ -340,7 +340,7 @@ def test_file_of_prompts_is_answered_in_its_order(job, tmp_path):
     assert (last["done"], last["total"]) == (50, 50)
 
 
-def test_stopped_file_goes_on_after_the_last_answered_row(job, tmp_path):
+def test_a_resumed_file_continues_after_the_last_completed_record(job, tmp_path):
     source = write_rows(tmp_path / "in.jsonl", [{"prompt": "ab"[: 1 + n % 2]} for n in range(60)])
     target = tmp_path / "out.jsonl"
     options = {"input": source, "output": str(target), "max_tokens": 5, "temperature": 1}
@@ -353,11 +353,11 @@ def test_stopped_file_goes_on_after_the_last_answered_row(job, tmp_path):
     answer(job, **options)
     assert job.of_type("progress")[0]["done"] == 20
     assert target.read_bytes() == whole.read_bytes()
-    answer(job, **options)  # killed after the last line, before it was told
+    answer(job, **options)  # killed after the last line, before the event
     assert target.read_bytes() == whole.read_bytes()
 
 
-def test_rows_that_cannot_be_answered_have_an_error_and_the_others_an_answer(job, tmp_path):
+def test_failed_records_get_an_error_and_the_others_a_completion(job, tmp_path):
     job.ctx.models.tokenizer.chat_template = (
         "{% if messages[0].content == 'no' %}{{ raise_exception('not that') }}{% endif %}"
         "{{ messages[0].content }}"
@@ -410,7 +410,7 @@ def test_nothing_is_computed_for_a_job_that_has_failed(job, tmp_path, monkeypatc
     assert set(reasons) <= {None, "cancelled"}
 
 
-def test_answers_of_another_job_are_not_touched(job, tmp_path):
+def test_the_output_of_another_job_is_not_overwritten(job, tmp_path):
     source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
     target = tmp_path / "out.jsonl"
     target.write_text('{"row": 1, "job": "somebody-else"}\n')
@@ -419,7 +419,7 @@ def test_answers_of_another_job_are_not_touched(job, tmp_path):
     assert target.read_text() == '{"row": 1, "job": "somebody-else"}\n'
 
 
-def test_stopped_file_keeps_what_is_answered(job, tmp_path):
+def test_a_stopped_file_keeps_its_completions(job, tmp_path):
     source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}] * 40)
     job.stop.set()
     with pytest.raises(Stopped):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from warmd.jobs.codegraph.sequences import train_tokenizer
+from warmd.jobs.data.columns import Columns
+from warmd.jobs.data.reader import Reading
+from warmd.jobs.data.texts import read
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
-from warmd.jobs.files.documents import documents
 from warmd.jobs.mlm import corpus
 from warmd.jobs.mlm.corpus import Recipe, graph_corpus, held_out, text_corpus
 
@@ -31,7 +34,7 @@ class {name}:
 
 @pytest.fixture
 def texts(tmp_path):
-    """A JSONL file of 60 rows, of which the last ten repeat the first ones."""
+    """A JSONL file of 60 records; the last ten equal the first ten."""
     rows = [{"text": f"the number {n % 50} is followed by {n % 50 + 1}"} for n in range(60)]
     return jsonl(tmp_path / "texts.jsonl", rows)
 
@@ -71,7 +74,7 @@ def test_the_second_job_builds_nothing(tmp_path, texts):
 
 
 @pytest.mark.parametrize("change", [{"seq_len": 32}, {"share": 0.3}, {"vocab_size": 280}])
-def test_what_shapes_a_corpus_gives_another_one(tmp_path, texts, change):
+def test_every_option_of_a_corpus_gives_another_corpus(tmp_path, texts, change):
     first = text_corpus(tmp_path / "cache", recipe(texts))
     assert text_corpus(tmp_path / "cache", recipe(texts, **change)).name != first.name
 
@@ -82,7 +85,7 @@ def test_one_changed_letter_of_the_data_gives_another_corpus(tmp_path, texts):
     assert text_corpus(tmp_path / "cache", recipe(texts)).name != first.name
 
 
-def test_another_tokenizer_gives_another_corpus_and_the_last_call_to_it_does_not(tmp_path, texts):
+def test_the_state_of_a_tokenizer_after_a_call_does_not_change_the_corpus(tmp_path, texts):
     def made(text: str) -> Any:
         return corpus.as_pretrained(train_tokenizer([text], 300))
 
@@ -94,14 +97,14 @@ def test_another_tokenizer_gives_another_corpus_and_the_last_call_to_it_does_not
     assert text_corpus(tmp_path / "cache", recipe(texts, tokenizer=other)).name != first.name
 
 
-def test_rows_and_paragraphs_of_the_same_bytes_are_two_corpora(tmp_path, texts):
+def test_records_and_paragraphs_of_the_same_bytes_are_two_corpora(tmp_path, texts):
     copy = texts.with_suffix(".txt")
     copy.write_bytes(texts.read_bytes())
     first = text_corpus(tmp_path / "cache", recipe(texts))
     assert text_corpus(tmp_path / "cache", recipe(copy, share=0.2)).name != first.name
 
 
-def test_the_same_data_elsewhere_gives_the_same_examples(tmp_path, texts):
+def test_the_same_data_in_another_folder_gives_the_same_examples(tmp_path, texts):
     copy = jsonl(tmp_path / "copy.jsonl", [])
     copy.write_bytes(texts.read_bytes())
     one = text_corpus(tmp_path / "one", recipe(texts))
@@ -164,7 +167,7 @@ def test_two_jobs_at_once_build_one_corpus(tmp_path, texts):
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=60), st.floats(0, 0.9), st.randoms())
-def test_the_split_follows_from_the_documents_alone(digests, share, random):
+def test_the_split_depends_on_the_documents_only(digests, share, random):
     chosen = held_out(digests, share)
     different = set(digests)
     shuffled = digests * 2
@@ -179,7 +182,7 @@ def test_the_split_follows_from_the_documents_alone(digests, share, random):
         assert not chosen
 
 
-def test_equal_documents_are_on_one_side(tmp_path, texts):
+def test_equal_documents_are_on_the_same_side_of_the_split(tmp_path, texts):
     found = text_corpus(tmp_path / "cache", recipe(texts, share=0.3))
     sides: dict[bytes, set[bool]] = {}
     for side, numbers in ((False, found.train), (True, found.validation)):
@@ -202,7 +205,7 @@ def test_the_tokenizer_is_trained_on_nothing_that_is_held_out(tmp_path):
 # Text.
 
 
-def test_a_long_document_becomes_several_examples_of_the_whole_of_it(tmp_path):
+def test_a_long_document_becomes_several_examples_without_loss(tmp_path):
     text = " ".join(str(number) for number in range(200))
     data = jsonl(tmp_path / "long.jsonl", [{"text": text}])
     found = text_corpus(tmp_path / "cache", recipe(data, seq_len=32))
@@ -216,7 +219,11 @@ def test_a_long_document_becomes_several_examples_of_the_whole_of_it(tmp_path):
     assert tokenizer.decode(tokens) == text
 
 
-def test_documents_are_rows_paragraphs_or_files(tmp_path):
+def documents(source: Path, **reading: Any) -> Iterator[str]:
+    return read("data", str(source), Reading(**reading))
+
+
+def test_documents_are_jsonl_records_paragraphs_or_files(tmp_path):
     rows = jsonl(tmp_path / "a.jsonl", [{"text": "one"}, {"text": " "}, {"text": "two", "n": 1}])
     assert list(documents(rows)) == ["one", "two"]
     (tmp_path / "b.txt").write_text("\n\none\nmore\n \n\ntwo")
@@ -231,21 +238,41 @@ def test_documents_are_rows_paragraphs_or_files(tmp_path):
 
 
 @pytest.mark.parametrize("row", [b'{"txt": "a"}', b'{"text": 1}', b"[1]", b"{"])
-def test_a_row_without_text_is_named(tmp_path, row):
+def test_a_record_without_text_is_named_by_its_line(tmp_path, row):
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n' + row + b"\n")
-    with pytest.raises(SpecError, match=r'^data: row 2 must be {"text": "…"}, got '):
+    with pytest.raises(SpecError, match=r"^data: .*a.jsonl, line 2: .*must be .*, got "):
         list(documents(tmp_path / "a.jsonl"))
+    assert list(documents(tmp_path / "a.jsonl", skips_bad_rows=True)) == ["a"]
+
+
+def test_text_columns_of_a_table_are_documents(tmp_path):
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    (folder / "README.md").write_text("Two tables.")
+    (folder / "a.csv").write_text("content,n\none,1\n")
+    (folder / "b.csv").write_text("content\ntwo\n")
+    columns = Columns({"text": "content"})
+    assert list(documents(folder, columns=columns)) == ["one", "two"]
+    found = text_corpus(tmp_path / "cache", recipe(folder, columns=columns))
+    assert found.facts == {"documents": 2}
+
+
+def test_skipped_records_are_counted_in_the_facts_of_the_corpus(tmp_path):
+    data = jsonl(tmp_path / "a.jsonl", [{"text": "one two"}, {"txt": ""}, {"text": "three"}])
+    found = text_corpus(tmp_path / "cache", recipe(data, skip_bad_rows=True))
+    assert (found.facts["documents"], found.facts["rows_skipped"]) == (2, 1)
+    assert "line 2" in found.facts["first_fault"]
 
 
 def test_data_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(SpecError, match=r"^data: must be UTF-8 text, got "):
-        corpus.check_texts(tmp_path / "a.txt")
+        corpus.check_texts(str(tmp_path / "a.txt"), Reading())
     (tmp_path / "b.txt").write_text("\n")
     with pytest.raises(SpecError, match=r"^data: must hold text, got "):
-        corpus.check_texts(tmp_path / "b.txt")
-    with pytest.raises(SpecError, match=r"^data: must be a text or JSONL file or a folder, got "):
-        corpus.check_texts(tmp_path / "nowhere")
+        corpus.check_texts(str(tmp_path / "b.txt"), Reading())
+    with pytest.raises(SpecError, match=r"^data: must be a text, JSONL, CSV or Parquet file, "):
+        corpus.check_texts(str(tmp_path / "nowhere"), Reading())
 
 
 # Python sources.

@@ -26,7 +26,7 @@ def share(labels) -> float:
     return float((labels != IGNORED).mean())
 
 
-def test_fifteen_percent_of_code_and_twenty_of_graph_are_hidden():
+def test_fifteen_percent_of_code_and_twenty_of_graph_tokens_are_masked():
     ids, rel_ids, role_ids = roles(100, 20_000, 10_000, 10_000)
     masked = MASKER.graph(ids, rel_ids, role_ids, epoch=0, index=0)
     assert share(masked.mlm_labels[role_ids == Role.CODE]) == pytest.approx(0.15, abs=0.01)
@@ -48,7 +48,7 @@ def test_rates_can_be_chosen():
     epoch=st.integers(0, 2**40),
     index=st.integers(0, 2**40),
 )
-def test_at_least_one_code_token_and_three_of_the_graph_are_hidden(counts, seed, epoch, index):
+def test_at_least_one_code_token_and_three_graph_tokens_are_masked(counts, seed, epoch, index):
     ids, rel_ids, role_ids = roles(*counts)
     masker = Masker(seed=seed, mask_id=MASK_ID)
     masked = masker.graph(ids, rel_ids, role_ids, epoch=epoch, index=index)
@@ -65,7 +65,7 @@ def test_at_least_one_code_token_and_three_of_the_graph_are_hidden(counts, seed,
     ).all()
 
 
-def test_the_minimum_falls_on_every_candidate_alike():
+def test_the_minimum_number_of_masks_is_drawn_uniformly():
     masker = Masker(seed=3, mask_id=MASK_ID, mlm_rate=0.0)
     ids = np.arange(10, 14)
     counts = np.zeros(4)
@@ -75,7 +75,7 @@ def test_the_minimum_falls_on_every_candidate_alike():
     np.testing.assert_allclose(counts[1:] / 4000, 1 / 3, atol=0.03)
 
 
-def test_masks_are_the_same_in_whatever_order_they_are_made():
+def test_masks_do_not_depend_on_the_order_of_calls():
     sequence = roles(3, 40, 20, 10)
     places = [(epoch, index) for epoch in range(3) for index in range(20)]
     in_order = {p: MASKER.graph(*sequence, epoch=p[0], index=p[1]) for p in places}
@@ -87,7 +87,7 @@ def test_masks_are_the_same_in_whatever_order_they_are_made():
             np.testing.assert_array_equal(first, second)
 
 
-def test_masks_are_those_of_last_year():
+def test_masks_equal_those_of_earlier_versions():
     masked = MASKER.text(np.arange(10, 40), np.zeros(30, dtype=bool), epoch=2, index=5)
     assert np.flatnonzero(masked.mlm_labels != IGNORED).tolist() == [10, 15, 17, 22]
 
@@ -112,7 +112,7 @@ def test_static_masks_stay_while_dynamic_ones_change_with_the_epoch():
         assert (first.ids != MASKER.graph(*sequence, epoch=epoch, index=4).ids).any()
 
 
-def test_code_is_masked_alike_with_and_without_a_graph_and_at_any_rate_of_the_other():
+def test_masks_of_code_do_not_depend_on_the_graph_or_its_rate():
     ids, rel_ids, role_ids = roles(3, 50, 30, 10)
     plain = MASKER.text(ids, role_ids != Role.CODE, epoch=1, index=2)
     rates = Masker(seed=7, mask_id=MASK_ID, mnm_rate=0.9)
@@ -132,7 +132,7 @@ def test_eighty_ten_ten():
     assert set(drawn) == set(range(100, 200))
 
 
-def test_the_input_is_left_as_it_was():
+def test_masking_does_not_change_its_input():
     sequence = roles(3, 40, 20, 10)
     before = [array.copy() for array in sequence]
     MASKER.graph(*sequence, epoch=0, index=0)

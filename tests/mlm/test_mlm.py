@@ -30,12 +30,15 @@ from warmd.configs.yamlfile import read_mapping
 from warmd.jobs import spec_class
 from warmd.jobs.codegraph.encoder import CodeGraphConfig, CodeGraphEncoder
 from warmd.jobs.codegraph.sequences import IGNORED, train_tokenizer
+from warmd.jobs.data.texts import TAKES
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.mlm.corpus import as_pretrained
+from warmd.jobs.mlm.curve import COLUMNS, Curve
+from warmd.jobs.mlm.data_order import StepOrder
 from warmd.jobs.mlm.kind import run
 from warmd.jobs.mlm.model import set_dropout
 from warmd.jobs.mlm.options import CODE_GRAPH_SIZES, MlmSpec
-from warmd.jobs.mlm.trainer import COLUMNS, Curve, MaskedTrainer, StepOrder, rank
+from warmd.jobs.mlm.trainer import MaskedTrainer, rank
 
 CLOCK = {"seconds"}
 SOURCE = '''
@@ -97,7 +100,7 @@ def begin(home: Path, name: str) -> tiny.Surroundings:
 
 @pytest.fixture
 def name(request):
-    """The name of a run directory that is this test's own."""
+    """The name of a run directory, unique to this test."""
     return "".join(letter if letter.isalnum() else "_" for letter in request.node.name)
 
 
@@ -110,7 +113,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def told(events: list[dict[str, Any]], type: str) -> dict[int, dict[str, Any]]:
-    """The events of one type by step, without what the clock says."""
+    """The events of one type by step, without times."""
     return {
         event["step"]: {key: event[key] for key in event.keys() - CLOCK}
         for event in events
@@ -176,7 +179,7 @@ def test_options_that_do_not_fit_together_are_refused_by_name(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"data": "nowhere"}, "data: must be a text or JSONL file or a folder, got 'nowhere'"),
+        ({"data": "nowhere"}, f"data: must be {TAKES}, got 'nowhere'"),
         (
             {"architecture": "/nowhere"},
             "architecture: must be code-graph, a model folder or a config.json, got '/nowhere'",
@@ -231,9 +234,9 @@ def order(lengths: Any, **changes: Any) -> StepOrder:
     return StepOrder(np.asarray(lengths), **usual | changes)
 
 
-def test_every_pass_has_each_example_at_most_once_and_an_order_of_its_own():
+def test_every_epoch_has_each_example_at_most_once_and_its_own_order():
     lengths = np.random.default_rng(0).integers(5, 100, 42)
-    passes = [order(lengths).order_of_pass(number) for number in range(3)]
+    passes = [order(lengths).order_of_epoch(number) for number in range(3)]
     for found in passes:
         assert found.shape == (10, 4)
         assert len(set(found.flatten())) == 40
@@ -241,15 +244,15 @@ def test_every_pass_has_each_example_at_most_once_and_an_order_of_its_own():
     assert {*passes[0].flatten(), *passes[1].flatten(), *passes[2].flatten()} == set(range(42))
 
 
-def test_a_step_has_examples_of_like_length():
+def test_a_step_has_examples_of_similar_length():
     lengths = np.random.default_rng(0).integers(5, 100, 1000)
-    found = lengths[order(lengths).order_of_pass(0)]
+    found = lengths[order(lengths).order_of_epoch(0)]
     padded = found.max(1).sum() * found.shape[1]
     assert found.sum() > 0.93 * padded
     assert len(set(found.max(1).tolist()[:20])) > 5  # long and short ones take turns
 
 
-def test_a_step_is_the_same_however_it_is_cut():
+def test_a_step_does_not_depend_on_its_micro_batches():
     lengths = np.arange(100) % 13
     whole = list(order(lengths, micro_batch=4, accumulation=1))
     cut = list(order(lengths, micro_batch=1, accumulation=4))
@@ -290,7 +293,7 @@ def test_accumulated_steps_are_those_of_one_large_batch(home, name, architecture
 def test_the_loss_is_the_mean_over_the_masked_tokens_of_the_step(
     home, name, architecture, monkeypatch
 ):
-    """By hand: all rows of a step in one batch through the model's own forward and loss."""
+    """The reference: all examples of a step in one batch, with the model's own loss."""
     seen: dict[str, Any] = {}
     original = MaskedTrainer.get_batch_samples
 
@@ -326,7 +329,7 @@ def test_the_loss_is_the_mean_over_the_masked_tokens_of_the_step(
     assert grad_norm == pytest.approx(float(norm), rel=1e-3)
 
 
-def test_the_encoders_steps_do_not_depend_on_how_they_are_cut(home, name):
+def test_steps_of_the_encoder_do_not_depend_on_their_micro_batches(home, name):
     same_steps = {"steps": 2, "dropout": 0.0, "eval_every": 0, "lr_scheduler": "constant"}
     one, other = (
         losses_of(
@@ -411,7 +414,7 @@ def test_a_job_on_text_learns_and_leaves_a_model_that_loads(home, name):
     assert tokenizer.decode(tokenizer("then 7")["input_ids"]) == "[CLS]then 7[SEP]"
 
 
-def test_the_curve_is_a_row_per_step_with_the_accuracies_where_they_were_measured(home, name):
+def test_metrics_csv_has_a_row_per_step_with_accuracies_at_evaluations(home, name):
     job = begin(home, name)
     run(graph_spec(home), job.ctx)
     with (home / "runs" / name / "metrics.csv").open() as file:
@@ -463,7 +466,7 @@ def test_a_trained_encoder_is_trained_on_from_its_weights(home, name):
         assert loaded[score] == trained[score]
 
 
-def test_an_evaluation_is_of_all_that_is_held_out_or_of_so_many(home, name):
+def test_an_evaluation_uses_all_held_out_examples_or_eval_samples_of_them(home, name):
     for most, expected in ((0, 16), (5, 5), (1000, 16)):
         job = begin(home, f"{name}_{most}")
         run(text_spec(home, steps=1, eval_every=1, validation_examples=most), job.ctx)
@@ -477,14 +480,14 @@ def test_without_held_out_examples_nothing_is_evaluated(home, name):
     assert not job.of_type("eval")
 
 
-def test_an_evaluation_takes_nothing_from_the_randomness_of_training(home, name):
+def test_an_evaluation_does_not_advance_the_random_state_of_training(home, name):
     run(text_spec(home, eval_every=1), begin(home, f"{name}_with").ctx)
     run(text_spec(home, eval_every=0), begin(home, f"{name}_without").ctx)
     runs = home / "runs"
     assert same(weights(runs / f"{name}_with/model"), weights(runs / f"{name}_without/model"))
 
 
-def test_a_stop_while_the_data_is_made_is_heard(home, name):
+def test_a_stop_while_the_corpus_is_built_takes_effect(home, name):
     job = begin(home, name)
     job.stop.set()
     with pytest.raises(Stopped) as stopped:
@@ -493,7 +496,7 @@ def test_a_stop_while_the_data_is_made_is_heard(home, name):
     assert not job.of_type("begin")
 
 
-def test_a_rank_among_equals_is_the_middle_one():
+def test_tied_predictions_get_their_mean_rank():
     logits = torch.tensor([[3.0, 1.0, 2.0], [5.0, 5.0, 5.0], [0.0, 4.0, 4.0]])
     assert rank(logits, torch.tensor([0, 1, 2])).tolist() == [1.0, 2.0, 1.5]
 
@@ -506,7 +509,7 @@ def test_link_prediction_ranks_the_hidden_tail_among_those_of_its_length(home, n
     assert 0 < result["eval"]["link_mrr"] <= 1
 
 
-def test_static_masks_are_those_of_the_first_pass(home, name):
+def test_static_masks_are_those_of_the_first_epoch(home, name):
     # One step is a whole pass here, so that the same masks give the same loss but for training.
     options: dict[str, Any] = {
         "batch_size": 32,
@@ -545,12 +548,12 @@ def test_too_few_examples_fail_by_their_number(home, name):
         run(text_spec(home, batch_size=100, gradient_accumulation=1), begin(home, name).ctx)
 
 
-def test_an_objective_that_is_not_the_models_fails(home, name):
+def test_an_objective_that_the_model_does_not_support_fails(home, name):
     with pytest.raises(JobFailed, match=r"^objective: mlm\+mnm is not for a BertForMaskedLM$"):
         run(graph_spec(home, architecture=str(home / "bert")), begin(home, name).ctx)
 
 
-def test_a_tokenizer_without_a_mask_fails(home, name):
+def test_a_tokenizer_without_a_mask_token_fails(home, name):
     folder = home / "maskless"
     tiny.tokenizer().save_pretrained(folder)
     with pytest.raises(JobFailed, match=r"^tokenizer: it has no mask token$"):
@@ -653,8 +656,8 @@ def test_kill_9_in_mid_run_loses_nothing_but_the_steps_since_the_checkpoint(home
 @pytest.mark.parametrize(
     "step", [5, *(pytest.param(step, marks=pytest.mark.slow) for step in (3, 12))]
 )
-def test_an_evaluation_that_a_stop_puts_off_is_made_up_for(home, name, step):
-    # The stop comes with the event of the step: after the look at its end, before its evaluation.
+def test_an_evaluation_that_a_stop_interrupts_is_run_after_the_resume(home, name, step):
+    # The stop is set by the step event: after the check at the step's end, before its evaluation.
     spec = text_spec(home, eval_every=1 if step == 3 else 5)
     whole = begin(home, f"{name}_whole")
     result = run(spec, whole.ctx)
@@ -705,5 +708,5 @@ def test_a_resume_on_other_data_is_refused(home, name, tmp_path, vocab_size):
     spec = text_spec(home, data=str(data), steps=4, vocab_size=vocab_size)
     run(spec, begin(home, name).ctx)
     data.write_bytes(data.read_bytes() + b'\n{"text": "one more, zwei mehr, trois de plus"}')
-    with pytest.raises(JobFailed, match=r"^data: it is not what the checkpoint was trained on$"):
+    with pytest.raises(JobFailed, match=r"^data: must be the data that the checkpoint was "):
         run(spec.extended(12), begin(home, name).ctx)

@@ -105,7 +105,7 @@ VARIANTS: dict[str, peft.PeftConfig] = {
 
 
 @pytest.mark.parametrize("config", (KINDS | VARIANTS).values(), ids=KINDS | VARIANTS)
-def test_model_of_an_adapter_answers_as_the_one_that_peft_trained(tiny_model, tmp_path, config):
+def test_a_served_adapter_equals_peft(tiny_model, tmp_path, config):
     wanted = write_adapter(tmp_path / "adapter", tiny_model, config)
     assert not torch.allclose(logits_of(tiny.model()), wanted, atol=0.1)
     loaded = load(tmp_path / "adapter")
@@ -115,7 +115,7 @@ def test_model_of_an_adapter_answers_as_the_one_that_peft_trained(tiny_model, tm
     assert loaded.warm.tokenizer("1+1=")["input_ids"] == tiny.tokenizer()("1+1=")["input_ids"]
 
 
-def test_each_kind_that_is_said_to_be_served_has_its_test():
+def test_every_supported_adapter_kind_has_a_test():
     assert tuple(KINDS) == MERGED
 
 
@@ -148,13 +148,13 @@ def test_base_s_file_and_its_warm_model_stay_as_they_are(tiny_model, tmp_path):
     ],
     ids=["PROMPT_TUNING", "PREFIX_TUNING"],
 )
-def test_adapter_that_leaves_the_weights_alone_is_refused_by_name(tiny_model, tmp_path, config):
+def test_an_adapter_without_weight_changes_is_refused_by_name(tiny_model, tmp_path, config):
     write_adapter(tmp_path / "adapter", tiny_model, config)
     with pytest.raises(JobFailed, match=f"peft_type {config.peft_type.value}: only what can be"):
         load(tmp_path / "adapter")
 
 
-def test_lora_that_peft_itself_cannot_merge_is_refused_with_its_reason(tiny_model, tmp_path):
+def test_an_adapter_that_peft_cannot_merge_is_refused_with_its_reason(tiny_model, tmp_path):
     write_adapter(tmp_path / "adapter", tiny_model, lora(lora_bias=True))
     with pytest.raises(JobFailed, match="the base layer has no bias"):
         load(tmp_path / "adapter")
@@ -196,7 +196,7 @@ def test_settings_are_served_or_refused_in_one_line(tiny_model, tmp_path, settin
     assert "\n" not in str(caught.value)
 
 
-def test_spoilt_adapter_is_refused_and_says_of_what(tiny_model, tmp_path):
+def test_a_damaged_adapter_is_refused_with_the_reason(tiny_model, tmp_path):
     folder = write_plain(tmp_path / "adapter", tiny_model)
     tensors = load_file(folder / WEIGHTS)
     name = next(name for name in tensors if "lora_A" in name)
@@ -332,7 +332,7 @@ def warm(daemon: Daemon) -> set[str]:
 
 
 def full_model(folder: Path, adapter: Path) -> Path:
-    """What the adapter makes of its base, as a model of its own."""
+    """The adapter merged into its base, by PEFT."""
     load(adapter).warm.model.save_pretrained(folder)
     tiny.tokenizer().save_pretrained(folder)
     return folder
@@ -383,7 +383,7 @@ def test_training_may_start_from_an_adapter(daemon, tiny_model, tmp_path):
     assert 0 < (trained[name] - begun[name]).abs().max() < 0.01
 
 
-def test_adapter_whose_base_is_not_there_is_refused_in_the_shell(daemon, tiny_model, tmp_path):
+def test_an_adapter_without_its_base_is_refused_at_the_command_line(daemon, tiny_model, tmp_path):
     named = {"base_model_name_or_path": str(tmp_path / "gone")}
     folder = write_plain(tmp_path / "adapter", tiny_model, **named)
     for arguments in (("run", "--model", str(folder), "a"), ("compare", str(folder), "a")):

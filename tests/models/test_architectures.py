@@ -1,4 +1,4 @@
-"""Models of every kind: served by their own forward pass, or refused in one line."""
+"""Models of all architectures are served with their own forward pass, or refused in one line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RECURRENT = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key
 MAMBA = {"mamba_d_state": 8, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1,
          "mamba_chunk_size": 8}  # fmt: skip
 
-# Of each kind what its config must be told besides: {} where SIZES are enough.
+# Architecture -> config values in addition to SIZES.
 OTHERS: dict[str, dict[str, Any]] = {
     "Bamba": {**MAMBA, "attn_layer_indices": [1]},
     "Bloom": {"n_head": 4, "n_layer": 2},
@@ -108,13 +108,13 @@ def test_models_of_other_structures_are_served_as_transformers_serves_them(kind)
     wanted = [by_transformers(model, ids, 8) for ids in prompts]
     engine = Engine(warm(model))
     asked = [Request(ids=ids, sampling=Sampling(temperature=0), max_tokens=8) for ids in prompts]
-    for request in asked:  # they are computed in turn, token by token
+    for request in asked:  # computed alternately, token by token
         engine.submit(request)
     assert [text_of(request) for request in asked] == wanted
     engine.close()
 
 
-def test_memory_of_a_sequence_is_that_of_its_own_cache():
+def test_the_memory_of_a_sequence_is_that_of_its_kv_cache():
     assert (
         FallbackRunner(make("Mamba")).num_bytes(10)
         == FallbackRunner(make("Mamba")).num_bytes(1000)
@@ -201,19 +201,19 @@ def test_a_model_without_a_head_for_masks_is_refused_in_one_line(tmp_path):
     ],
     ids=lambda config: config["architectures"][0],
 )  # fmt: skip
-def test_what_generates_no_text_is_refused_in_the_shell(config):
+def test_models_that_generate_no_text_are_refused_at_the_command_line(config):
     for spec in (InferSpec.parse({"prompt": "a"}), GrpoSpec.parse({"samples": 2})):
         with pytest.raises(SpecError, match=r"^model: must be a decoder that generates text"):
             spec.check_inputs(config)
 
 
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel", None])
-def test_what_generates_text_is_taken_in_the_shell(name):
+def test_models_that_generate_text_are_accepted_at_the_command_line(name):
     config = {"model_type": "any", **({"architectures": [name]} if name else {})}
     InferSpec.parse({"prompt": "a"}).check_inputs(config)
 
 
-def test_what_fills_no_masks_is_refused_in_the_shell(tmp_path):
+def test_models_without_an_mlm_head_are_refused_at_the_command_line(tmp_path):
     (tmp_path / "data.txt").write_text("abc")
     spec = MlmSpec.parse({"model": "m", "objective": "mlm", "data": str(tmp_path / "data.txt")})
     with pytest.raises(SpecError, match=r"^model: must have a head for masked tokens"):

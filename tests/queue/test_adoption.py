@@ -22,7 +22,7 @@ def lose_redis(desk: Desk) -> None:
     desk.client.connection.flushall()
 
 
-def test_a_job_that_redis_lost_is_listed_shown_and_resumed_where_it_was(desk):
+def test_a_job_that_redis_lost_is_listed_shown_and_resumed(desk):
     job_id = desk.submit()
     run = desk.begin()
     run.step(1)
@@ -78,7 +78,7 @@ def other(tmp_path: Path, desk: Desk):
     made.close()
 
 
-def test_a_copied_job_with_weights_of_its_own_finds_them_at_its_new_place(desk, other):
+def test_a_copied_job_finds_its_initial_weights_in_its_new_folder(desk, other):
     parent = desk.submit()
     run = desk.begin()
     model = desk.home.runs / parent / "model"
@@ -103,7 +103,7 @@ def test_a_job_whose_model_is_not_on_this_machine_is_refused(desk):
     assert desk.rows("jobs")[0]["status"] == "unregistered"
 
 
-def test_a_job_that_another_daemon_runs_is_left_to_it(desk):
+def test_a_job_that_another_daemon_runs_is_not_taken(desk):
     job_id = desk.submit()
     lose_redis(desk)
     fd = RunDir(desk.home.runs / job_id).lock()
@@ -115,7 +115,7 @@ def test_a_job_that_another_daemon_runs_is_left_to_it(desk):
     assert desk.warmd("resume", job_id).code == 0
 
 
-def test_of_two_servers_on_one_folder_the_one_that_resumed_last_has_the_job(desk, other):
+def test_of_two_redis_on_one_folder_the_last_to_resume_owns_the_job(desk, other):
     job_id = desk.submit()
     shutil.rmtree(other.home.runs)
     other.home.runs.symlink_to(desk.home.runs)
@@ -129,7 +129,7 @@ def test_of_two_servers_on_one_folder_the_one_that_resumed_last_has_the_job(desk
     assert not adoption.is_foreign(desk.client.connection, rundir)
 
 
-def test_the_worker_of_the_other_redis_leaves_a_job_alone_that_was_taken_over(
+def test_a_worker_of_the_other_redis_does_not_run_a_job_that_was_taken_over(
     shared_daemon: Daemon,
 ):
     daemon = shared_daemon
@@ -141,7 +141,7 @@ def test_the_worker_of_the_other_redis_leaves_a_job_alone_that_was_taken_over(
     assert daemon.events(job_id) == []  # nothing was written where another one writes
 
 
-def test_only_one_of_two_that_resume_at_once_makes_the_job(desk):
+def test_only_one_of_two_simultaneous_resumes_registers_the_job(desk):
     job_id = desk.submit()
     lose_redis(desk)
     past = adoption.past_of(RunDir(desk.home.runs / job_id))
@@ -161,7 +161,7 @@ def test_a_folder_with_another_jobs_name_is_refused(desk):
         adoption.take_over(desk.client.connection, RunDir(desk.home.runs / renamed))
 
 
-def test_a_folder_that_cannot_be_read_hides_no_other_job(desk):
+def test_an_unreadable_folder_does_not_hide_other_jobs(desk):
     job_id = desk.submit()
     spoilt = desk.home.runs / "grpo-20261121-184200-aaaa"
     spoilt.mkdir()

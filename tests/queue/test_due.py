@@ -46,7 +46,7 @@ def soon(seconds: float = 1.0) -> datetime:
 
 
 def move_until(place: Workplace, job_id: str, status: str) -> None:
-    """Have the supervisor's look go on until the job has a status."""
+    """Repeat the supervisor's check until the job has a status."""
     due = DueJobs(place.store)
 
     def is_there() -> bool:
@@ -56,7 +56,7 @@ def move_until(place: Workplace, job_id: str, status: str) -> None:
     wait_until(is_there, timeout_s=5)
 
 
-def test_job_behind_another_and_scheduled_waits_for_both_when_the_time_comes_first(
+def test_a_scheduled_job_with_a_dependency_waits_for_both_if_its_time_comes_first(
     place: Workplace,
 ):
     parent = place.submit()
@@ -68,7 +68,7 @@ def test_job_behind_another_and_scheduled_waits_for_both_when_the_time_comes_fir
     assert place.status(child) == "queued"
 
 
-def test_job_behind_another_and_scheduled_waits_for_both_when_the_other_ends_first(
+def test_a_scheduled_job_with_a_dependency_waits_for_both_if_the_dependency_ends_first(
     place: Workplace,
 ):
     parent = place.submit()
@@ -80,9 +80,7 @@ def test_job_behind_another_and_scheduled_waits_for_both_when_the_other_ends_fir
 
 
 @pytest.mark.parametrize("is_due", [False, True])
-def test_job_behind_a_failed_one_waits_for_it_to_be_resumed_though_its_time_has_come(
-    place: Workplace, is_due: bool
-):
+def test_a_due_job_still_waits_for_its_failed_dependency(place: Workplace, is_due: bool):
     parent = place.submit()
     child = place.submit(after=parent, at=soon())
     if is_due:
@@ -94,7 +92,7 @@ def test_job_behind_a_failed_one_waits_for_it_to_be_resumed_though_its_time_has_
     assert place.status(child) == "queued"
 
 
-def test_job_behind_a_canceled_one_waits_for_it_to_be_resumed_though_its_time_has_come(
+def test_a_due_job_still_waits_for_its_canceled_dependency(
     place: Workplace,
 ):
     parent = place.submit()
@@ -108,7 +106,7 @@ def test_job_behind_a_canceled_one_waits_for_it_to_be_resumed_though_its_time_ha
     assert [place.status(job_id) for job_id in (child, alone)] == ["queued", "queued"]
 
 
-def test_paused_job_comes_back_to_all_that_it_waited_for(place: Workplace):
+def test_an_unpaused_job_waits_again_for_its_time_and_dependency(place: Workplace):
     parent = place.submit()
     child = place.submit(after=parent, at=soon(2.0))
     place.client.pause(child)
@@ -140,7 +138,7 @@ def cost_of_a_look(place: Workplace) -> int:
     return commands(place) - before
 
 
-def test_a_look_costs_as_much_however_many_jobs_wait(place: Workplace):
+def test_checking_for_due_jobs_takes_constant_time(place: Workplace):
     parent = place.submit()
 
     def wait_too(numbers: range) -> None:

@@ -21,7 +21,7 @@ from warmd.jobs.errors import Conflict, NotFound, SpecError, Unavailable
 
 @pytest.fixture(scope="module")
 def shared(shared_daemon: Daemon) -> Daemon:
-    """One daemon for all of these: none of them harms it."""
+    """One daemon for all tests here: none of them kills its processes."""
     return shared_daemon
 
 
@@ -68,7 +68,7 @@ def test_job_after_another_waits_for_it_to_finish(daemon: Daemon):
     assert daemon.wait(waiting)["status"] == "finished"
 
 
-def test_job_behind_a_failed_one_waits_for_it_to_be_resumed(daemon: Daemon):
+def test_a_job_whose_dependency_failed_waits_until_it_is_resumed(daemon: Daemon):
     (daemon.folder / "broken").touch()
     broken = daemon.submit("behaviours:raises")
     waiting = daemon.submit(after=broken)
@@ -86,18 +86,18 @@ def test_scheduled_job_starts_when_its_time_has_come(daemon: Daemon):
     assert started_at(daemon, job_id) >= int(due.timestamp())
 
 
-def test_failing_job_is_tried_again_as_often_as_asked(daemon: Daemon):
+def test_a_failing_job_is_retried_the_requested_number_of_times(daemon: Daemon):
     (daemon.folder / "broken").touch()
     job = daemon.wait(daemon.submit("behaviours:raises", retries=2))
     assert (job["status"], job["execution"]) == ("failed", 3)
     assert job["error"].endswith(": RuntimeError: the reward is broken")
 
 
-def test_error_too_long_to_read_is_cut_in_events_and_in_redis(daemon: Daemon):
+def test_a_huge_error_message_is_truncated_in_events_and_redis(daemon: Daemon):
     job_id = daemon.submit("behaviours:rants")
     assert daemon.wait(job_id)["status"] == "failed"
     (event,) = daemon.events(job_id, "failed")
-    assert event["traceback"] is None  # one line says where the reward failed; the log has more
+    assert event["traceback"] is None  # the error names the line of the reward; the log has more
     for text in (event["error"], daemon.client.job(job_id)["error"]):
         assert len(text) < 21_000
         assert " characters left out …] " in text
@@ -187,7 +187,7 @@ def test_follow_rebuilds_what_the_stream_has_lost(daemon: Daemon):
     assert [event for event in daemon.client.follow(job_id) if event is not None] == seen
 
 
-def test_server_keeps_only_the_end_of_the_events_of_an_ended_job(daemon: Daemon):
+def test_the_stream_of_an_ended_job_is_trimmed(daemon: Daemon):
     job_id = daemon.submit(samples=40, epochs=2)
     seen = [event for event in daemon.client.follow(job_id) if event is not None]
     assert len(seen) > 80
@@ -197,7 +197,7 @@ def test_server_keeps_only_the_end_of_the_events_of_an_ended_job(daemon: Daemon)
     assert (job["status"], job["step"], job["steps_total"]) == ("finished", 80, 80)
 
 
-def test_follow_goes_on_when_the_server_is_killed(daemon: Daemon):
+def test_following_a_job_continues_after_redis_is_killed(daemon: Daemon):
     job_id = hold(daemon, samples=40)
     events = daemon.client.follow(job_id)
     seen = [event for _, event in zip(range(4), events, strict=False)]

@@ -1,4 +1,4 @@
-"""A worker's lease: who takes its jobs, and when, though the server hangs."""
+"""A worker's lease: when its jobs are requeued while Redis hangs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def place() -> Iterator[Workplace]:
         yield made
 
 
-def test_worker_of_a_server_that_hangs_hears_horses_and_ends_soon_after_they_have_saved(
+def test_a_worker_whose_redis_hangs_still_receives_from_horses_and_stops_after_they_saved(
     place: Workplace,
 ):
     worker = place.worker(slots=1)
@@ -33,12 +33,12 @@ def test_worker_of_a_server_that_hangs_hears_horses_and_ends_soon_after_they_hav
         assert seconds_until(lambda: worker.poll() is not None) < 5
     assert worker.returncode == 0
     place.resume_redis()
-    assert place.status(job_id) == "started"  # nobody could be told
+    assert place.status(job_id) == "started"  # Redis could not be updated
     assert place.registry.requeue_orphans(NAME, "infer") == [job_id]
     assert place.status(job_id) == "queued"
 
 
-def test_worker_that_others_may_take_for_dead_ends_its_jobs_before_they_can(place: Workplace):
+def test_a_worker_ends_its_jobs_before_its_lease_expires(place: Workplace):
     lease_s = 4.0
     place.worker(slots=1, is_shared=True, lease_s=lease_s)
     job_id = place.submit()
@@ -58,7 +58,7 @@ def test_worker_that_others_may_take_for_dead_ends_its_jobs_before_they_can(plac
     assert "could not renew its lease" in place.home.log.read_text()
 
 
-def test_job_outlives_a_server_of_its_own_that_hangs_for_longer_than_the_lease(place: Workplace):
+def test_a_job_survives_an_embedded_redis_that_hangs_longer_than_the_lease(place: Workplace):
     lease_s = 2.0
     place.worker(slots=1, lease_s=lease_s)
     job_id = place.submit()
@@ -77,7 +77,7 @@ def test_job_outlives_a_server_of_its_own_that_hangs_for_longer_than_the_lease(p
     wait_until(lambda: place.status(other) == "started")
 
 
-def test_lease_is_renewed_while_the_worker_does_nothing_else(place: Workplace):
+def test_the_lease_is_renewed_while_the_worker_is_busy(place: Workplace):
     worker = place.worker(lease_s=2.0)
     with pytest.raises(AssertionError):
         wait_until(lambda: not place.registry.has_lease(NAME), timeout_s=3.0)

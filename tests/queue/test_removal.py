@@ -86,7 +86,7 @@ def test_rm_refuses_jobs_that_run_or_wait_and_then_removes_none(desk):
     assert traces(desk, done_one)
 
 
-def test_rm_refuses_a_job_that_another_still_needs_until_it_needs_it_no_longer(desk):
+def test_rm_refuses_a_job_while_another_job_needs_it(desk):
     parent = finished(desk, model=True)
     behind = desk.submit("--after", desk.submit())
     first = desk.client.job(behind)["after"][0]
@@ -107,7 +107,7 @@ def test_rm_refuses_a_job_that_another_still_needs_until_it_needs_it_no_longer(d
     assert desk.warmd("rm", first).code == 0
 
 
-def test_both_of_two_jobs_that_need_each_other_go_at_once(desk):
+def test_two_jobs_that_need_each_other_can_be_removed_together(desk):
     parent = finished(desk, model=True)
     reader = desk.submit("--model", parent)
     begin(desk, reader).fail("no reason")
@@ -115,7 +115,7 @@ def test_both_of_two_jobs_that_need_each_other_go_at_once(desk):
     assert traces(desk, parent) + traces(desk, reader) == []
 
 
-def test_a_branch_of_its_own_weights_needs_its_parent_no_longer(desk):
+def test_a_branch_with_its_own_checkpoint_no_longer_needs_its_parent(desk):
     parent = finished(desk, model=True)
     done = desk.warmd("submit", "grpo", "--init-from", parent, "--samples", "4")
     assert done.code == 0, done.err
@@ -124,7 +124,7 @@ def test_a_branch_of_its_own_weights_needs_its_parent_no_longer(desk):
     assert weights.stat().st_size == 100_000
 
 
-def test_clean_removes_what_is_old_and_of_the_statuses_and_nothing_else(desk):
+def test_clean_removes_only_jobs_of_the_age_and_statuses(desk):
     old, young = finished(desk, days_ago=40), finished(desk, days_ago=20)
     failed = desk.submit()
     begin(desk, failed).fail("no reason")
@@ -141,7 +141,7 @@ def test_clean_removes_what_is_old_and_of_the_statuses_and_nothing_else(desk):
     assert desk.warmd("clean", "--older-than", "30d").err == "nothing to remove\n"
 
 
-def test_clean_keeps_models_where_it_is_told_to(desk):
+def test_clean_keeps_models_with_keep_models(desk):
     job_id = finished(desk, days_ago=40, model=True)
     (row,) = desk.rows("clean", "--older-than", "30d", "--keep-models")
     assert row["bytes"] == 100_002
@@ -162,7 +162,7 @@ def test_clean_keeps_models_where_it_is_told_to(desk):
         ((), "--older-than"),
     ],
 )
-def test_clean_refuses_what_it_cannot_mean(desk, arguments, words):
+def test_clean_refuses_impossible_options(desk, arguments, words):
     done = desk.warmd("clean", *arguments)
     assert done.is_refusal(2)
     assert words in done.err
@@ -192,7 +192,7 @@ def remove_and_die(desk: Desk, job_id: str, at: str) -> None:
 
 @pytest.mark.parametrize("at", ["record", "files"])
 @pytest.mark.parametrize("command", ["rm", "clean"])
-def test_what_is_killed_in_between_the_next_call_finishes(desk, at, command):
+def test_the_next_removal_finishes_an_interrupted_one(desk, at, command):
     job_id = finished(desk, days_ago=40)
     desk.client.close()
     process = multiprocessing.get_context("fork").Process(
@@ -208,7 +208,7 @@ def test_what_is_killed_in_between_the_next_call_finishes(desk, at, command):
     assert traces(desk, job_id) == []
 
 
-def test_a_job_that_is_resumed_meanwhile_has_its_files_again(desk):
+def test_a_job_that_is_resumed_during_its_removal_keeps_its_files(desk):
     job_id = desk.submit()
     begin(desk, job_id).stop()
     (desk.home.runs / job_id).rename(desk.home.runs / f"{REMOVED}{job_id}")
@@ -219,7 +219,7 @@ def test_a_job_that_is_resumed_meanwhile_has_its_files_again(desk):
     assert desk.rows("show", job_id)[0]["problem"] is None
 
 
-def test_clean_goes_through_a_chain_of_jobs_from_its_end(desk):
+def test_clean_removes_a_chain_of_jobs_from_its_end(desk):
     parent = finished(desk, days_ago=40, model=True)
     reader = desk.submit("--model", parent)
     begin(desk, reader).fail("no reason")
@@ -229,7 +229,7 @@ def test_clean_goes_through_a_chain_of_jobs_from_its_end(desk):
     assert [row["id"] for row in desk.rows("clean", "--older-than", "30d")] == [reader, parent]
 
 
-def test_a_home_path_with_a_link_still_tells_whose_model_it_is(desk, tmp_path: Path):
+def test_a_home_path_with_a_symlink_is_recognized_as_the_same_home(desk, tmp_path: Path):
     job_id = finished(desk, model=True)
     link = tmp_path / "link"
     link.symlink_to(desk.home.runs)

@@ -35,7 +35,7 @@ def seqs(server: redis.Redis, job_id: str) -> list[int]:
     return [stream.event_of(entry)["seq"] for entry in entries]
 
 
-def test_who_waits_for_many_jobs_is_woken_once_by_what_all_say_in_a_moment(
+def test_a_reader_of_many_streams_wakes_once_for_simultaneous_events(
     server: redis.Redis, tmp_path: Path
 ):
     writer, jobs = StreamWriter(server), [f"job-{number}" for number in range(16)]
@@ -57,7 +57,7 @@ def test_who_waits_for_many_jobs_is_woken_once_by_what_all_say_in_a_moment(
     assert len(heard[0]) == len(jobs)
 
 
-def test_events_that_a_killed_horse_kept_to_itself_come_from_the_file(
+def test_events_that_a_killed_horse_did_not_send_are_read_from_the_file(
     server: redis.Redis, tmp_path: Path
 ):
     writer, path = StreamWriter(server), tmp_path / "events.jsonl"
@@ -72,7 +72,7 @@ def test_events_that_a_killed_horse_kept_to_itself_come_from_the_file(
     assert seqs(server, "job") == [1, 2, 3]
 
 
-def test_something_else_in_the_place_of_a_stream_keeps_no_other_back(
+def test_a_wrong_type_at_the_key_of_a_stream_does_not_block_other_streams(
     server: redis.Redis, tmp_path: Path
 ):
     server.set(keys.events("spoilt"), "by hand")

@@ -1,4 +1,4 @@
-"""What workers held comes back, whoever is killed at whatever moment."""
+"""Jobs of dead workers are requeued, whichever process is killed when."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def begin(place: Workplace, worker: str = NAME) -> StartedExecution:
     return begun[1]
 
 
-def test_worker_that_is_killed_while_it_puts_lost_jobs_back_is_still_missed(place: Workplace):
+def test_jobs_are_requeued_although_the_requeuing_worker_was_killed(place: Workplace):
     place.registry.register(NAME, "infer", lease_s=0.001)
     kept, lost = place.submit(), place.submit()
     claim = begin(place).claim
@@ -48,7 +48,7 @@ def test_worker_that_is_killed_while_it_puts_lost_jobs_back_is_still_missed(plac
     assert place.registry.workers() == {}
 
 
-def test_jobs_of_workers_that_nobody_lists_are_queued_again(place: Workplace):
+def test_jobs_of_unregistered_workers_are_requeued(place: Workplace):
     begun, popped = place.submit(), place.submit()
     begin(place)
     pop(place, "infer-0:elsewhere:2")
@@ -57,7 +57,7 @@ def test_jobs_of_workers_that_nobody_lists_are_queued_again(place: Workplace):
     assert place.registry.requeue_unregistered() == []
 
 
-def test_jobs_of_workers_that_are_listed_or_have_a_lease_are_left_alone(place: Workplace):
+def test_jobs_of_registered_or_leased_workers_are_not_requeued(place: Workplace):
     place.submit(), place.submit()
     place.registry.register(NAME, "infer", lease_s=0.001)
     begin(place)
@@ -68,7 +68,7 @@ def test_jobs_of_workers_that_are_listed_or_have_a_lease_are_left_alone(place: W
     assert place.registry.requeue_unregistered() == []
 
 
-def test_garbage_among_the_claims_and_the_lists_is_swept_over(place: Workplace):
+def test_garbage_in_workers_lists_does_not_stop_the_requeuing(place: Workplace):
     place.connection.zadd("rq:wip:infer", {b"\xff:a:b": 1, b"no-colon": 2})
     place.connection.rpush(keys.taken("nobody"), b"\xff", "no-job")
     job_id = place.submit()

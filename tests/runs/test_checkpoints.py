@@ -85,7 +85,7 @@ def test_committing_a_step_again_replaces_it(tmp_path):
 
 
 def kill_at_event(checkpoints: Checkpoints, step: int, instant: int) -> bool:
-    """Commit in a child that kills itself at its n-th look at the file system; return if it did."""
+    """Commit in a child that kills itself at its n-th file-system call; return whether it did."""
     child = os.fork()
     if child == 0:
         seen = 0
@@ -201,7 +201,7 @@ def test_every_flipped_bit_of_the_manifest_is_noticed(tmp_path):
         assert Checkpoints(tmp_path).latest() is None, f"byte {position} of {whole!r}"
 
 
-def test_a_damaged_newer_checkpoint_never_pushes_out_a_whole_one(tmp_path):
+def test_a_damaged_newer_checkpoint_never_replaces_an_undamaged_one(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=1)
     commit(checkpoints, 10)
     shutil.copytree(tmp_path / "checkpoint-10", tmp_path / "checkpoint-30")

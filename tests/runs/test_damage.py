@@ -91,7 +91,7 @@ def resume(folder: Path) -> tiny.Surroundings:
     return again
 
 
-def test_the_drill_knows_every_file(whole):
+def test_the_damage_test_covers_every_file(whole):
     found = (whole / "checkpoints" / "checkpoint-4").iterdir()
     assert sorted(path.name for path in found) == sorted(FILES)
     assert set(STATE_FILES) < set(FILES)
@@ -138,13 +138,15 @@ def check_resume(whole: Path, folder: Path, *, resumed_from: int | None) -> list
         for damage in DAMAGES
     ],
 )
-def test_a_resume_from_the_one_before_ends_with_the_same_bits(whole, stopped, name, damage):
+def test_a_resume_from_the_previous_checkpoint_ends_with_the_same_bits(
+    whole, stopped, name, damage
+):
     damage(stopped / "checkpoints" / "checkpoint-4" / name)
     [warning] = check_resume(whole, stopped, resumed_from=2)
     assert warning["message"].startswith(f"checkpoint-4: {name}")
 
 
-def test_with_every_checkpoint_damaged_all_is_computed_again(whole, stopped):
+def test_with_every_checkpoint_damaged_the_job_starts_over(whole, stopped):
     flip(stopped / "checkpoints" / "checkpoint-2" / "model.safetensors")
     remove(stopped / "checkpoints" / "checkpoint-4" / "rng_state.pth")
     warnings = check_resume(whole, stopped, resumed_from=None)
@@ -164,7 +166,7 @@ def manifest_again(folder: Path, change: Callable[[Path], None]) -> None:
 
 
 @pytest.mark.parametrize("name", STATE_FILES)
-def test_a_state_that_was_never_saved_is_an_error_and_no_fresh_start(stopped, name):
+def test_a_missing_state_is_an_error_and_not_a_restart(stopped, name):
     manifest_again(stopped, lambda copy: (copy / name).unlink())
     with pytest.raises(JobFailed, match=rf"^checkpoint-4: {name} is missing") as problem:
         resume(stopped)
@@ -172,9 +174,9 @@ def test_a_state_that_was_never_saved_is_an_error_and_no_fresh_start(stopped, na
 
 
 @pytest.mark.parametrize("name", [*STATE_FILES, "model.safetensors", "config.json"])
-def test_a_file_that_was_saved_torn_never_trains_on(stopped, name):
+def test_training_never_continues_from_a_torn_file(stopped, name):
     manifest_again(stopped, lambda copy: truncate(copy / name))
     again = tiny.surroundings(stopped)
-    with pytest.raises(Exception, match=r".+"):  # whatever its reader says
+    with pytest.raises(Exception, match=r".+"):  # any error of its reader
         run(SPEC, again.ctx)
     assert again.of_type("step") == []

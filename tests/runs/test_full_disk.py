@@ -74,6 +74,7 @@ def drilled(tmp_path: Path, lacks: str) -> dict[str, Any]:
     done = subprocess.run(
         ["unshare", "-m", sys.executable, __file__, str(folder), lacks],
         capture_output=True,
+        cwd=tmp_path,  # outside a work tree, whose uncommitted changes a job would keep
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode == 0, done.stderr.decode()

@@ -1,4 +1,4 @@
-"""Paths among a job's options, as people write them: ~ is a home, and some are nobody's."""
+"""Paths in a job's options: `~` is a home; an unknown user's home is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOBODY_S = "~nobody-here/x"
         ("encode", "input", {"output": "x.npz"}),
     ],
 )
-def test_home_of_nobody_is_refused_at_submit_by_the_option_s_name(
+def test_an_unknown_users_home_is_refused_at_submit_by_the_option_name(
     tmp_path: Path, kind: str, name: str, beside: dict[str, Any]
 ):
     spec = spec_class(kind).parse({**beside, name: NOBODY_S})
@@ -60,7 +60,7 @@ def test_tilde_is_the_home_of_whoever_submits(
         (("run", "--model", "long" * 100, "a"), "model"),
     ],
 )
-def test_command_says_in_one_line_which_path_cannot_be(
+def test_an_impossible_path_is_named_in_one_line(
     tmp_path: Path, arguments: tuple[str, ...], name: str
 ):
     done = warmd(*arguments, home=tmp_path)

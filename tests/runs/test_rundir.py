@@ -18,7 +18,7 @@ from waiting import wait_until
 from warmd.daemon.runs.rundir import RunDir, by_time, job_ids, remove_stale_staging
 from warmd.jobs.errors import Conflict
 
-# Takes the lock, says so, and holds it until it is killed, or until its stdin ends with the tests.
+# Takes the lock, prints a line, and holds it until it is killed or its stdin ends.
 HOLD = """
 import sys
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_ids_sort_by_their_making_when_the_clock_is_put_back(tmp_path, monkeypat
     assert by_time(after) > by_time(before)
 
 
-def test_an_id_that_is_taken_is_left_to_whom_it_belongs(tmp_path, monkeypatch):
+def test_an_existing_job_id_is_not_reused(tmp_path, monkeypatch):
     first = RunDir.create(tmp_path, "grpo", {"spec": {}}, durable=False)
     for slot in (1, 2):
         monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Saving beside the training: what is on disk is what the training was when the save began."""
+"""Saving concurrently with the training: the file has the state at the start of the save."""
 
 from __future__ import annotations
 
@@ -48,9 +48,7 @@ def test_a_direct_file_works_where_there_are_no_direct_writes():
         path.unlink()
 
 
-def test_a_direct_file_goes_through_the_cache_where_a_direct_write_is_refused(
-    tmp_path, monkeypatch
-):
+def test_a_file_is_written_through_the_page_cache_if_direct_io_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(directio, "_ALIGNMENT", 1)  # less than any disk asks for
     content = np.random.default_rng(0).bytes(8 * MEGABYTE + 7001)
     with DirectFile(tmp_path / "file") as file:
@@ -154,7 +152,7 @@ def test_a_tokenizer_is_written_alike_every_time(tmp_path):
     assert "tokenizer.json" in written["first"]
 
 
-def test_a_save_that_fails_says_why_and_leaves_the_last_one(tmp_path):
+def test_a_failed_save_reports_why_and_keeps_the_previous_checkpoint(tmp_path):
     checkpoints = Checkpoints(tmp_path)
 
     def prepare(content: bytes) -> Any:

@@ -116,7 +116,7 @@ def test_a_job_that_is_held_while_a_save_is_in_flight_is_saved_at_its_own_step(t
     assert [path.name for path in saved] == ["checkpoint-2", "checkpoint-3"]
 
 
-def test_a_save_that_could_not_even_begin_costs_no_copy_of_the_weights(tmp_path, monkeypatch):
+def test_a_save_that_cannot_begin_copies_no_weights(tmp_path, monkeypatch):
     copied: list[int] = []
     monkeypatch.setattr(live_tensors._Part, "copy", lambda part: copied.append(part.unread))
     around = tiny.surroundings(tmp_path)
@@ -128,7 +128,7 @@ def test_a_save_that_could_not_even_begin_costs_no_copy_of_the_weights(tmp_path,
     assert copied == []
 
 
-def test_a_job_fails_of_what_it_failed_of_also_when_its_save_fails_too(tmp_path):
+def test_a_job_reports_its_own_error_even_if_the_save_fails_too(tmp_path):
     around = tiny.surroundings(tmp_path)
     disk = DiskThatFillsUp(tmp_path / "checkpoints")
 
@@ -187,7 +187,7 @@ def _write(folder: Path, due: float) -> None:
     (folder / "weights").write_bytes(b"a")
 
 
-def test_a_save_that_its_job_has_left_is_waited_for(tmp_path):
+def test_a_save_in_flight_is_completed_when_its_job_ends(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.settle()
     checkpoints.save(1, partial(slow_save, 0.2), about={})
@@ -196,11 +196,10 @@ def test_a_save_that_its_job_has_left_is_waited_for(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_job_that_fails_behind_its_last_step_keeps_the_save_in_flight(
+def test_a_job_that_fails_after_its_last_step_keeps_the_save_in_flight(
     make_daemon: Callable[..., Daemon], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    drill.register()
-    monkeypatch.setenv("PYTHONPATH", drill.environment(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", drill.install(tmp_path))
     daemon = make_daemon(workers=(WorkerConfig(name="infer-0", queue="infer", isolation="fork"),))
     daemon.start()
     job_id = daemon.client.submit(drill.DrillSpec.parse({"then": "leave"}))
@@ -210,7 +209,7 @@ def test_a_job_that_fails_behind_its_last_step_keeps_the_save_in_flight(
     assert latest.name == "checkpoint-1"
 
 
-def test_what_a_save_holds_is_free_when_it_is_over(tmp_path):
+def test_a_save_frees_its_memory_at_its_end(tmp_path):
     freed = threading.Event()
 
     class Copy:

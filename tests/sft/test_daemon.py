@@ -45,8 +45,9 @@ def test_a_job_that_is_killed_twice_ends_with_the_weights_of_a_straight_run(
         def reached(execution: int = execution, step: int = step) -> dict[str, Any] | None:
             started = sturdy.events(killed, "started")
             steps = [event["step"] for event in sturdy.events(killed, "step")]
-            is_there = len(started) == execution and max(steps, default=0) >= step
-            return started[-1] if is_there else None
+            saved = [event["execution"] for event in sturdy.events(killed, "checkpoint")]
+            is_there = execution in saved and max(steps, default=0) >= step
+            return started[-1] if is_there and len(started) == execution else None
 
         os.kill(wait_until(reached, timeout_s=90)["pid"], signal.SIGKILL)
     job = sturdy.wait(killed, timeout_s=120)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import sft_jobs
 import torch
+from peft import LoraConfig
 
 from warmd.jobs.compute.aten_overrides import fast_kernels
 from warmd.jobs.packing.attention import packed_attention
@@ -39,10 +40,14 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def assert_same(folder: Any, model: Any, case: str, *, most_tokens: int | None = None) -> Any:
+def assert_same(
+    folder: Any, model: Any, case: str, *, most_tokens: int | None = None, **more: Any
+) -> Any:
     form, how, options = CASES[case]
+    options = options | more
     theirs = sft_jobs.train(sft_jobs.trainer("trl", folder, model, form, how=how, **options))
     made = sft_jobs.trainer("warmd", folder, model, form, how=how, **options)
+    starts = [w.detach().clone() for w in made.model.parameters() if w.requires_grad]
     if most_tokens is not None:
         made.most_tokens = most_tokens
     with fast_kernels():  # as in a job
@@ -54,8 +59,7 @@ def assert_same(folder: Any, model: Any, case: str, *, most_tokens: int | None =
     for our_gradient, their_gradient in zip(ours[1], theirs[1], strict=True):
         torch.testing.assert_close(our_gradient, their_gradient, rtol=2e-5, atol=2e-5 * largest)
     moved = max(
-        float((weight - start).abs().max())
-        for weight, start in zip(theirs[2], model.parameters(), strict=True)
+        float((weight - start).abs().max()) for weight, start in zip(theirs[2], starts, strict=True)
     )
     for our_weight, their_weight in zip(ours[2], theirs[2], strict=True):
         torch.testing.assert_close(our_weight, their_weight, rtol=0, atol=2e-4 * moved)
@@ -66,6 +70,15 @@ def assert_same(folder: Any, model: Any, case: str, *, most_tokens: int | None =
 def test_every_architecture_trains_as_with_trl(tmp_path, architecture):
     changes, is_packed = ARCHITECTURES[architecture]
     made = assert_same(tmp_path, sft_jobs.small(architecture, **changes), "completions")
+    assert (made.most_tokens is not None) == is_packed
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_trains_an_adapter_as_with_trl_and_peft(tmp_path, architecture):
+    lora = LoraConfig(r=4, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    changes, is_packed = ARCHITECTURES[architecture]
+    model = sft_jobs.small(architecture, **changes)
+    made = assert_same(tmp_path, model, "completions", lora=lora)
     assert (made.most_tokens is not None) == is_packed
 
 

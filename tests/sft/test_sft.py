@@ -87,7 +87,7 @@ def test_rows_are_counted_when_the_job_is_submitted(tmp_path, options, samples, 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dataset": None}, "dataset: must be given: a JSONL file"),
+        ({"dataset": None}, "dataset: must be given: a JSONL, CSV or Parquet file"),
         ({"template": "none"}, "template: must contain {question}, got 'none'"),
         ({"eval_every": 5}, "eval_every: must go with eval_samples or eval_dataset, got it alone"),
         (
@@ -166,7 +166,7 @@ def test_a_bad_row_is_refused_by_file_line_and_field_or_skipped(tmp_path, bad, m
     assert str(caught.value).startswith(f"dataset: {path}, line 2{message}")
     rows = Source(dataset=path, skip_bad_rows=True).load()
     assert [row.learned for row in rows.train] == ["good", "better"]
-    assert (rows.num_skipped, rows.first_fault) == (1, str(caught.value))
+    assert (rows.reading.num_skipped, rows.reading.first_fault) == (1, str(caught.value))
 
 
 def test_a_file_of_nothing_but_bad_rows_is_refused(tmp_path):

@@ -58,7 +58,7 @@ def listen(selector: selectors.BaseSelector, timeout_s: float = 1.0) -> None:
 
 
 @pytest.mark.parametrize("end", ["", "\r"])
-def test_stderr_without_a_line_break_neither_grows_nor_slows_the_supervisor(
+def test_endless_stderr_without_line_breaks_does_not_grow_or_slow_the_supervisor(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -113,7 +113,7 @@ def test_heartbeats_do_not_block_when_nobody_reads_them():
             os.close(descriptor)
 
 
-def test_text_of_an_error_keeps_its_beginning_and_its_end_and_says_what_is_left_out():
+def test_a_long_error_message_keeps_its_start_and_end_and_notes_the_cut():
     assert tracebacks.cut("short", 8_000) == "short"
     text = tracebacks.cut("a" * 1_000_000 + "z" * 1_000_000, 8_000)
     assert len(text) < 8_100

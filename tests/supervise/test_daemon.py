@@ -55,7 +55,7 @@ def test_start_reports_every_part_and_returns_when_workers_are_warm(sturdy_daemo
     assert not Path(status["server"]["url"].removeprefix("unix://")).parent.stat().st_mode & 0o077
 
 
-def test_second_daemon_in_a_home_is_told_where_the_first_runs(shared_daemon: Daemon):
+def test_a_second_daemon_in_a_home_reports_where_the_first_runs(shared_daemon: Daemon):
     with pytest.raises(Conflict, match=f"pid {shared_daemon.pid('supervisor')}"):
         shared_daemon.start()
 
@@ -80,7 +80,9 @@ def test_queue_outlives_the_daemon(daemon: Daemon):
     assert daemon.wait(waiting)["status"] == "finished"
 
 
-def test_stop_leaves_no_process_gives_the_running_job_back_and_start_finishes_it(daemon: Daemon):
+def test_stop_leaves_no_process_and_requeues_the_running_job_which_the_next_start_finishes(
+    daemon: Daemon,
+):
     (daemon.folder / "gate").touch()
     job_id = daemon.submit("behaviours:gated", save_every=100)
     wait_until(lambda: len(daemon.events(job_id, "step")) == 2)
@@ -131,7 +133,7 @@ def untroubled(shared_daemon: Daemon) -> bytes:
         *(pytest.param(v, marks=pytest.mark.slow) for v in ("supervisor", "zygote", "everything")),
     ],
 )
-def test_whatever_is_killed_the_job_goes_on_and_ends_the_same(
+def test_after_any_process_is_killed_the_job_resumes_with_the_same_result(
     daemon: Daemon, untroubled: bytes, victim: str
 ):
     (daemon.folder / "gate").touch()
@@ -156,12 +158,12 @@ def test_whatever_is_killed_the_job_goes_on_and_ends_the_same(
 
 
 def weights(daemon: Daemon, job_id: str) -> bytes:
-    """The final model of a job, to the bit."""
+    """The bytes of a job's final model."""
     return (daemon.home.runs / job_id / "model" / "model.safetensors").read_bytes()
 
 
 @pytest.mark.slow
-def test_job_that_a_dead_worker_popped_is_run(daemon: Daemon):
+def test_a_job_that_a_killed_worker_had_popped_is_run(daemon: Daemon):
     # A worker of this home that popped the job and died before it began.
     worker = f"train-0:{daemon.home.key}:dead00"
     connection = daemon.client.connection
@@ -178,7 +180,7 @@ def test_job_that_a_dead_worker_popped_is_run(daemon: Daemon):
     assert (job["status"], job["execution"]) == ("finished", 1)
 
 
-def test_job_that_was_done_but_not_yet_said_so_is_not_done_again(daemon: Daemon):
+def test_a_job_with_a_result_on_disk_is_not_run_again(daemon: Daemon):
     job_id = daemon.submit()
     wait_until(lambda: daemon.events(job_id, "started"))
     worker = daemon.pid("worker")
@@ -200,6 +202,14 @@ def test_job_that_kills_its_horse_three_times_in_a_row_fails_and_says_why(daemon
     assert "3 times in a row" in job["error"]
 
 
+def test_a_retry_gives_a_job_that_kills_its_horse_three_more_tries(daemon: Daemon):
+    job_id = daemon.submit("behaviours:dies", save_every=100, retries=1)
+    job = daemon.wait(job_id)
+    assert (job["status"], job["execution"]) == ("failed", 6)
+    [retried] = [e for e in daemon.events(job_id, "requeued") if "retries_left" in e]
+    assert "3 times in a row" in retried["reason"]
+
+
 def test_job_that_makes_progress_between_kills_is_not_given_up(daemon: Daemon):
     job_id = daemon.submit("behaviours:dies", save_every=1, samples=10)
     job = daemon.wait(job_id)
@@ -209,7 +219,7 @@ def test_job_that_makes_progress_between_kills_is_not_given_up(daemon: Daemon):
 
 
 @pytest.mark.slow
-def test_zygote_killed_before_it_is_warm_is_started_again(daemon: Daemon):
+def test_a_zygote_killed_while_starting_is_restarted(daemon: Daemon):
     old = daemon.pid("zygote")
     daemon.kill("supervisor")
 
@@ -225,7 +235,7 @@ def test_zygote_killed_before_it_is_warm_is_started_again(daemon: Daemon):
 
 
 @pytest.mark.slow
-def test_daemon_that_was_warm_does_not_end_for_a_model_that_is_gone(
+def test_a_running_daemon_survives_the_removal_of_a_model_folder(
     make_daemon: MakeDaemon, tmp_path: Path
 ):
     daemon = make_daemon()
@@ -249,7 +259,7 @@ def test_daemon_that_was_warm_does_not_end_for_a_model_that_is_gone(
         pytest.param("zygote", "fork.zygote"),
     ],
 )
-def test_part_that_cannot_boot_stops_the_daemon_with_a_message(
+def test_a_process_that_cannot_start_stops_the_daemon_with_a_message(
     make_daemon: MakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
 ):
     # Python runs this in every process of ours, and one of them does not survive it.
@@ -294,7 +304,7 @@ def test_resident_horse_runs_one_job_after_another_on_fresh_weights(make_daemon:
 
 
 @pytest.mark.slow
-def test_resident_horse_answers_one_job_after_another_with_the_same_engine(make_daemon: MakeDaemon):
+def test_a_resident_horse_reuses_its_engine_for_the_next_job(make_daemon: MakeDaemon):
     worker = WorkerConfig(name="infer-0", queue="infer", isolation="resident", threads=1)
     daemon = make_daemon(workers=(worker,))
     daemon.start()

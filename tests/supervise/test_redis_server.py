@@ -1,4 +1,4 @@
-"""Servers: our own on a socket, and somebody else's with a password or over TLS."""
+"""Redis: the embedded one on a socket, and external ones with a password or TLS."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def home(make_daemon: MakeDaemon) -> Home:
 
 
 @pytest.mark.parametrize("kind", ["valkey", "redis"])
-def test_embedded_server_listens_on_a_private_socket_alone(home: Home, kind: str):
+def test_the_embedded_redis_listens_only_on_a_private_socket(home: Home, kind: str):
     binary = find_binary(None if kind == "valkey" else debian_redis())
     server = EmbeddedRedis(home, binary)
     server.start()
@@ -57,7 +57,7 @@ def test_embedded_server_listens_on_a_private_socket_alone(home: Home, kind: str
 
 
 @pytest.mark.parametrize("kind", ["valkey", "redis"])
-def test_embedded_server_keeps_every_acknowledged_write_through_kill_9(home: Home, kind: str):
+def test_the_embedded_redis_keeps_every_acknowledged_write_after_kill_9(home: Home, kind: str):
     server = EmbeddedRedis(home, find_binary(None if kind == "valkey" else debian_redis()))
     server.start()
     with keys.connect(server.url) as connection:
@@ -75,7 +75,7 @@ def test_embedded_server_keeps_every_acknowledged_write_through_kill_9(home: Hom
         server.stop()
 
 
-def test_two_servers_never_share_a_folder(home: Home):
+def test_two_redis_processes_never_share_a_folder(home: Home):
     first, second = (EmbeddedRedis(home, find_binary(None)) for _ in range(2))
     first.start()
     assert first.process is not None
@@ -87,13 +87,13 @@ def test_two_servers_never_share_a_folder(home: Home):
         second.stop()
 
 
-def test_server_that_does_not_start_says_why(home: Home):
+def test_a_redis_that_does_not_start_reports_why(home: Home):
     server = EmbeddedRedis(home, shutil.which("false") or "")
     with pytest.raises(Unavailable, match="ended at once"):
         server.start()
 
 
-def test_configured_binary_that_is_none_is_refused():
+def test_a_configured_redis_program_that_does_not_exist_is_refused():
     with pytest.raises(SpecError, match="must be a program"):
         find_binary("/nonexistent/server")
 
@@ -105,7 +105,7 @@ def answers(port: int) -> bool:
 
 @contextmanager
 def external(folder: Path, *options: str) -> Iterator[int]:
-    """A Redis of somebody else's on a loopback port."""
+    """An external Redis on a loopback port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -140,7 +140,7 @@ def test_jobs_run_through_an_external_redis_with_a_password(
 
 
 @pytest.mark.slow
-def test_homes_on_one_server_share_their_run_directories_or_are_refused(
+def test_homes_on_one_redis_must_share_their_run_directories(
     make_daemon: MakeDaemon, tmp_path: Path
 ):
     with external(tmp_path) as port:
@@ -160,7 +160,9 @@ def test_homes_on_one_server_share_their_run_directories_or_are_refused(
         third.stop()
 
 
-def test_wrong_password_is_said_without_showing_it(make_daemon: MakeDaemon, tmp_path: Path):
+def test_a_wrong_redis_password_is_reported_without_showing_it(
+    make_daemon: MakeDaemon, tmp_path: Path
+):
     with external(tmp_path) as port:
         daemon = make_daemon(redis_url=f"redis://:secret123@127.0.0.1:{port}/0")
         with pytest.raises(WarmdError, match="no Redis at redis://") as caught:
@@ -168,7 +170,7 @@ def test_wrong_password_is_said_without_showing_it(make_daemon: MakeDaemon, tmp_
         assert "secret123" not in str(caught.value)
 
 
-def test_server_that_is_not_there_is_said(make_daemon: MakeDaemon):
+def test_an_unreachable_redis_is_reported(make_daemon: MakeDaemon):
     daemon = make_daemon(redis_url="redis://127.0.0.1:1/0")
     with pytest.raises(WarmdError, match=r"no Redis at redis://127.0.0.1:1/0"):
         daemon.start()
@@ -244,7 +246,7 @@ def test_redis_over_tls_that_hangs_for_20_s_costs_nothing(make_daemon: MakeDaemo
         (("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE"), "read only replica"),
     ],
 )
-def test_redis_that_takes_no_changes_is_one_line_and_leaves_no_job(
+def test_a_read_only_redis_is_reported_in_one_line_and_no_job_is_left(
     desk: Desk, trouble: tuple[str, ...], cure: tuple[str, ...], words: str
 ):
     redis = desk.client.connection

@@ -75,7 +75,7 @@ def traces(queue: Gateway, job_id: str) -> list[str]:
     ]
 
 
-def test_answer_goes_after_its_time_with_all_that_it_left(queue):
+def test_an_expired_answer_is_removed_with_its_files_and_keys(queue):
     old, young = answered(queue, hours_ago=25), answered(queue, hours_ago=23)
     assert traces(queue, old)
     clear(queue)
@@ -87,7 +87,7 @@ def test_answer_goes_after_its_time_with_all_that_it_left(queue):
     assert traces(queue, young) == []
 
 
-def test_failed_and_canceled_ones_go_too(queue):
+def test_failed_and_canceled_answers_are_removed_too(queue):
     failed = submit(queue)
     queue.take().fail("no reason")
     canceled = submit(queue)
@@ -98,15 +98,15 @@ def test_failed_and_canceled_ones_go_too(queue):
     assert traces(queue, failed) + traces(queue, canceled) == []
 
 
-def test_of_too_many_the_latest_are_kept(queue):
+def test_beyond_max_answers_the_latest_are_kept(queue):
     ids = [answered(queue, hours_ago=2 - n) for n in range(3)]
     clear(queue, most=1)
     assert [bool(traces(queue, job_id)) for job_id in ids] == [False, False, True]
     clear(queue, most=0)
-    assert traces(queue, ids[2])  # it ended this moment: somebody may be about to read it
+    assert traces(queue, ids[2])  # within its grace period
 
 
-def test_a_clock_put_back_by_a_day_leaves_the_limits_in_force(queue):
+def test_limits_hold_after_the_clock_was_set_back_by_a_day(queue):
     early = [answered(queue, hours_ago=-24) for _ in range(3)]  # before it was put back
     now = answered(queue, hours_ago=0)
     clear(queue, most=2)
@@ -114,10 +114,10 @@ def test_a_clock_put_back_by_a_day_leaves_the_limits_in_force(queue):
     assert traces(queue, now)
     clear(queue, most=0)
     assert [bool(traces(queue, job_id)) for job_id in early] == [False] * 3
-    assert traces(queue, now)  # somebody may be about to read it
+    assert traces(queue, now)  # within its grace period
 
 
-def test_what_is_not_an_answer_of_old_stays(queue, tmp_path):
+def test_jobs_that_are_not_old_answers_stay(queue, tmp_path):
     (tmp_path / "in").write_text('{"prompt": "a"}\n')
     rows = answered(
         queue, hours_ago=25, input=str(tmp_path / "in"), output=str(tmp_path / "out.jsonl")
@@ -154,13 +154,13 @@ def test_job_that_others_wait_for_stays(queue):
     queue.client.cancel(behind)
 
 
-def test_forever_keeps_all(queue):
+def test_keep_answers_forever_removes_nothing(queue):
     job_id = answered(queue, hours_ago=1000)
     clear(queue, keep_s=None, most=0)
     assert traces(queue, job_id)
 
 
-def test_removal_that_died_half_way_is_finished(queue):
+def test_an_interrupted_removal_is_finished(queue):
     half, resumed = (answered(queue, hours_ago=1) for _ in range(2))
     for job_id in (half, resumed):
         path = queue.client.rundir(job_id).path
@@ -180,7 +180,7 @@ def large(queue: Gateway, hours_ago: float, size: int) -> str:
     return job_id
 
 
-def test_of_too_large_ones_the_oldest_go_until_the_others_have_room(queue):
+def test_beyond_max_answers_size_the_oldest_are_removed(queue):
     clear(queue, keep_s=0)
     ids = [large(queue, 4 - n, 100_000) for n in range(4)]
     clear(queue, most_bytes=250_000)
@@ -189,7 +189,7 @@ def test_of_too_large_ones_the_oldest_go_until_the_others_have_room(queue):
     assert traces(queue, ids[2])
 
 
-def test_sizes_follow_what_ends_and_what_others_remove(queue):
+def test_sizes_are_updated_when_answers_end_or_are_removed_elsewhere(queue):
     clear(queue, keep_s=0)
     retention = Retention(
         queue.client.store, queue.home, keep_s=86_400, most=1000, most_bytes=250_000
@@ -202,7 +202,7 @@ def test_sizes_follow_what_ends_and_what_others_remove(queue):
     assert [bool(traces(queue, j)) for j in (first, third, fourth)] == [False, True, True]
 
 
-def test_large_answers_to_a_file_of_rows_stay_and_push_no_other_out(queue, tmp_path):
+def test_jobs_with_an_input_file_stay_and_do_not_count_towards_the_size(queue, tmp_path):
     clear(queue, keep_s=0)
     (tmp_path / "in").write_text('{"prompt": "a"}\n')
     other = large(queue, 9, 100_000)
@@ -220,7 +220,7 @@ def test_large_answers_to_a_file_of_rows_stay_and_push_no_other_out(queue, tmp_p
 
 
 @pytest.mark.slow
-def test_a_thousand_requests_leave_nothing(make_daemon: Callable[..., Daemon]):
+def test_a_thousand_requests_leave_no_files_or_keys(make_daemon: Callable[..., Daemon]):
     daemon = make_daemon(
         workers=(
             WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=32, threads=1),
@@ -257,7 +257,7 @@ def test_a_thousand_requests_leave_nothing(make_daemon: Callable[..., Daemon]):
         return not [path for path in daemon.home.runs.iterdir() if path.name.startswith("infer")]
 
     with ThreadPoolExecutor(16) as pool:
-        # The horse's heap takes 4,000 to reach its size; a leak would go on growing.
+        # The horse's heap reaches its size after 4,000 requests; a leak would continue to grow.
         first = list(pool.map(ask, range(4000)))[:200]
         wait_until(is_clear, timeout_s=60)
         before, begun = memory(), time.monotonic()

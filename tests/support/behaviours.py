@@ -74,7 +74,7 @@ def raises(prompts: list[str], completions: list[str], answers: list[str | None]
 
 
 def rants(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
-    """Raises an error that says more than anybody wants to read."""
+    """Raises an error with a message of ten megabytes."""
     raise RuntimeError("a" * 20_000_000 + "and so on")
 
 
@@ -100,7 +100,7 @@ def _length(text: str) -> float:
 def leaves_processes(
     prompts: list[str], completions: list[str], answers: list[str | None]
 ) -> list[float]:
-    """Starts processes that would outlive it, one in a session of its own; notes their ids."""
+    """Starts processes that would outlive it, one in its own session; records their ids."""
     folder = _note(answers)
     child = os.fork()
     if child == 0:

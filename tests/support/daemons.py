@@ -97,15 +97,15 @@ class Daemon:
         """The guardian (while it lives) and everything below it."""
         supervisor = psutil.Process(self.pid("supervisor"))
         if not any("warmd." in word for word in supervisor.cmdline()):
-            return []  # a stale pid, and by now somebody else's
+            return []  # a stale pid, reused by another process
         guardian = supervisor.parent()
-        # Without one the supervisor belongs to somebody else's process, which must be left alone.
+        # Otherwise the pid belongs to another process, which must not be killed.
         is_ours = guardian is not None and guardian.cmdline()[-2:] == ["-m", "warmd.daemon"]
         own = [guardian] if guardian is not None and is_ours else []
         return [*own, supervisor, *supervisor.children(recursive=True)]
 
     def wake(self) -> None:
-        """Have go on what a test that failed has left suspended."""
+        """Continue processes that a failed test left suspended."""
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
@@ -125,7 +125,7 @@ class Daemon:
         folder: Path = Path(__file__).parent,  # where the daemon finds `behaviours`
         **options: Any,
     ) -> str:
-        """Submit a GRPO job on the tiny model with rows of its own, from a folder."""
+        """Submit a GRPO job on the tiny model with a dataset in a folder."""
         submitting = ("front", "after", "at", "retries", "timeout_s")
         how = {name: options.pop(name) for name in submitting if name in options}
         data = self.folder / "rows.jsonl"

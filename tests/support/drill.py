@@ -1,7 +1,6 @@
-"""A job kind for tests of the daemon alone: it does what it is told, and needs no training.
+"""A job kind for tests of the daemon: it does what its options say, without training.
 
-`register` makes it known to this process; a process that is started with `environment` knows it
-from its first moment.
+It is a kind from outside: `install` makes it known to this process and to those started later.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from warmd.jobs import KINDS, Kind
+import packages
+
 from warmd.jobs.context import Context
 from warmd.jobs.errors import Stopped
 from warmd.jobs.spec import Spec, option
@@ -27,6 +27,7 @@ class DrillSpec(Spec):
 
     kind: ClassVar[str] = "drill"
     queue: ClassVar[str] = "infer"
+    run_module: ClassVar[str | None] = "drill"
 
     model: str = option("tiny", "warm model", group="model")
     gate: str | None = option(None, "waits while this file exists", group="data")
@@ -36,7 +37,7 @@ class DrillSpec(Spec):
 
 
 def run(spec: DrillSpec, ctx: Context) -> dict[str, Any]:
-    """Say where it runs, wait at the gate, and end as told."""
+    """Report where it runs, wait at the gate, and end as its options say."""
     warm = ctx.models.take(spec.model)
     ctx.emit("begin", thread=threading.current_thread().name)
     while spec.gate is not None and Path(spec.gate).exists():
@@ -53,16 +54,10 @@ def run(spec: DrillSpec, ctx: Context) -> dict[str, Any]:
     return {"pid": os.getpid(), "model": id(warm.model), "niceness": os.nice(0)}
 
 
-def register() -> None:
-    """Add the kind to those of this process."""
-    KINDS["drill"] = Kind("drill", "DrillSpec", "drill", "drill")
-    sys.modules["warmd.jobs.drill"] = sys.modules[__name__]
-
-
-def environment(folder: Path) -> str:
-    """Return a PYTHONPATH by which a daemon's processes register the kind; writes to `folder`."""
-    code = "import sys\nif 'warmd.daemon' in ' '.join(sys.orig_argv):\n"
-    code += "    import drill\n    drill.register()\n"
-    (folder / "sitecustomize.py").write_text(code)
+def install(folder: Path) -> str:
+    """Install the kind in `folder` for this process; return a PYTHONPATH for others."""
+    packages.install(folder, "warmd-drill", {"drill": "drill:DrillSpec"})
+    sys.path.append(str(folder))
+    packages.look_again()
     here = str(Path(__file__).resolve().parent)
     return os.pathsep.join([str(folder), here, os.environ.get("PYTHONPATH", "")])

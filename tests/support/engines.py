@@ -38,7 +38,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return torch.randint(3, 80, (length,), generator=generator).tolist()
 
 
-# Of models that our own code computes: heads, and all that products give, in multiples of 64.
+# Models that native kernels support: all sizes are multiples of 64.
 NATIVE_SIZES = {
     "vocab_size": 128,
     "hidden_size": 128,

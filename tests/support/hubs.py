@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Hub:
-    """What is published, and who asked for it."""
+    """The published files, and the requests for them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -77,7 +77,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *_: object) -> None:
-        """Say nothing of those who hang up."""
+        """Do not log clients that disconnect."""
 
 
 @contextmanager

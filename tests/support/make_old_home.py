@@ -270,7 +270,7 @@ def make_jobs() -> dict[str, str]:
     files = ("--input", "prompts.jsonl", "--output", "answers.jsonl")
     jobs["unanswered"] = warmd("submit", "infer", *INFER, *files)
     jobs["scheduled"] = submit_grpo("length", 4, "--in", "5s")
-    # Nobody renews a lease now: they expire here, whatever the clock of the test's machine says.
+    # No process renews leases now: let them expire here, whatever the clock of the test machine.
     for pid in (pids.pop("supervisor"), *pids.values()):
         os.kill(pid, signal.SIGSTOP)
     time.sleep(LEASE_S + 5)

@@ -98,11 +98,11 @@ class Storm:
         return False
 
     def _submit_some(self, seconds_left: float) -> None:
-        """As many as keep pace with the time that is left, of three kinds in turn."""
+        """As many jobs as the remaining time allows, of three kinds alternately."""
         while len(self.jobs) < self._wanted and self._random.random() < 0.7:
             try:
                 self.jobs.append(self._submit(len(self.jobs)))
-            except WarmdError as error:  # nobody takes it now
+            except WarmdError as error:  # the daemon is restarting
                 log.info("submit: %s", error)
                 return
             if seconds_left > 0 and self._random.random() < 0.5:

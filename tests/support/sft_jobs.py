@@ -12,16 +12,18 @@ import orjson
 import tiny
 import torch
 from datasets import Dataset
-from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback, set_seed
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
+from warmd.jobs.data.lengths import Lengths
 from warmd.jobs.sft.dataset import Source, Tokenization
 from warmd.jobs.sft.options import SftSpec
 from warmd.jobs.sft.packed_trainer import PackedSftTrainer
-from warmd.jobs.sft.trainer import EpochOrder
+from warmd.jobs.training.row_trainer import EpochOrder
 
-# Marks what the assistant says, its end of turn with it.
+# Marks the assistant's text and its end-of-turn token.
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}: "
     "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}{{ eos_token }}"
@@ -120,12 +122,29 @@ class Packed(_InOrder, PackedSftTrainer):
     pass
 
 
+def with_adapter(model: Any, lora: LoraConfig, seed: int) -> Any:
+    """Make an adapter as TRL does, from its seed."""
+    set_seed(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a deprecated attribute, and of GPT-2's layers
+        return get_peft_model(model, copy.deepcopy(lora))
+
+
 def trainer(
     side: str, folder: Path, model: Any, form: str, *, how: dict[str, Any], **options: Any
 ) -> Any:
-    """A trainer of 5 steps on a copy of `model`: TRL's on rows, warmd's on its own tokens."""
+    """A trainer of 5 steps on a copy of `model`: TRL's on rows, warmd's on its own tokens.
+
+    `lora`: the config of an adapter to train, made from the seed as TRL makes it.
+    """
+    lora = options.pop("lora", None)
     # Plain descent: AdamW makes of a weight that learns nothing but rounding one that moves.
-    usual: dict[str, Any] = {"per_device_train_batch_size": 4, "optim": "sgd", "learning_rate": 0.1}
+    usual: dict[str, Any] = {
+        "per_device_train_batch_size": 4,
+        "optim": "sgd",
+        "learning_rate": 0.1,
+        "use_cpu": True,
+    }
     rows: list[dict[str, Any]] = ROWS[form]
     if side == "warmd":
         source = Source(dataset=write(folder / "rows.jsonl", rows))
@@ -136,7 +155,7 @@ def trainer(
         )
         rows = [
             {"input_ids": example.ids, "labels": example.labels}
-            for example in made.encode(source.load().train)[0]
+            for example in made.encode(source.load().train, Lengths(made.max_length))
         ]
         how = {"max_length": None, "dataset_kwargs": {"skip_prepare_dataset": True}}
     config = SFTConfig(
@@ -144,7 +163,6 @@ def trainer(
         max_steps=5,
         bf16=False,
         activation_checkpointing=False,
-        use_cpu=True,
         report_to=[],
         save_strategy="no",
         disable_tqdm=True,
@@ -153,8 +171,11 @@ def trainer(
         **usual | how | options,
     )
     kind: Any = Packed if side == "warmd" else Stock
+    learner = copy.deepcopy(model).requires_grad_(True)
+    if lora is not None:
+        learner = with_adapter(learner, lora, config.seed)
     return kind(
-        model=copy.deepcopy(model).requires_grad_(True),
+        model=learner,
         args=config,
         processing_class=tokenizer(),
         train_dataset=Dataset.from_list(rows),
@@ -169,7 +190,7 @@ class _Gradients(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self.first:
-            self.first = [weight.grad.clone() for weight in kwargs["model"].parameters()]
+            self.first = [w.grad.clone() for w in kwargs["model"].parameters() if w.requires_grad]
 
 
 def train(made: Any) -> tuple[list[dict[str, Any]], list[torch.Tensor], list[torch.Tensor]]:
@@ -188,4 +209,5 @@ def train(made: Any) -> tuple[list[dict[str, Any]], list[torch.Tensor], list[tor
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".is_gradient_checkpointing", FutureWarning)
         made.train()
-    return logged, gradients.first, [weight.detach() for weight in made.model.parameters()]
+    trained = (weight for weight in made.model.parameters() if weight.requires_grad)
+    return logged, gradients.first, [weight.detach() for weight in trained]

@@ -13,8 +13,12 @@ import orjson
 
 from warmd.cli.main import main
 
-# What the person who runs the tests has set must not count.
-CLEAN_ENVIRON = {name: text for name, text in os.environ.items() if not name.startswith("WARMD_")}
+# Settings and terminal size of the developer must not affect the tests.
+CLEAN_ENVIRON = {
+    name: text
+    for name, text in os.environ.items()
+    if not name.startswith("WARMD_") and name not in {"COLUMNS", "LINES"}
+}
 
 
 @dataclass(frozen=True)

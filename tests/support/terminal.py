@@ -1,4 +1,4 @@
-"""`warmd` on a terminal of its own, as a person sees it."""
+"""Runs `warmd` on a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shell import CLEAN_ENVIRON
 
 
 def seen_on_a_terminal(*arguments: str, **environ: str) -> str:
-    """Type a command, with more in its environment; return all that it showed, escapes included."""
+    """Run a command with more environment variables; return its output with escape sequences."""
     pid, terminal = pty.fork()
     if pid == 0:
         command = [sys.executable, "-m", "warmd.cli", *arguments]
@@ -19,7 +19,7 @@ def seen_on_a_terminal(*arguments: str, **environ: str) -> str:
     try:
         while chunk := os.read(terminal, 4096):
             seen += chunk
-    except OSError:  # how Linux says that the other end is closed
+    except OSError:  # Linux: the other end is closed
         pass
     os.waitpid(pid, 0)
     os.close(terminal)

@@ -82,6 +82,14 @@ class QuickDisk(Checkpoints):
         return save
 
 
+class Alone(Context):
+    """A context whose job shares its cache with those of its folder only."""
+
+    @property
+    def cache_dir(self) -> Path:
+        return self.run_dir.parent / "cache"
+
+
 class Surroundings:
     """A job's context in a folder, with what a test looks at and what it lets happen."""
 
@@ -92,7 +100,7 @@ class Surroundings:
         self.stop_at_step: int | None = None
         self.kill_at_step: int | None = None
         self.raise_at_step: dict[int, BaseException] = {}
-        self.ctx = Context(
+        self.ctx: Context = Alone(
             job_id="grpo-20261121-184200-x7f2",
             run_dir=folder,
             device="cpu",
@@ -140,3 +148,10 @@ def digit_share(
         sum(letter.isdigit() for letter in completion) / (len(completion) + 1)
         for completion in completions
     ]
+
+
+def begins_with_digit(
+    prompts: list[str], completions: list[str], answers: list[str | None]
+) -> list[float]:
+    """Reward 1 or 0, so that many groups have equal rewards."""
+    return [float(completion[:1].isdigit()) for completion in completions]

@@ -1,4 +1,4 @@
-"""The demo model: it loads in silence, adds as badly as its card says, and learns."""
+"""The demo model: it loads without warnings, adds as badly as its card says, and learns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model() -> Any:
 
 
 def answers(model: Any, tokenizer: Any, problems: list[Problem], **sampling: Any) -> list[str]:
-    """What the model says to each prompt, and nothing after its end-of-sequence token."""
+    """The completion of each prompt, up to the end-of-sequence token."""
     batch = tokenizer([p.prompt for p in problems], return_tensors="pt", padding=True)
     ids = model.generate(**batch, **sampling)[:, batch["input_ids"].shape[1] :]
     texts: list[str] = tokenizer.batch_decode(ids, skip_special_tokens=True)
@@ -73,16 +73,14 @@ def test_its_folder_is_small() -> None:
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 1_500_000
 
 
-def test_before_training_four_sampled_answers_in_ten_are_right(model: Any, tokenizer: Any) -> None:
+def test_before_training_four_in_ten_sampled_answers_are_right(model: Any, tokenizer: Any) -> None:
     torch.manual_seed(0)
     problems = HELD_OUT * 8
     said = answers(model, tokenizer, problems, do_sample=True, temperature=1.0)
     assert 0.35 <= accuracy(said, problems) <= 0.5
 
 
-def test_before_training_two_likeliest_answers_in_three_are_right(
-    model: Any, tokenizer: Any
-) -> None:
+def test_before_training_two_in_three_greedy_answers_are_right(model: Any, tokenizer: Any) -> None:
     said = answers(model, tokenizer, HELD_OUT)
     assert 0.55 <= accuracy(said, HELD_OUT) <= 0.8
 

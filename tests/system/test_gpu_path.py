@@ -6,9 +6,9 @@ operation between it and the CPU fails, and so does whatever asks the device for
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +19,10 @@ from engines import make, prompt
 from group_trainers import train, trainer
 from needs import needs
 
-from warmd.daemon.fork.placement import Placement, own_device
+from warmd.daemon.fork.placement import Placement
 from warmd.jobs.codegraph.encoder import CodeGraphConfig, new_encoder
+from warmd.jobs.compute.device import free_bytes
+from warmd.jobs.compute.linears import PlainLinear
 from warmd.jobs.compute.quantized import CastLinear
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.cuda_graphs import Graphs
@@ -32,9 +34,9 @@ from warmd.jobs.errors import JobFailed
 from warmd.jobs.grpo.kind import run
 from warmd.jobs.grpo.options import GrpoSpec
 from warmd.jobs.grpo.packed_trainer import PackedTrainer
-from warmd.jobs.grpo.packing import Pack, Sample
 from warmd.jobs.packing.attention import packed_attention
 from warmd.jobs.packing.passes import score_pack
+from warmd.jobs.packing.shared_prompts import Pack, Sample
 
 CAPACITY = SHORTEST + 100
 
@@ -45,7 +47,7 @@ def model() -> Any:
 
 
 def both(model: Any) -> tuple[Decoder, Decoder]:
-    """A decoder with its own pass, and one that writes in fixed steps."""
+    """A decoder with its forward pass, and one with fixed steps."""
     return Decoder(model), Decoder(model, use_cuda_steps=True)
 
 
@@ -71,7 +73,7 @@ def step(
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3"])
 @torch.inference_mode()
-def test_a_sequence_written_in_fixed_steps_is_that_of_the_decoders_own_pass(name):
+def test_a_sequence_decoded_in_fixed_steps_equals_the_decoders_pass(name):
     decoders = both(make(name))
     sequence = Twins(decoders)
     logits = step(decoders, [(sequence, prompt(CHUNK + 5))])
@@ -80,7 +82,7 @@ def test_a_sequence_written_in_fixed_steps_is_that_of_the_decoders_own_pass(name
 
 
 @torch.inference_mode()
-def test_sequences_join_and_leave_the_rows_at_any_token(model):
+def test_sequences_join_and_leave_the_batch_at_any_token(model):
     decoders = both(model)
     # When each begins and ends, and how long its prompt is.
     plan = [(0, 9, 3), (1, 4, 70), (2, 12, 33), (2, 5, 1), (6, 14, 40), (7, 8, 2), (9, 14, 64)]
@@ -104,7 +106,7 @@ def test_sequences_join_and_leave_the_rows_at_any_token(model):
 
 
 @torch.inference_mode()
-def test_a_sequence_that_grows_beyond_the_buffer_goes_on(model):
+def test_a_sequence_that_outgrows_the_buffer_continues(model):
     decoders = both(model)
     sequence, other = Twins(decoders), Twins(decoders)
     step(decoders, [(sequence, prompt(SHORTEST - 2)), (other, prompt(5, 5))])
@@ -114,7 +116,7 @@ def test_a_sequence_that_grows_beyond_the_buffer_goes_on(model):
 
 
 @torch.inference_mode()
-def test_a_sequence_that_waits_for_a_turn_loses_nothing(model):
+def test_a_sequence_that_skips_a_step_loses_no_token(model):
     decoders = both(model)
     first, second = Twins(decoders), Twins(decoders)
     step(decoders, [(first, prompt(9)), (second, prompt(4, 4))])
@@ -127,7 +129,7 @@ def test_a_sequence_that_waits_for_a_turn_loses_nothing(model):
 
 
 @torch.inference_mode()
-def test_a_copy_of_a_sequence_has_what_was_written_in_fixed_steps(model):
+def test_a_copied_sequence_has_the_kv_cache_of_fixed_steps(model):
     decoders = both(model)
     sequence = Twins(decoders)
     step(decoders, [(sequence, prompt(30))])
@@ -139,7 +141,7 @@ def test_a_copy_of_a_sequence_has_what_was_written_in_fixed_steps(model):
 
 
 @torch.inference_mode()
-def test_text_behind_pictures_has_the_positions_that_it_has_in_the_decoders_own_pass(model):
+def test_text_after_images_has_the_positions_of_the_decoders_pass(model):
     decoders = both(model)
     sequence = Twins(decoders)
     step(decoders, [(sequence, prompt(60))])
@@ -148,7 +150,7 @@ def test_text_behind_pictures_has_the_positions_that_it_has_in_the_decoders_own_
 
 
 @torch.inference_mode()
-def test_nan_of_one_sequence_does_not_reach_who_takes_its_row(model):
+def test_nan_of_one_sequence_does_not_reach_the_next_one_in_its_row(model):
     decoders = both(model)
     spoilt, fine = Twins(decoders), Twins(decoders)
     decoders[1].forward([Part(spoilt.kvs[1], prompt(SHORTEST // 2), True)])
@@ -159,7 +161,7 @@ def test_nan_of_one_sequence_does_not_reach_who_takes_its_row(model):
 
 
 @torch.inference_mode()
-def test_more_than_there_is_memory_for_takes_the_decoders_own_pass(model):
+def test_without_memory_for_fixed_steps_the_decoders_pass_is_used(model):
     decoders = both(model)
     fixed = decoders[1]
     fixed._cuda_steps = CudaSteps(fixed, max_bytes=2 * fixed.num_bytes(SHORTEST))
@@ -170,7 +172,7 @@ def test_more_than_there_is_memory_for_takes_the_decoders_own_pass(model):
 
 
 @torch.inference_mode()
-def test_rows_are_let_go_with_their_sequences(model):
+def test_rows_are_freed_with_their_sequences(model):
     decoder = Decoder(model, use_cuda_steps=True)
     rows = KVSlots(decoder, 2**40)
     kept = [decoder.new(8) for _ in range(4)]
@@ -181,7 +183,7 @@ def test_rows_are_let_go_with_their_sequences(model):
 
 
 @torch.inference_mode()
-def test_a_decoder_is_gone_with_its_last_reference(model):
+def test_a_decoder_is_freed_with_its_last_reference(model):
     decoder = Decoder(model, use_cuda_steps=True)
     kv = decoder.new(8)
     decoder.forward([Part(kv, [1], True)])
@@ -225,9 +227,78 @@ def test_a_step_can_be_computed_again_and_its_logits_are_the_callers_own(model):
     assert set(graphs.results) == {(4, 2 * SHORTEST)}
 
 
+def test_each_decoder_captures_its_graphs_on_one_stream_of_its_own(monkeypatch):
+    """cuBLAS keeps a workspace per stream, which a graph of another decoder must not free."""
+    captured: list[Any] = []
+
+    class Stream:
+        def wait_stream(self, other: Any) -> None:
+            pass
+
+    class Graph:
+        def replay(self) -> None:
+            pass
+
+        def pool(self) -> str:
+            return "pool"
+
+    def capture(graph: Any, *, stream: Any, **_: Any) -> Any:
+        captured.append(stream)
+        return nullcontext()
+
+    cuda: dict[str, Any] = {"Stream": Stream, "CUDAGraph": Graph, "graph": capture}
+    cuda |= {"stream": lambda _: nullcontext(), "current_stream": Stream}
+    for name, fake in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    one, other = Graphs(), Graphs()
+    one.run("a", lambda: torch.ones(1))
+    one.clear()
+    one.run("b", lambda: torch.ones(1))
+    other.run("a", lambda: torch.ones(1))
+    assert captured[0] is captured[1]
+    assert captured[2] is not captured[0]
+
+
+def test_a_fused_layer_is_no_second_copy_of_the_weights_on_a_gpu():
+    model = make("Qwen2").to("meta")
+    attention = model.model.layers[0].self_attn
+    decoder = Decoder(model)
+    storages = {
+        layer.weight.untyped_storage()._cdata
+        for layer in (attention.q_proj, attention.k_proj, attention.v_proj)
+    }
+    assert len(storages) == 1
+    assert not decoder.is_batch_invariant
+
+
+def test_layers_that_share_a_fused_weight_keep_their_own_values():
+    layers = [torch.nn.Linear(6, outputs) for outputs in (4, 2, 3)]
+    before = [layer.weight.detach().clone() for layer in layers]
+    fused = PlainLinear([layer.weight.detach() for layer in layers], None)
+    fused.share_weight(layers)
+    assert all(torch.equal(a.weight, b) for a, b in zip(layers, before, strict=True))
+    layers[1].weight.data.zero_()
+    assert not fused(torch.ones(1, 6))[0, 4:6].any()
+
+
+@pytest.mark.parametrize(("share", "expected"), [(1.0, 50 + 5), (0.4, 40 - 15)])
+def test_the_free_memory_of_a_gpu_is_what_the_share_of_the_process_leaves(
+    monkeypatch, share, expected
+):
+    # Of 100 bytes 50 are free; this process holds 20, and uses 15 of them.
+    for name, value in {
+        "mem_get_info": (50, 100),
+        "memory_reserved": 20,
+        "memory_allocated": 15,
+        "get_per_process_memory_fraction": share,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert free_bytes(torch.device("cuda")) == expected
+
+
 @pytest.mark.gpu
 @torch.inference_mode()
-def test_captured_steps_are_the_decoders_own_pass_on_a_gpu():
+def test_captured_steps_equal_the_decoders_pass_on_a_gpu():
     needs(torch.cuda.is_available(), "a GPU")
     there = make("Qwen2").to("cuda:0")
     decoders = Decoder(there, use_cuda_steps=False), Decoder(there)
@@ -241,7 +312,7 @@ def test_captured_steps_are_the_decoders_own_pass_on_a_gpu():
 
 
 @torch.inference_mode()
-def test_a_forward_pass_asks_the_device_for_nothing(model):
+def test_a_forward_pass_does_not_synchronize_with_the_device(model):
     decoder = Decoder(make("Qwen2").to("meta"), use_cuda_steps=False)
     kvs = [decoder.new(CAPACITY) for _ in range(3)]
     work = [Part(kv, prompt(length), True) for kv, length in zip(kvs, (1, 40, 70), strict=True)]
@@ -250,7 +321,7 @@ def test_a_forward_pass_asks_the_device_for_nothing(model):
 
 
 @torch.inference_mode()
-def test_a_fixed_step_asks_the_device_for_nothing():
+def test_a_fixed_step_does_not_synchronize_with_the_device():
     decoder = Decoder(make("Qwen3").to("meta"), use_cuda_steps=True)
     kvs = [decoder.new(CAPACITY) for _ in range(3)]
     decoder.forward([Part(kv, prompt(9), True) for kv in kvs])
@@ -262,7 +333,7 @@ def test_a_fixed_step_asks_the_device_for_nothing():
 # The models of a horse.
 
 
-def test_weights_come_to_the_device_once_for_all_jobs_and_the_warm_ones_stay(tmp_path):
+def test_weights_are_copied_to_the_device_once_for_all_jobs(tmp_path):
     warm = WarmModel(name="m", path=tmp_path, model=tiny.model(), tokenizer=tiny.tokenizer())
     placement = Placement("meta")
     placed = placement.shared(warm)
@@ -274,22 +345,12 @@ def test_weights_come_to_the_device_once_for_all_jobs_and_the_warm_ones_stay(tmp
     assert not any(weight.requires_grad for weight in placed.model.parameters())
 
 
-def test_a_job_that_may_change_its_model_gets_one_of_its_own_on_the_device(tmp_path):
+def test_a_training_job_gets_its_own_model_on_the_device(tmp_path):
     warm = WarmModel(name="m", path=tmp_path, model=tiny.model(), tokenizer=tiny.tokenizer())
     placement = Placement("meta")
     one, other = placement.copied(warm), placement.copied(warm)
     assert {weight.device.type for weight in _tensors(one.model)} == {"meta"}
     assert not {id(t) for t in _tensors(one.model)} & {id(t) for t in _tensors(other.model)}
-
-
-def test_a_job_sees_one_gpu_of_those_that_the_daemon_may_use(monkeypatch):
-    for given, wanted in (("2,3", "2"), ("", ""), (None, "0")):
-        if given is None:
-            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-        else:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-        own_device()
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == wanted
 
 
 def _tensors(model: Any) -> list[torch.Tensor]:
@@ -365,7 +426,7 @@ def test_the_code_graph_encoder_has_nearly_the_same_losses_in_bfloat16():
         torch.testing.assert_close(found[1][name], found[0][name], rtol=2e-2, atol=2e-2)
 
 
-def test_completions_by_8_bits_are_refused_on_a_gpu(tmp_path):
+def test_int8_completions_are_refused_on_a_gpu(tmp_path):
     there = tiny.surroundings(tmp_path)
     ctx = replace(there.ctx, device="cuda:0")
     with pytest.raises(JobFailed, match="rollout_dtype: must be float32 on a GPU"):

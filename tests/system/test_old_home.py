@@ -1,4 +1,4 @@
-"""A home that an earlier version left is taken over: all jobs are there, and each goes on."""
+"""The home of an earlier version is taken over: all jobs are listed, and unfinished ones resume."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_every_job_is_listed(old):
     assert {path.name for path in old.home.runs.iterdir()} == set(old.jobs.values())
 
 
-def test_jobs_that_ended_are_shown_as_they_were(old):
+def test_ended_jobs_of_an_old_home_are_shown_unchanged(old):
     assert {name: old.status_of(name) for name in ENDED} == ENDED
     for name in ENDED:
         assert old.told(name) == old.before[name]
@@ -113,14 +113,14 @@ def test_jobs_that_ended_are_shown_as_they_were(old):
     assert "the reward is broken" in old.job("failed")["error"]
 
 
-def test_answers_are_kept(old):
+def test_answers_of_an_old_home_are_kept(old):
     for name in ("answer", "http"):
         (choice,) = old.client.result(old.jobs[name])["choices"]
         assert len(choice["text"]) == 6
     assert old.client.result(old.jobs["encode"])["width"] == 8
 
 
-def test_interrupted_trainings_go_on_from_their_checkpoints(old):
+def test_interrupted_trainings_resume_from_their_checkpoints(old):
     old.finish("interrupted")
     assert old.resumed_from("interrupted") == 4
     before = [event["step"] for event in old.before["interrupted_mlm"] if event["type"] == "step"]

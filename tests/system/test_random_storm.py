@@ -19,7 +19,7 @@ NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc")
 def test_a_minute_of_random_kills_loses_nothing():
     needs(shutil.which("unshare"), "unshare")
     is_allowed = subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode == 0
-    # A user who is not root has a PID namespace with a user namespace around it.
+    # Without root, a PID namespace needs a user namespace around it.
     namespace = NAMESPACE if is_allowed else (*NAMESPACE, "--user", "--map-root-user")
     done = subprocess.run(
         [*namespace, sys.executable, str(SCRIPT), "--seconds", "60", "--jobs", "20"],

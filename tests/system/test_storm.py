@@ -80,7 +80,7 @@ def info(daemon: Daemon) -> dict[str, Any]:
 
 
 def hold(daemon: Daemon, **options: Any) -> str:
-    """Have a job run and wait at its third step, two checkpoints behind it."""
+    """Run a job until its third step, where it waits; it has two checkpoints."""
     (daemon.folder / "calls").unlink(missing_ok=True)
     (daemon.folder / "gate").touch()
     job_id = daemon.submit("behaviours:gated", save_every=1, **options)
@@ -142,7 +142,7 @@ def test_hashes_that_are_no_jobs_are_dropped_from_a_queue(battered: Daemon):
     wait_until(lambda: connection.llen("rq:queue:train") == 0)
 
 
-def test_garbage_in_the_registries_stops_nobody(battered: Daemon):
+def test_garbage_in_the_registries_stops_no_job(battered: Daemon):
     connection = battered.client.connection
     for registry in ("wip", "scheduled", "deferred", "finished", "failed"):
         connection.zadd(f"rq:{registry}:train", {b"\xff:a:b": 1, b"no-colon": 2})
@@ -254,7 +254,7 @@ SPOILT_MODELS: list[Callable[[Path], Any]] = [
 ]
 
 
-def test_spoilt_models_are_refused_and_do_not_end_the_zygote(
+def test_damaged_models_are_refused_and_do_not_end_the_zygote(
     battered: Daemon, tiny_model: Path, tmp_path: Path
 ):
     begun = time.monotonic()
@@ -291,7 +291,7 @@ def caller(path: Path) -> Iterator[socket.socket]:
 
 
 @pytest.mark.parametrize("door", ["zygote_socket", "control_socket"])
-def test_garbage_at_a_socket_harms_nobody(battered: Daemon, door: str):
+def test_garbage_at_a_socket_does_no_harm(battered: Daemon, door: str):
     path = getattr(battered.home, door)
     for request in (
         b"\xff\0garbage\n",
@@ -313,7 +313,7 @@ def test_garbage_at_a_socket_harms_nobody(battered: Daemon, door: str):
 
 
 @pytest.mark.slow
-def test_silent_callers_delay_nobody_and_keep_no_thread(battered: Daemon):
+def test_silent_callers_delay_no_request_and_keep_no_thread(battered: Daemon):
     supervisor = psutil.Process(battered.pid("supervisor"))
     with contextlib.ExitStack() as silent:
         for _ in range(5):
@@ -481,7 +481,7 @@ def test_sleep_of_the_whole_machine_loses_and_repeats_nothing(sturdy: Daemon):
 
 
 @pytest.mark.slow
-def test_server_that_hangs_for_longer_than_the_lease_costs_no_job_and_repeats_none(sturdy: Daemon):
+def test_a_redis_that_hangs_longer_than_the_lease_loses_and_repeats_no_job(sturdy: Daemon):
     job_id = hold(sturdy)
     before = pids(sturdy)
     server = psutil.Process(sturdy.pid("server"))
@@ -495,7 +495,7 @@ def test_server_that_hangs_for_longer_than_the_lease_costs_no_job_and_repeats_no
 
 
 @pytest.mark.slow
-def test_stop_ends_soon_though_the_server_hangs_and_start_resumes_the_job(sturdy: Daemon):
+def test_stop_is_quick_while_redis_hangs_and_start_resumes_the_job(sturdy: Daemon):
     job_id = hold(sturdy)
     doomed = sturdy.processes()
     psutil.Process(sturdy.pid("server")).suspend()
@@ -656,7 +656,7 @@ class Wire:
     """A socket in front of a server that can lose a reply: forwarded, done, never answered."""
 
     def __init__(self, path: Path, server: Path) -> None:
-        self.lose: Sequence[bytes] = ()  # what a request has in it, of which the reply gets lost
+        self.lose: Sequence[bytes] = ()  # parts of the requests whose replies are dropped
         self._server = server
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
@@ -691,7 +691,7 @@ class Wire:
 
 
 @pytest.mark.slow
-def test_no_reply_that_gets_lost_loses_a_job(make_daemon: MakeDaemon):
+def test_a_lost_reply_of_redis_loses_no_job(make_daemon: MakeDaemon):
     daemon = make_daemon()
     daemon.home.create()
     real, wire_path = daemon.folder / "real.sock", daemon.folder / "wire.sock"
@@ -703,7 +703,7 @@ def test_no_reply_that_gets_lost_loses_a_job(make_daemon: MakeDaemon):
         daemon.config.__dict__["redis_url"] = f"unix://{wire_path}"
         daemon.start()
         for lost in (
-            (b"BLMOVE",),  # popped, and nobody knows
+            (b"BLMOVE",),  # popped, but the worker does not know
             (b"EXEC", b"warmd_execution"),  # begun
             (b"HMGET", b"ZSCORE"),  # looked at, while it runs
             (b"XADD",),

@@ -94,7 +94,7 @@ def test_a_branch_outlives_the_job_that_it_came_from(shared_daemon):
     assert shared_daemon.wait(job["id"])["result"]["steps"] == 3
 
 
-def test_a_new_masked_model_is_trained_further_by_its_own_kind(shared_daemon, tmp_path):
+def test_a_trained_masked_model_can_be_trained_further_by_mlm(shared_daemon, tmp_path):
     sizes: dict[str, Any] = {
         "hidden_size": 16,
         "num_hidden_layers": 1,
@@ -128,14 +128,14 @@ def test_a_new_masked_model_is_trained_further_by_its_own_kind(shared_daemon, tm
 @pytest.mark.parametrize(
     ("at", "message"),
     [
-        ("@3", "checkpoint: {id} has none of step 3, but of: 2, 4, 6"),
+        ("@3", "checkpoint: must be a step of {id} (2, 4, 6), got 3"),
         ("@", "init_from: must be JOB or JOB@STEP, got '{id}@'"),
         ("@last", "init_from: must be JOB or JOB@STEP, got '{id}@last'"),
         ("@-4", "init_from: must be JOB or JOB@STEP"),
         ("x", "job: no job '{id}x'"),
     ],
 )
-def test_what_is_not_there_is_refused_by_name(origin, at, message):
+def test_missing_initial_weights_are_refused_by_name(origin, at, message):
     runs = sorted(origin.rundir.path.parent.iterdir())
     refusal = origin.branch(at)
     assert refusal.is_refusal(2)
@@ -143,7 +143,7 @@ def test_what_is_not_there_is_refused_by_name(origin, at, message):
     assert sorted(origin.rundir.path.parent.iterdir()) == runs
 
 
-def test_a_model_beside_it_is_refused(origin):
+def test_init_from_together_with_a_model_is_refused(origin):
     refusal = origin.branch("", "--model", "tiny")
     assert refusal.is_refusal(2)
     assert refusal.err == "Error: init_from: must not be given together with --model\n"
@@ -167,7 +167,7 @@ def test_a_job_without_a_final_model_names_its_checkpoints(shared_daemon, origin
     assert "no final model yet: name a checkpoint as JOB@STEP, of 2, 4, 6" in refusal.err
 
 
-def test_a_dry_run_checks_it_and_makes_nothing(origin):
+def test_a_dry_run_checks_init_from_and_creates_nothing(origin):
     runs = sorted(origin.rundir.path.parent.iterdir())
     done = origin.branch("@4", "--dry-run", "--json")
     assert done.objects[0]["init_from"] == f"{origin.id}@4"
@@ -177,7 +177,7 @@ def test_a_dry_run_checks_it_and_makes_nothing(origin):
     assert sorted(origin.rundir.path.parent.iterdir()) == runs
 
 
-def test_what_does_not_train_has_no_such_option(shared_daemon):
+def test_kinds_that_do_not_train_have_no_init_from(shared_daemon):
     done = warmd("submit", "encode", "--init-from", "x", home=shared_daemon.home.path)
     assert done.is_refusal(2)
     assert "No such option" in done.err

@@ -1,4 +1,4 @@
-"""What a training says of itself: that it diverges, and that it stalls."""
+"""Health checks: divergence and stalls of a training are reported."""
 
 import re
 import signal
@@ -34,7 +34,7 @@ def alarms(watch: Divergence, losses: Iterable[float]) -> dict[int, dict[str, An
     return {step: fields for step, fields in found.items() if fields is not None}
 
 
-def test_a_loss_above_three_times_its_median_is_said_once_until_it_is_well_again():
+def test_a_loss_above_three_times_its_median_is_reported_once_until_it_recovers():
     losses = [2.0] * 12 + [5.9, 6.1, 40.0, 7.0, 2.1, 6.5]
     assert alarms(Divergence(LOSS), losses) == {
         14: {"metric": "loss", "value": 6.1, "median": 2.0},
@@ -46,7 +46,7 @@ def test_a_loss_that_stays_high_does_not_become_the_median():
     assert list(alarms(Divergence(LOSS), [2.0] * 20 + [9.0] * 500 + [2.0, 9.0])) == [21, 522]
 
 
-def test_no_loss_is_judged_before_there_are_ten_to_compare_it_with():
+def test_the_first_ten_losses_are_not_judged():
     assert alarms(Divergence(LOSS), [1.0] * 9 + [50.0]) == {}
     assert list(alarms(Divergence(LOSS), [1.0] * 10 + [50.0])) == [11]
 
@@ -57,16 +57,16 @@ def test_a_loss_that_falls_is_compared_with_its_recent_past():
 
 
 @given(st.lists(st.floats(-3, 3), max_size=300))
-def test_a_loss_around_zero_as_grpo_has_is_no_alarm(losses):
+def test_a_loss_around_zero_as_in_grpo_is_not_reported(losses):
     assert alarms(Divergence(GRPO), losses) == {}
 
 
 @given(st.lists(st.floats(-0.3, 0.3), max_size=300))
-def test_a_loss_that_has_all_but_vanished_is_no_alarm(losses):
+def test_a_loss_that_is_nearly_zero_is_not_reported(losses):
     assert alarms(Divergence(LOSS), losses) == {}
 
 
-def test_a_policy_that_leaves_its_reference_or_picks_at_random_is_said_whatever_the_loss():
+def test_high_kl_or_entropy_is_reported_whatever_the_loss():
     for name in ("kl", "entropy"):
         watch = Divergence(GRPO)
         for step in range(40):
@@ -78,14 +78,14 @@ def test_a_policy_that_leaves_its_reference_or_picks_at_random_is_said_whatever_
         }
 
 
-def test_what_a_step_does_not_measure_is_passed_over():
+def test_metrics_missing_from_a_step_are_skipped():
     watch = Divergence(GRPO)
     for _ in range(20):
         assert watch.update({"loss": None, "kl": float("nan"), "reward": 5}) is None
 
 
 @given(st.lists(st.floats(-1, 20), max_size=150), st.integers(0, 150))
-def test_a_resumed_run_says_what_an_uninterrupted_one_says(losses, step):
+def test_a_resumed_run_reports_what_an_uninterrupted_one_reports(losses, step):
     straight, resumed = Divergence(LOSS), Divergence(LOSS)
     for loss in losses[:step]:
         straight.update({"loss": loss})
@@ -95,7 +95,7 @@ def test_a_resumed_run_says_what_an_uninterrupted_one_says(losses, step):
     assert resumed.state() == straight.state()
 
 
-def test_every_training_kind_says_what_is_watched_and_from_which_size_on():
+def test_every_training_kind_declares_its_watched_metrics_and_thresholds():
     kinds = [spec_class(kind) for kind in KINDS]
     for kind in kinds:
         if issubclass(kind, TrainingSpec):
@@ -104,7 +104,7 @@ def test_every_training_kind_says_what_is_watched_and_from_which_size_on():
 
 
 class Clock:
-    """A time that passes when told to."""
+    """A clock that advances on request."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -114,11 +114,11 @@ class Clock:
 
 
 class Training:
-    """Steps on a clock of their own, and what is said of them."""
+    """Steps with their own clock, and the reports about them."""
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.now: Activity | None = None  # what is under way, as it was said last
+        self.now: Activity | None = None  # the latest reported activity
         self.heard: list[Activity | None] = []
         self.progress = Progress(self.hear, clock=self.clock)
 
@@ -159,7 +159,7 @@ def test_short_steps_stall_after_seconds_not_milliseconds():
     assert training.limit_s() == 5.0
 
 
-def test_the_first_steps_are_not_judged_by_others_but_may_not_take_for_ever():
+def test_the_first_steps_have_a_fixed_time_limit():
     training = Training()
     for seconds in (100.0, 1.0, 1.0, 1.0, 1.0):
         training.progress.begin("step")
@@ -169,7 +169,7 @@ def test_the_first_steps_are_not_judged_by_others_but_may_not_take_for_ever():
     assert training.limit_s() == 200.0
 
 
-def test_steps_that_generate_now_and_then_are_no_stall():
+def test_steps_that_generate_only_now_and_then_are_not_reported_as_stalls():
     training = Training()
     for _ in range(30):
         for seconds in (25.0, 1.0, 1.0, 1.0):
@@ -177,21 +177,21 @@ def test_steps_that_generate_now_and_then_are_no_stall():
     assert training.limit_s() == 50.0
 
 
-def test_a_run_that_has_become_slow_for_good_is_the_new_usual():
+def test_a_run_that_stays_slow_becomes_the_new_median():
     training = Training()
     for seconds in [1.0] * 40 + [20.0] * 200:
         training.step(seconds)
     assert training.limit_s() == 200.0
 
 
-def test_a_stall_does_not_become_what_is_usual():
+def test_a_stall_does_not_raise_the_median():
     training = Training()
     for seconds in [1.0] * 6 + [60.0]:
         training.step(seconds)
     assert training.limit_s() == 10.0
 
 
-def test_checkpoints_evaluations_and_pauses_are_not_the_steps_time():
+def test_checkpoints_evaluations_and_pauses_do_not_count_as_step_time():
     training = Training()
     for _ in range(6):
         training.step(1.0)
@@ -250,12 +250,12 @@ def activity(began: float, limit_s: float) -> Activity:
     return Activity(name="step", began=began, limit_s=limit_s, median_s=0.01)
 
 
-def test_a_stall_is_said_once_with_the_place_where_the_process_hangs(tmp_path):
+def test_a_stall_is_reported_once_with_the_stack_of_the_hanging_process(tmp_path):
     log = tmp_path / "log.txt"
     log.write_text("what a library printed\n")
     with hanging_process(log) as process:
         watchdog = Watchdog(log)
-        assert watchdog.check(process.pid) is None  # it has said nothing yet
+        assert watchdog.check(process.pid) is None  # it has reported no activity yet
         watchdog.set_activity(activity(time.monotonic(), 60.0))
         assert watchdog.check(process.pid) is None
         watchdog.set_activity(activity(time.monotonic() - 7.0, 5.0))
@@ -269,7 +269,7 @@ def test_a_stall_is_said_once_with_the_place_where_the_process_hangs(tmp_path):
         assert watchdog.check(process.pid) is None
 
 
-def test_of_a_process_that_is_suspended_a_stall_says_so(tmp_path):
+def test_a_stall_reports_that_its_process_is_suspended(tmp_path):
     with hanging_process(tmp_path / "log.txt") as process:
         process.send_signal(signal.SIGSTOP)
         watchdog = Watchdog(tmp_path / "log.txt")
@@ -278,7 +278,7 @@ def test_of_a_process_that_is_suspended_a_stall_says_so(tmp_path):
         assert (stall.stack, stall.state) == (None, "T (stopped)")
 
 
-def test_a_worker_can_write_an_event_while_the_horse_writes_its_own(tmp_path):
+def test_worker_and_horse_can_append_events_concurrently(tmp_path):
     path = tmp_path / "events.jsonl"
     with events.EventLog(path, execution=1) as horse:
         horse.emit("step", step=1)
@@ -297,7 +297,7 @@ def test_a_worker_can_write_an_event_while_the_horse_writes_its_own(tmp_path):
     ]
 
 
-def test_an_event_is_not_waited_for_when_another_writer_is_stuck(tmp_path):
+def test_an_event_is_dropped_when_another_writer_holds_the_lock(tmp_path):
     path = tmp_path / "events.jsonl"
     with (
         events.EventLog(path, execution=1) as horse,
@@ -327,7 +327,7 @@ def test_events_of_several_threads_are_whole_lines_in_one_order(tmp_path):
     assert numbers == published == list(range(1, 1201))
 
 
-def test_a_divergence_computed_again_after_a_resume_is_seen_once(tmp_path: Path):
+def test_a_divergence_that_is_recomputed_after_a_resume_is_reported_once(tmp_path: Path):
     path = tmp_path / "events.jsonl"
     for execution in (1, 2):
         with events.EventLog(path, execution=execution) as log:

@@ -1,4 +1,4 @@
-"""The best checkpoint: told by what was measured of its own weights, or said not to be told."""
+"""keep_best: the best checkpoint by an evaluation of its own weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def home(tmp_path: Path) -> Path:
     return make_home(tmp_path)
 
 
-def test_a_checkpoint_is_judged_by_the_evaluation_of_its_own_weights_alone(home):
+def test_keep_best_ranks_a_checkpoint_by_the_evaluation_of_its_own_weights(home):
     spec = text_spec(home, eval_every=4, save_every="2", keep_best="eval_mlm_loss")
     around = tiny.surroundings(home / "runs" / "job")
     run(spec, around.ctx)
@@ -35,7 +35,7 @@ def test_a_checkpoint_is_judged_by_the_evaluation_of_its_own_weights_alone(home)
     assert checkpoints.best_one() == checkpoints.folder / f"checkpoint-{best}"
 
 
-def test_a_metric_that_no_checkpoint_has_is_said_once(home):
+def test_a_metric_missing_from_all_checkpoints_is_reported_once(home):
     around = tiny.surroundings(home / "runs" / "job")
     run(text_spec(home, keep_best="link_mrr"), around.ctx)
     [warning] = around.of_type("warning")

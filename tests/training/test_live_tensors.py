@@ -1,4 +1,4 @@
-"""Tensors that are written while the training goes on."""
+"""Tensors that are written to disk concurrently with the training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class File(io.BytesIO):
         return super().write(bytes(data))
 
 
-def test_what_was_to_be_written_from_memory_and_came_as_a_copy_fails_the_save():
+def test_a_save_fails_if_a_tensor_was_copied_instead_of_shared():
     weight = torch.arange(1000.0)
     for handed, is_found in ((weight, True), (weight.clone(), False)):
         live = LiveTensors([weight])

@@ -61,7 +61,7 @@ def another(info: OptionInfo, value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["grpo", "mlm"])
-def test_what_decides_the_training_so_far_is_refused_by_name(kind):
+def test_options_that_past_steps_depend_on_are_refused_by_name(kind):
     old = spec_class(kind).parse({})
     fixed = set(old.options()) - set(old.changeable)
     must_be_fixed = {"model", "seed", "batch_size", "gradient_accumulation", "weight_decay"}
@@ -75,7 +75,7 @@ def test_what_decides_the_training_so_far_is_refused_by_name(kind):
 
 
 @pytest.mark.parametrize("kind", ["grpo", "mlm"])
-def test_what_concerns_the_steps_to_come_may_change(kind):
+def test_options_of_future_steps_may_change(kind):
     old = spec_class(kind).parse({"lr_scheduler": "cosine"})
     for name in set(old.changeable) - {"report_to"}:
         value = another(old.options()[name], getattr(old, name))
@@ -84,7 +84,7 @@ def test_what_concerns_the_steps_to_come_may_change(kind):
         }
 
 
-def test_a_refusal_says_what_the_job_began_with():
+def test_a_refusal_names_the_original_value():
     with pytest.raises(SpecError) as refusal:
         GrpoSpec.parse({"batch_size": 8}).revised({"batch_size": 4})
     assert str(refusal.value) == (
@@ -117,7 +117,7 @@ def test_the_same_value_is_no_change():
     assert old.revised({"batch_size": "4", "reward": ["correctness"], "steps": 80}) == old
 
 
-def test_options_of_another_version_say_nothing():
+def test_unknown_options_of_another_version_are_ignored():
     old = GrpoSpec.parse({})
     options = old.to_json()
     del options["keep"]
@@ -127,7 +127,7 @@ def test_options_of_another_version_say_nothing():
 # What comes of it.
 
 
-def test_an_extension_goes_on_at_the_rates_of_a_run_of_that_length(tmp_path):
+def test_an_extension_has_the_learning_rates_of_a_run_of_that_length(tmp_path):
     whole = tiny.surroundings(tmp_path / "whole")
     run(spec(steps=6), whole.ctx)
     run(spec(), tiny.surroundings(tmp_path / "run").ctx)
@@ -157,7 +157,7 @@ def test_another_learning_rate_counts_from_the_next_step_on(tmp_path):
     assert second.of_type("extended") == []
 
 
-def test_a_spec_that_somebody_edited_is_refused_before_a_step_is_made(tmp_path):
+def test_an_edited_spec_is_refused_before_the_first_step(tmp_path):
     run(spec(steps=2), tiny.surroundings(tmp_path).ctx)
     again = tiny.surroundings(tmp_path)
     with pytest.raises(SpecError, match=r"^temperature: cannot change on resume"):
@@ -165,7 +165,7 @@ def test_a_spec_that_somebody_edited_is_refused_before_a_step_is_made(tmp_path):
     assert again.of_type("step") == []
 
 
-def test_a_job_stops_at_its_step_and_goes_on_as_if_it_had_not(tmp_path):
+def test_a_job_that_stopped_at_a_step_resumes_as_if_uninterrupted(tmp_path):
     whole = tiny.surroundings(tmp_path / "whole")
     run(spec(steps=4), whole.ctx)
     stopped = tiny.surroundings(tmp_path / "run")
@@ -219,7 +219,9 @@ def test_a_finished_job_of_the_same_length_is_left_as_it_is(shared_daemon, finis
         (("--save-every", "0"), "save_every: must be steps"),
     ],
 )
-def test_what_cannot_be_is_refused_in_the_shell(shared_daemon, finished, resume, words, message):
+def test_impossible_changes_are_refused_at_the_command_line(
+    shared_daemon, finished, resume, words, message
+):
     refusal = resume(*words)
     assert refusal.is_refusal(2)
     assert refusal.err.startswith(f"Error: {message}")
@@ -251,7 +253,7 @@ def test_changes_take_effect_and_are_recorded(shared_daemon):
     assert steps[6]["learning_rate"] == pytest.approx(2e-3 * 3 / 9)
 
 
-def test_of_two_resumes_at_once_one_is_made(shared_daemon, finished):
+def test_one_of_two_simultaneous_resumes_succeeds(shared_daemon, finished):
     (shared_daemon.folder / "gate").touch()
     job_id = shared_daemon.submit(reward="behaviours:gated", samples=12)
     shared_daemon.client.cancel(job_id)
@@ -302,7 +304,7 @@ def test_a_spec_edited_by_hand_fails_by_name_and_the_checkpoints_stay(shared_dae
 # The code of rewards.
 
 
-def test_a_resume_on_other_code_of_a_reward_says_so_and_strict_refuses(sturdy, tmp_path):
+def test_a_resume_with_changed_reward_code_warns_and_strict_refuses(sturdy, tmp_path):
     code = "def f(p, c, a):\n    return [len(text) / {} for text in c]\n"
     (tmp_path / "mine.py").write_text(code.format(10))
     job = sturdy.submit("mine:f", folder=tmp_path, samples=4, save_every=1)

@@ -1,4 +1,4 @@
-"""What a training job does beside its steps: pauses, saves by the clock, says what is wrong."""
+"""What a training job does besides its steps: pauses, saves by time, reports divergence."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 class Pausable(tiny.Surroundings):
-    """Surroundings in which a job is paused at a step, until the test says otherwise."""
+    """A Context in which the job is paused at a step until the test continues it."""
 
     def __init__(self, folder: Path, at_step: int) -> None:
         super().__init__(folder, None)
@@ -83,7 +83,7 @@ def in_background(
     return thread, ended
 
 
-def test_a_paused_job_keeps_everything_and_goes_on_where_it_was(home):
+def test_a_paused_job_keeps_its_state_and_continues(home):
     job = spec(home)
     straight = tiny.surroundings(home / "runs" / "straight")
     run(job, straight.ctx)
@@ -102,7 +102,7 @@ def test_a_paused_job_keeps_everything_and_goes_on_where_it_was(home):
     assert same(*found)
 
 
-def test_a_paused_job_that_is_told_to_stop_stops_at_once_with_its_checkpoint(home):
+def test_a_paused_job_that_is_stopped_saves_and_stops_at_once(home):
     job = spec(home)
     paused = Pausable(home / "runs" / "stopped", at_step=5)
     thread, ended = in_background(job, paused)
@@ -129,7 +129,7 @@ def test_checkpoints_can_be_minutes_apart(home, tmp_path):
     assert 2 <= len(often.of_type("checkpoint")) < 40
 
 
-def test_a_loss_that_runs_away_is_told_and_can_stop_the_job(home):
+def test_a_diverging_loss_is_reported_and_can_stop_the_job(home):
     name = home / "runs" / "runaway"
     run(spec(home, steps=20), tiny.surroundings(name).ctx)
     wild = spec(home, steps=40, learning_rate=1.0)

@@ -1,4 +1,4 @@
-"""Pausing: in memory for minutes, on disk for days; nobody goes on before he is told to."""
+"""Pausing, in memory or on disk: a paused job continues only by `unpause`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def steps(daemon: Daemon, job_id: str) -> list[int]:
     return [event["step"] for event in daemon.events(job_id, "step")]
 
 
-def test_held_job_stands_still_in_memory_and_goes_on_at_once(daemon: Daemon):
+def test_a_held_job_stays_in_memory_and_continues_at_once(daemon: Daemon):
     job_id = pause(daemon)
     job = daemon.client.job(job_id)
     assert (job["status"], job["paused"], job["step"]) == ("started", True, 3)
@@ -72,7 +72,7 @@ def test_time_limit_does_not_run_while_a_job_is_held(daemon: Daemon):
 
 
 @pytest.mark.slow
-def test_released_job_saves_ends_and_comes_back_by_unpause_alone(daemon: Daemon):
+def test_a_released_job_saves_and_ends_until_it_is_unpaused(daemon: Daemon):
     job_id = hold_at_gate(daemon)
     assert daemon.client.pause(job_id, release=True) == "pausing"
     open_gate(daemon)
@@ -115,7 +115,7 @@ def test_held_job_whose_process_ends_stays_paused(daemon: Daemon, victim: str):
 
 
 @pytest.mark.parametrize("how", ["cancel", "kill"])
-def test_held_job_is_ended_like_any_other(daemon: Daemon, how: str):
+def test_a_held_job_can_be_canceled_and_killed(daemon: Daemon, how: str):
     job_id = pause(daemon)
     getattr(daemon.client, how)(job_id)
     job = daemon.wait(job_id)
@@ -134,7 +134,7 @@ def test_held_job_can_be_released(daemon: Daemon):
     assert daemon.wait(job_id)["status"] == "finished"
 
 
-def test_release_that_is_taken_back_in_time_lets_the_job_go_on(daemon: Daemon):
+def test_a_withdrawn_release_lets_the_job_continue(daemon: Daemon):
     job_id = hold_at_gate(daemon)
     daemon.client.pause(job_id, release=True)
     assert daemon.client.unpause(job_id) == "continuing"
@@ -158,7 +158,7 @@ def test_waiting_job_leaves_its_queue_and_comes_back_to_the_front(daemon: Daemon
     assert [daemon.wait(job_id)["status"] for job_id in (running, second)] == ["finished"] * 2
 
 
-def test_paused_job_behind_another_is_not_queued_when_that_ends(daemon: Daemon):
+def test_a_paused_job_is_not_queued_when_its_dependency_ends(daemon: Daemon):
     running = hold_at_gate(daemon)
     behind, again = daemon.submit(after=running), daemon.submit(after=running)
     for job_id in (behind, again):
@@ -181,7 +181,7 @@ def test_paused_job_keeps_the_time_it_was_scheduled_for(daemon: Daemon):
     daemon.client.cancel(job_id)
 
 
-def test_pause_that_makes_no_sense_is_refused(daemon: Daemon):
+def test_an_impossible_pause_is_refused(daemon: Daemon):
     job_id = daemon.submit()
     with pytest.raises(Conflict, match="not paused"):
         daemon.client.unpause(job_id)

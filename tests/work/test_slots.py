@@ -30,10 +30,9 @@ def shared(
     daemons: Callable[..., Daemon], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Daemon]:
     """A daemon whose one worker runs four jobs at a time."""
-    drill.register()
     worker = WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=SLOTS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", drill.environment(tmp_path_factory.mktemp("site")))
+        patch.setenv("PYTHONPATH", drill.install(tmp_path_factory.mktemp("site")))
         daemon = daemons(workers=(worker,))
         daemon.start()
         yield daemon
@@ -94,7 +93,7 @@ def test_job_beyond_the_slots_waits_in_the_queue(daemon: Daemon):
     assert ends(daemon, [*ids, waiting]) == ["stopped", *["finished"] * SLOTS]
 
 
-def test_one_that_fails_or_is_canceled_disturbs_no_other(daemon: Daemon):
+def test_a_failed_or_canceled_job_does_not_affect_the_others(daemon: Daemon):
     canceled, killed, other = hold(daemon, 3)
     broken = submit(daemon, then="raise")
     job = daemon.wait(broken)
@@ -111,7 +110,7 @@ def test_one_that_fails_or_is_canceled_disturbs_no_other(daemon: Daemon):
     }
 
 
-def test_cancel_is_heard_within_fifty_milliseconds(daemon: Daemon):
+def test_cancel_takes_effect_within_fifty_milliseconds(daemon: Daemon):
     delays = []
     for job_id in hold(daemon, SLOTS):
         asked = time.time()
@@ -121,20 +120,20 @@ def test_cancel_is_heard_within_fifty_milliseconds(daemon: Daemon):
     assert min(delays) < 0.05  # the others may have met with a busy machine
 
 
-def test_dead_horse_costs_every_job_one_execution_and_each_goes_on_alone(daemon: Daemon):
+def test_after_the_death_of_a_shared_horse_every_job_resumes_in_its_own(daemon: Daemon):
     ids = hold(daemon, SLOTS)
     old = pid_of(daemon, ids[0])
     os.kill(old, signal.SIGKILL)
     gate(daemon).unlink()
     assert ends(daemon, ids) == ["finished"] * SLOTS
     assert [daemon.client.job(job_id)["execution"] for job_id in ids] == [2] * SLOTS
-    # Each in a process of its own: one of them may have been the cause.
+    # Each in its own process: one of them may have been the cause.
     assert len({pid_of(daemon, job_id) for job_id in ids} | {old}) == SLOTS + 1
     fresh = [submit(daemon) for _ in range(2)]
     assert len({daemon.wait(job_id)["result"]["pid"] for job_id in fresh}) == 1
 
 
-def test_job_that_kills_its_horse_fails_and_takes_no_other_with_it(daemon: Daemon):
+def test_a_job_that_kills_its_horse_fails_without_failing_others(daemon: Daemon):
     innocent = hold(daemon, SLOTS - 1)
     deadly = submit(daemon, then="die")
     wait_until(lambda: daemon.events(innocent[0], "requeued"))
@@ -181,7 +180,7 @@ def test_time_limit_ends_one_job_and_leaves_the_others(daemon: Daemon):
 
 
 @pytest.mark.slow
-def test_stop_gives_every_running_job_back(shared: Daemon):
+def test_stop_requeues_every_running_job(shared: Daemon):
     ids = hold(shared, SLOTS)
     shared.stop()
     gate(shared).unlink()
@@ -201,7 +200,7 @@ def test_inference_keeps_its_priority(daemon: Daemon):
     assert daemon.wait(submit(daemon))["result"]["niceness"] == os.nice(0)
 
 
-def test_answers_are_computed_in_the_precision_that_the_model_was_loaded_with(daemon, tmp_path):
+def test_completions_use_the_precision_that_the_model_was_loaded_with(daemon, tmp_path):
     tiny.model().save_pretrained(tmp_path / "small")
     tiny.tokenizer().save_pretrained(tmp_path / "small")
     small = ModelConfig(name="small", path=str(tmp_path / "small"), precision="int8")
@@ -214,7 +213,7 @@ def test_answers_are_computed_in_the_precision_that_the_model_was_loaded_with(da
     control.unload_model(daemon.config, "small")
 
 
-def test_models_are_shown_with_the_precision_of_their_answers(daemon, tmp_path):
+def test_models_are_listed_with_their_precision(daemon, tmp_path):
     tiny.model().save_pretrained(tmp_path / "small")
     tiny.tokenizer().save_pretrained(tmp_path / "small")
     home = daemon.home.path

@@ -1,4 +1,4 @@
-"""Jobs that hang, in real daemons: it is said meanwhile, and they end where that is asked for."""
+"""Jobs that hang in a real daemon are reported while they hang, and end if `on_stall` says so."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def stall_of(daemon: Daemon, job: str) -> dict[str, Any]:
     return found
 
 
-def test_a_step_that_hangs_is_said_with_the_place_and_the_job_goes_on_when_it_can(sturdy):
+def test_a_hanging_step_is_reported_with_its_stack_and_the_job_continues(sturdy):
     (sturdy.folder / "gate").touch()
     job = sturdy.submit("behaviours:hangs", samples=10, save_every=5)
     stall = stall_of(sturdy, job)
@@ -28,7 +28,7 @@ def test_a_step_that_hangs_is_said_with_the_place_and_the_job_goes_on_when_it_ca
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_a_stall_is_said_also_of_a_job_that_keeps_the_interpreter_to_itself(sturdy):
+def test_a_stall_of_a_job_that_holds_the_gil_is_reported(sturdy):
     job = sturdy.submit("behaviours:hangs_alone", samples=10)
     stall = stall_of(sturdy, job)
     assert "in hangs_alone" not in stall["stack"]
@@ -37,7 +37,7 @@ def test_a_stall_is_said_also_of_a_job_that_keeps_the_interpreter_to_itself(stur
     assert sturdy.wait(job)["status"] == "stopped"
 
 
-def test_a_stall_that_is_to_end_the_job_has_it_save_and_fail(sturdy):
+def test_a_stall_can_end_the_job_which_saves_and_fails(sturdy):
     (sturdy.folder / "gate").touch()
     job = sturdy.submit("behaviours:hangs", samples=10, save_every=5, on_stall="stop")
     stall_of(sturdy, job)

@@ -1,0 +1,83 @@
+"""`warmd digest`, on a real server."""
+
+import time
+
+import pytest
+
+from warmd.daemon.client.digest import lost_time, wilson
+
+
+def test_the_digest_has_results_with_intervals_reasons_and_what_still_runs(desk):
+    good, bad, running = desk.submit("--name", "good"), desk.submit(), desk.submit()
+    desk.submit("--in", "1h")
+    run = desk.begin()
+    run.log.emit("eval", step=0, phase="before", reward=0.385, n=200)
+    run.step(1)
+    run.log.emit("eval", step=4, phase="after", reward=0.67, n=200)
+    run.finish({"steps": 4})
+    desk.begin().fail("step 3: the loss is nan\n[click](http://x)")
+    run = desk.begin()
+    run.step(1)
+    run.step(2)
+    [found] = desk.rows("digest", "--since", "1h")
+    assert [(line["id"], line["status"]) for line in found["ended"]] == [
+        (good, "finished"),
+        (bad, "failed"),
+    ]
+    about = found["ended"][0]["evaluation"]
+    assert (about["metric"], about["before"], about["value"]) == ("reward", 0.385, 0.67)
+    assert (about["low"], about["high"]) == pytest.approx((0.602, 0.731), abs=0.001)
+    assert running in [line["id"] for line in found["pending"]]
+    assert found["disk_free_bytes"] > 0
+    text = desk.warmd("digest").out
+    assert f"  {good}  good  step 4/4  reward 0.385 -> 0.67  95 % interval 0.602 to 0.731" in text
+    assert "1 finished, 1 failed, 2 running or waiting" in text
+    assert text.index("Failed") < text.index("Finished")
+    markdown = desk.warmd("digest", "--markdown").out
+    assert markdown.startswith("# warmd: ")
+    assert r"\[click\](http://x)" in markdown
+
+
+def test_what_ended_before_the_span_is_not_in_the_digest(desk):
+    desk.submit()
+    desk.begin().finish({"steps": 4})
+    time.sleep(0.01)
+    [found] = desk.rows("digest", "--since", "0.005s")
+    assert found["ended"] == []
+
+
+def test_the_digest_reads_the_run_directories_while_no_daemon_runs(desk):
+    job_id = desk.submit()
+    desk.begin().fail("no memory")
+    desk.server.stop()
+    [found] = desk.rows("digest")
+    assert [line["id"] for line in found["ended"]] == [job_id]
+
+
+@pytest.mark.parametrize("text", ["tomorrow", "25:00", "2999-01-01", "5", ""])
+def test_a_start_that_is_no_past_time_is_refused(desk, text):
+    done = desk.warmd("digest", "--since", text)
+    assert done.is_refusal(2)
+    assert done.err.startswith("Error: since: must be a past time like 18:00")
+
+
+def events(*pairs):
+    return [{"type": type, "time": float(at)} for type, at in pairs]
+
+
+def test_an_interruption_costs_the_time_until_the_next_new_step():
+    found = events(
+        ("started", 0), ("step", 1), ("requeued", 11), ("started", 12), ("begin", 14), ("step", 21)
+    )
+    assert lost_time(found, 0) == (1, 20.0)
+    assert lost_time(found, 13) == (0, 0.0)
+
+
+def test_a_resume_that_somebody_asked_for_is_no_interruption():
+    found = events(("started", 0), ("step", 1), ("stopped", 2), ("started", 90), ("step", 91))
+    assert lost_time(found, 0) == (0, 0.0)
+
+
+def test_the_wilson_interval_is_that_of_the_literature():
+    assert wilson(0.1, 10) == pytest.approx((0.0179, 0.4042), abs=1e-4)  # Newcombe 1998
+    assert wilson(0.0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)

@@ -1,0 +1,107 @@
+"""Names, tags and notes of jobs, on a real server."""
+
+import pytest
+
+
+def test_a_job_with_a_name_and_tags_is_found_by_them(desk):
+    plain = desk.submit()
+    one = desk.submit("--name", "lr-3e-4", "--tag", "sweep", "--tag", "gsm8k")
+    two = desk.submit("--name", "lr-1e-3", "--tag", "sweep")
+    assert [job["id"] for job in desk.rows("jobs")] == [two, one, plain]
+    assert [job["id"] for job in desk.rows("jobs", "--tag", "sweep")] == [two, one]
+    assert [job["id"] for job in desk.rows("jobs", "--tag", "sweep", "--tag", "gsm8k")] == [one]
+    assert [job["id"] for job in desk.rows("jobs", "--name", "lr-*")] == [two, one]
+    assert [job["id"] for job in desk.rows("jobs", "--name", "lr-3e-4")] == [one]
+    assert desk.rows("jobs", "--tag", "sweep", "--status", "failed") == []
+    assert [desk.rows("show", "lr-3e-4")[0][key] for key in ("id", "name", "tags")] == [
+        one,
+        "lr-3e-4",
+        ["sweep", "gsm8k"],
+    ]
+    assert "lr-3e-4 #sweep #gsm8k" in desk.warmd("jobs").out
+    assert "lr-1e-3 #sweep" in desk.warmd("queue").out
+
+
+def test_tables_of_jobs_without_labels_have_no_column_for_them(desk):
+    desk.submit()
+    assert "NAME" not in desk.warmd("jobs").out + desk.warmd("queue").out
+
+
+def test_jobs_are_filtered_by_labels_while_no_daemon_runs(desk):
+    desk.submit()
+    one = desk.submit("--tag", "sweep")
+    desk.server.stop()
+    assert [job["id"] for job in desk.rows("jobs", "--tag", "sweep")] == [one]
+
+
+def test_a_name_of_several_jobs_is_refused_where_one_is_meant(desk):
+    ids = [desk.submit("--name", "twice"), desk.submit("--name", "twice")]
+    done = desk.warmd("cancel", "twice")
+    assert done.is_refusal(2)
+    assert done.err.startswith("Error: job: 'twice' is the name of 2 jobs: ")
+    assert all(job_id in done.err for job_id in ids)
+
+
+@pytest.mark.parametrize("option", ["--name", "--tag"])
+@pytest.mark.parametrize("text", ["", "-x", "a b", "x" * 65, "\x1b[31mred", "a\nb", "*", "\u202ea"])
+def test_a_name_or_tag_that_no_terminal_should_show_is_refused(desk, option, text):
+    done = desk.warmd(*desk.grpo, f"{option}={text}")
+    assert done.is_refusal(2)
+    assert done.err.startswith(f"Error: {option[2:]}: must be 1 to 64 letters")
+    assert desk.rows("queue") == []
+
+
+def test_a_name_must_not_be_a_job_id(desk):
+    done = desk.warmd(*desk.grpo, "--name", "grpo-20261121-184200-x7f2")
+    assert done.is_refusal(2)
+
+
+def test_notes_are_kept_with_their_time_and_shown(desk):
+    job_id = desk.submit()
+    assert desk.warmd("note", job_id, "plateau after 40 steps").code == 0
+    assert desk.warmd("note", job_id, "next: half the rate\nand more data").code == 0
+    [shown] = desk.rows("show", job_id)
+    assert [note["text"] for note in shown["notes"]] == [
+        "plateau after 40 steps",
+        "next: half the rate\nand more data",
+    ]
+    lines = desk.warmd("note", job_id).out.splitlines()
+    assert [line.split("  ", 1)[1] for line in lines] == [
+        "plateau after 40 steps",
+        "next: half the rate and more data",
+    ]
+    assert "plateau after 40 steps" in desk.warmd("show", job_id).out
+
+
+@pytest.mark.parametrize("text", ["", " ", "x" * 2001, "\x1b[31mred"])
+def test_a_note_that_no_terminal_should_show_is_refused(desk, text):
+    job_id = desk.submit()
+    done = desk.warmd("note", job_id, text)
+    assert done.is_refusal(2)
+    assert done.err.startswith("Error: note: must be 1 to 2000 printable characters")
+
+
+def test_damaged_labels_count_as_none(desk):
+    job_id = desk.submit("--name", "good")
+    for damage in ("", "[1]", '{"name": 3, "tags": {"a": 1}, "notes": [{"time": 1}]}'):
+        (desk.home.runs / job_id / "labels.json").write_text(damage)
+        [shown] = desk.rows("show", job_id)
+        assert (shown["name"], shown["tags"], shown["notes"]) == (None, [], [])
+
+
+def test_a_job_like_another_has_its_options_and_those_given(desk):
+    first = desk.submit("--learning-rate", "1e-4", "--name", "base")
+    done = desk.warmd("submit", "--like", "base", "--set", "learning_rate=2e-4", "--name", "next")
+    assert done.code == 0, done.err
+    specs = [desk.client.rundir(j).read_spec()["spec"] for j in (first, done.out.strip())]
+    assert specs[1] == {**specs[0], "learning_rate": 2e-4}
+    assert desk.rows("show", "next")[0]["kind"] == "grpo"
+    again = desk.warmd("submit", "grpo", "--like", first, "--learning-rate", "3e-4", "--json")
+    assert again.code == 0, again.err
+
+
+def test_a_job_like_one_of_another_kind_is_refused(desk):
+    job_id = desk.submit()
+    done = desk.warmd("submit", "mlm", "--like", job_id)
+    assert done.is_refusal(2)
+    assert done.err == f"Error: like: must be a mlm job, got {job_id}\n"

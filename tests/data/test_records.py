@@ -1,0 +1,142 @@
+"""Records: the same rows of every format, renamed columns, and the one line about a bad record."""
+
+from __future__ import annotations
+
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import Dataset
+
+from warmd.jobs.data.columns import Columns
+from warmd.jobs.data.reader import Reader, Reading
+from warmd.jobs.data.sources import TAKES, records
+from warmd.jobs.errors import SpecError
+
+ROWS = [{"question": "1+1?", "answer": "2"}, {"question": 'say "hi",\nplease', "answer": "hi"}]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Write rows in the format that the end of the name says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".jsonl":
+        path.write_bytes(b"\n".join(map(orjson.dumps, rows)))
+    elif path.suffix == ".csv":
+        Dataset.from_list(rows).to_csv(str(path))
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def read(source: Path | str, *columns: str) -> list[dict[str, Any]]:
+    reader = Reader(lambda values, _: dict(values), Reading(Columns.parse(columns)))
+    return list(reader.rows("dataset", str(source)))
+
+
+def refusal(source: Path, *columns: str) -> str:
+    with pytest.raises(SpecError) as caught:
+        read(source, *columns)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message.replace(str(source), "FILE")
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_every_format_gives_the_same_rows(tmp_path, suffix):
+    path = write(tmp_path / f"rows{suffix}", ROWS)
+    assert read(path) == ROWS
+    assert read(path, "prompt=question") == [
+        {"prompt": row["question"], "answer": row["answer"]} for row in ROWS
+    ]
+
+
+def test_a_folder_is_read_file_by_file_in_the_order_of_the_names(tmp_path):
+    for number, suffix in enumerate([".csv", ".parquet", ".jsonl"]):
+        write(tmp_path / "rows" / f"{number}{suffix}", [{"question": str(number)}])
+    (tmp_path / "rows" / "README.txt").write_text("not a data set")
+    write(tmp_path / "rows" / "more" / "9.jsonl", [{"question": "9"}])
+    assert [row["question"] for row in read(tmp_path / "rows")] == ["0", "1", "2", "9"]
+
+
+def test_columns_can_be_swapped_and_the_others_stay(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [{"prompt": "a", "answer": "b", "level": 3}])
+    assert read(path, "prompt=answer,answer=prompt") == [{"prompt": "b", "answer": "a", "level": 3}]
+    assert read(path, "prompt=answer", "answer=prompt") == read(path, "prompt=answer,answer=prompt")
+
+
+def test_a_record_without_a_named_column_is_refused_by_the_columns_own_name(tmp_path):
+    path = write(tmp_path / "rows.csv", [{"problem": "a"}])
+    assert refusal(path, "question=task") == (
+        "dataset: FILE, line 2: must be an object with task (columns), got the keys ['problem']"
+    )
+
+
+@pytest.mark.parametrize("text", ["question", "=problem", "question=", "a=b,,c=d", "a=b,a=c"])
+def test_column_names_are_pairs(text):
+    with pytest.raises(SpecError, match=r"^columns: must "):
+        Columns.parse([text])
+
+
+def test_csv_cells_are_text_and_lines_are_counted_through_quoted_cells(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b'\xef\xbb\xbfa,b\r\n007,"x\ny"\r\n\r\n1\r\n')
+    rows = records("dataset", str(path))
+    assert next(rows).parse() == {"a": "007", "b": "x\ny"}
+    assert next(rows).place.line == 5
+    assert refusal(path) == "dataset: FILE, line 5: must be 2 cells, as in the header, got 1"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a,a\n1,2\n", "line 1: must be a header of distinct column names, got a,a"),
+        (b"a,b\n1,caf\xe9\n", "line 2: b: must be UTF-8, got byte 0xe9"),
+        (b'a\n"b"c\n', "line 2: must be CSV, got "),
+        (b'a\n"b\n', "line 2: must be CSV, got unexpected end of data"),
+    ],
+)
+def test_a_bad_line_of_csv_is_named(tmp_path, content, message):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(content)
+    assert refusal(path).startswith(f"dataset: FILE, {message}")
+
+
+def test_a_bad_line_of_csv_is_skipped_alone(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b'a,b\n1,2\n3\n"4"x,5\n6,caf\xe9\n7,8\n')
+    reading = Reading(skips_bad_rows=True)
+    rows = Reader(lambda values, _: values["a"], reading).rows("dataset", str(path))
+    assert list(rows) == ["1", "7"]
+    assert reading.num_skipped == 3
+
+
+def test_parquet_columns_that_json_cannot_hold_are_left_out(tmp_path):
+    row = {
+        "messages": [{"role": "user", "content": "hi", "name": None}],
+        "missing": None,
+        "score": 0.5,
+        "image": {"bytes": b"\x89PNG", "path": "x.png"},
+        "day": date(2026, 11, 23),
+        "price": Decimal("1.5"),
+    }
+    path = write(tmp_path / "rows.parquet", [row, row | {"missing": "here"}])
+    first, second = read(path)
+    assert first == {"messages": [{"role": "user", "content": "hi"}], "score": 0.5}
+    assert second == first | {"missing": "here"}
+
+
+def test_a_file_that_is_no_parquet_is_refused_in_one_line(tmp_path):
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(b"PAR1 is how it begins")
+    assert refusal(path).startswith("dataset: FILE: must be a Parquet file, got: ")
+
+
+def test_a_data_set_without_rows_is_refused(tmp_path):
+    for name in ("a.jsonl", "a.csv"):
+        (tmp_path / name).write_bytes(b"question\n" if name == "a.csv" else b"\n")
+        assert refusal(tmp_path / name) == f"dataset: must be {TAKES}, got FILE: no rows in it"

@@ -1,0 +1,118 @@
+"""Adapters in the decoder: what PEFT computes, in a batch of several adapters as alone."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import peft
+import pytest
+import torch
+from engines import NATIVE_SIZES, make, prompt
+
+from warmd.jobs.engine.decoder import Decoder, text_model
+from warmd.jobs.engine.kv_cache import CHUNK
+from warmd.jobs.engine.low_rank import Adapter
+from warmd.jobs.engine.parts import Part
+from warmd.jobs.engine.request import Request, Sampling
+from warmd.jobs.engine.sequence import keys_of
+
+
+def with_adapter(model: Any, seed: int, **settings: Any) -> Any:
+    """A PeftModel on a copy of a model, whose adapter changes it far."""
+    chosen: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", **settings}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of an attribute that transformers deprecates
+        made = peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(**chosen))
+    generator = torch.Generator().manual_seed(seed)
+    for weight in made.parameters():
+        if weight.requires_grad:
+            weight.data = 0.2 * torch.randn(weight.shape, generator=generator)
+    return made.requires_grad_(False).eval()
+
+
+@pytest.fixture(scope="module", params=["Llama", "Qwen2", "Qwen3", "native"])
+def model(request: pytest.FixtureRequest) -> Any:
+    native = request.param == "native"
+    return make("Qwen2", **NATIVE_SIZES) if native else make(request.param)
+
+
+def adapter_of(model: Any) -> Adapter:
+    return Adapter.copied(text_model(model).layers)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "one layer": {"layers_to_transform": [1], "target_modules": ["q_proj", "o_proj"]},
+    "some": {"target_modules": ["k_proj", "up_proj"]},
+    "patterns": {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"down_proj": 3}},
+    "rslora": {"use_rslora": True},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_logits_are_those_of_peft(model, name):
+    wrapped = with_adapter(model, 1, **SETTINGS[name])
+    ids = prompt(40)
+    with torch.inference_mode():
+        decoder = Decoder(model)
+        part = Part(decoder.new(40), ids, True, adapter=adapter_of(wrapped))
+        expected = wrapped(torch.tensor([ids])).logits[0, -1]
+        plain = model(torch.tensor([ids])).logits[0, -1]
+        torch.testing.assert_close(decoder.forward([part])[0], expected, rtol=1e-4, atol=1e-3)
+    assert not torch.allclose(expected, plain, atol=0.1)
+
+
+def test_sequences_of_many_adapters_get_the_same_bits_in_a_batch_as_alone(model):
+    adapters = [None, *(adapter_of(with_adapter(model, seed)) for seed in range(1, 4))]
+    prompts = [prompt(length, length) for length in (3, CHUNK + 9, 17, 1, 40, 2 * CHUNK, 5, 23)]
+
+    def answers(decoder: Decoder, numbers: list[int]) -> list[list[torch.Tensor]]:
+        kvs = [decoder.new(2 * CHUNK + 9) for _ in numbers]
+        found: list[list[torch.Tensor]] = [[] for _ in numbers]
+        tokens = [list(prompts[number]) for number in numbers]
+        for _ in range(6):
+            parts = [
+                Part(kv, ids, True, adapter=adapters[number % 4])
+                for kv, ids, number in zip(kvs, tokens, numbers, strict=True)
+            ]
+            for row, logits in enumerate(decoder.forward(parts)):
+                found[row].append(logits.clone())
+                tokens[row] = [int(logits.argmax())]
+        return found
+
+    with torch.inference_mode():
+        decoder = Decoder(model)
+        while decoder.idle_step():
+            pass
+        together = answers(decoder, list(range(8)))
+        for number in range(8):
+            [alone] = answers(decoder, [number])
+            assert all(torch.equal(a, b) for a, b in zip(alone, together[number], strict=True)), (
+                number
+            )
+
+
+def test_merged_layers_compute_what_the_adapter_adds(model):
+    adapter = adapter_of(with_adapter(model, 1))
+    merged = copy.deepcopy(model)
+    adapter.merge_into(text_model(merged).layers)
+    ids = prompt(20)
+    with torch.inference_mode():
+        decoder = Decoder(model)
+        logits = decoder.forward([Part(decoder.new(20), ids, True, adapter=adapter)])[0]
+        expected = merged(torch.tensor([ids])).logits[0, -1]
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_prompts_of_different_adapters_share_no_cached_prefix(model):
+    one, other = (adapter_of(with_adapter(model, seed)) for seed in (1, 2))
+    ids = prompt(30)
+    keys = [
+        keys_of(Request(ids=ids, sampling=Sampling(), max_tokens=1, adapter=adapter))
+        for adapter in (None, one, other, one)
+    ]
+    assert not (keys[0] == keys[1]).any()
+    assert not (keys[1] == keys[2]).any()
+    assert (keys[1] == keys[3]).all()

@@ -1,0 +1,334 @@
+"""`/v1/warmd/…`: jobs of all kinds over HTTP, live events, and who may change what."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import orjson
+import pytest
+from gateways import Gateway
+
+from warmd.daemon.gateway.http import session
+from warmd.daemon.runs.events import EventLog
+from warmd.daemon.runs.labels import Labels
+from warmd.jobs import spec_class
+
+TOKEN = "a-token-of-tests"
+OURS = {"x-warmd": "1"}
+
+
+@pytest.fixture(scope="module")
+def gateway(tiny_model: Path) -> Iterator[Gateway]:
+    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
+        made = Gateway(Path(folder, "home"), tiny_model)
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def http(gateway: Gateway) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=gateway.url, timeout=20, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def locked(tiny_model: Path) -> Iterator[httpx.Client]:
+    """A gateway with a token."""
+    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
+        made = Gateway(Path(folder, "home"), tiny_model, http_token=TOKEN)
+        with httpx.Client(base_url=made.url, timeout=20, trust_env=False) as client:
+            yield client
+        made.close()
+
+
+def submit(gateway: Gateway, kind: str = "grpo") -> str:
+    options = {"model": "tiny", "num_generations": 2} if kind == "grpo" else {"prompt": "1"}
+    return gateway.client.submit(spec_class(kind).parse({"model": "tiny", **options}))
+
+
+def log_steps(gateway: Gateway, job_id: str, count: int) -> None:
+    with EventLog(gateway.client.rundir(job_id).events, execution=1) as log:
+        for step in range(1, count + 1):
+            log.emit(
+                "step", step=step, loss=float(step), tokens=10, samples=[{"prompt": str(step)}]
+            )
+
+
+def refusal(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["message"]
+
+
+# --- the list
+
+
+def test_jobs_are_listed_newest_first_and_page_by_page(gateway, http):
+    ids = [submit(gateway) for _ in range(5)][::-1]
+    pages, after = [], None
+    while True:
+        params = {"kind": "grpo", "limit": 2} | ({"after": after} if after else {})
+        page = http.get("/v1/warmd/jobs", params=params).json()
+        pages += [job["id"] for job in page["data"]]
+        if not page["has_more"]:
+            break
+        after = pages[-1]
+    assert pages[: len(ids)] == ids
+    assert len(pages) == len(set(pages))
+
+
+def test_jobs_are_filtered_by_kind_status_and_part_of_the_id(gateway, http):
+    infer, grpo = submit(gateway, "infer"), submit(gateway)
+    gateway.client.cancel(grpo)
+
+    def listed(**params: Any) -> list[str]:
+        found = http.get("/v1/warmd/jobs", params={**params, "limit": 200}).json()["data"]
+        return [job["id"] for job in found]
+
+    assert infer in listed(kind="infer")
+    assert grpo not in listed(kind="infer")
+    assert grpo in listed(status="canceled")
+    assert infer not in listed(status="canceled")
+    assert listed(text=grpo[-4:]) == [grpo]
+    gateway.drop_waiting()
+
+
+def test_jobs_are_filtered_by_name_and_tag(gateway, http):
+    spec = spec_class("grpo").parse({"model": "tiny", "num_generations": 2})
+    named = gateway.client.submit(spec, labels=Labels.parse("night-1", ["baseline"]))
+
+    def listed(**params: str) -> list[str]:
+        return [job["id"] for job in http.get("/v1/warmd/jobs", params=params).json()["data"]]
+
+    assert listed(name="night-1") == listed(name="night-*") == listed(tag="baseline") == [named]
+    assert listed(name="night-1", kind="infer") == listed(name="day") == []
+    gateway.client.cancel(named)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"kind": "dance"}, "kind: must be one of "),
+        ({"status": "happy"}, "status: must be one of "),
+        ({"text": "<b>"}, "text: must be a part of a job id, got '<b>'"),
+        ({"after": "x"}, "after: must be a job id, got 'x'"),
+        ({"limit": 201}, "limit: must be less than or equal to 200"),
+        ({"colour": "red"}, "colour: unknown or not supported"),
+    ],
+)
+def test_a_wrong_filter_is_named(http, params, message):
+    status, said = refusal(http.get("/v1/warmd/jobs", params=params))
+    assert status == 400
+    assert said.startswith(message)
+
+
+def test_what_is_no_job_is_not_found(http):
+    for name in ("x", "grpo-20260101-000000-aaaa", "..%2f..", "%00"):
+        for route in ("", "/events", "/curves", "/completions", "/checkpoints", "/log"):
+            assert http.get(f"/v1/warmd/jobs/{name}{route}").status_code == 404
+        reply = http.post(f"/v1/warmd/jobs/{name}/cancel", json={}, headers=OURS)
+        assert reply.status_code == 404
+
+
+# --- actions
+
+
+def test_waiting_jobs_are_moved_paused_and_canceled(gateway, http):
+    first, second = submit(gateway), submit(gateway)
+    place = gateway.client.job(second)["position"]
+
+    def act(job_id: str, name: str, **body: Any) -> str:
+        reply = http.post(f"/v1/warmd/jobs/{job_id}/{name}", json=body, headers=OURS)
+        assert reply.status_code == 200, reply.text
+        outcome: str = reply.json()["outcome"]
+        return outcome
+
+    assert act(second, "move", position=1) == "position 1"
+    assert gateway.client.job(second)["position"] == 1
+    assert gateway.client.job(first)["position"] == place
+    assert act(second, "move", position=1000) == f"position {place}"
+    assert act(first, "pause") == "paused"
+    assert act(first, "unpause") == "queued"
+    assert act(first, "cancel") == "canceled"
+    assert act(second, "kill") == "canceled"
+    assert act(first, "resume") == "queued"
+    gateway.client.cancel(first)
+
+
+def test_a_job_that_waits_for_nothing_cannot_be_moved(gateway, http):
+    job_id = submit(gateway)
+    gateway.client.cancel(job_id)
+    reply = http.post(f"/v1/warmd/jobs/{job_id}/move", json={"position": 1}, headers=OURS)
+    assert refusal(reply) == (409, f"job: {job_id} is canceled: it is in no queue")
+
+
+def test_only_ended_jobs_are_removed(gateway, http):
+    job_id = submit(gateway)
+    remove = f"/v1/warmd/jobs/{job_id}/remove"
+    reply = http.post(remove, json={}, headers=OURS)
+    assert refusal(reply) == (409, f"job: {job_id} is queued: cancel it first")
+    gateway.client.cancel(job_id)
+    assert http.post(remove, json={}, headers=OURS).json()["bytes"] > 0
+    assert not (gateway.home.runs / job_id).exists()
+    assert http.get(f"/v1/warmd/jobs/{job_id}").status_code == 404
+
+
+def test_a_change_needs_our_header_json_and_the_same_origin(gateway, http):
+    job_id = submit(gateway)
+    cancel = f"/v1/warmd/jobs/{job_id}/cancel"
+    for headers, content, status in (
+        ({}, b"{}", 403),
+        ({**OURS, "sec-fetch-site": "cross-site"}, b"{}", 403),
+        ({**OURS, "sec-fetch-site": "same-site"}, b"{}", 403),
+        ({**OURS, "origin": "https://example.org"}, b"{}", 403),
+        ({**OURS, "host": "example.org"}, b"{}", 403),
+        ({**OURS, "content-type": "text/plain"}, b"{}", 415),
+        (OURS, b'{"force": true}', 400),
+    ):
+        sent = {"content-type": "application/json", **headers}
+        assert http.post(cancel, content=content, headers=sent).status_code == status, headers
+    assert gateway.status(job_id) == "queued"
+    own = {**OURS, "sec-fetch-site": "same-origin"}
+    assert http.post(cancel, json={}, headers=own).json()["outcome"] == "canceled"
+
+
+# --- events
+
+
+def events_in(text: str) -> list[tuple[str | None, Any]]:
+    """The id and the data of each server-sent event."""
+    found = []
+    for frame in text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in frame.splitlines() if ": " in line)
+        if "data" in fields:
+            found.append((fields.get("id"), orjson.loads(fields["data"])))
+    return found
+
+
+def test_a_stream_continues_behind_the_last_event_id(gateway, http):
+    job_id = submit(gateway)
+    log_steps(gateway, job_id, 5)
+    gateway.client.cancel(job_id)
+    url = f"/v1/warmd/jobs/{job_id}/events/stream"
+    whole = [id for id, _ in events_in(http.get(url).text) if id]
+    assert whole == ["1", "2", "3", "4", "5"]
+    resumed = http.get(url, headers={"last-event-id": "3"}, params={"after": 1}).text
+    assert [id for id, _ in events_in(resumed) if id] == ["4", "5"]
+    assert "event: end" in resumed
+    assert http.get(url, headers={"last-event-id": "soon"}).status_code == 400
+
+
+def test_curves_of_many_steps_come_in_few_points(gateway, http):
+    job_id = submit(gateway)
+    log_steps(gateway, job_id, 1000)
+    url = f"/v1/warmd/jobs/{job_id}/curves"
+    found = http.get(url, params={"points": 100}).json()
+    assert len(found["steps"]) == 100
+    assert (found["total"], found["seq"], found["tokens"][-1]) == (1000, 1000, 10_000)
+    loss = found["metrics"]["loss"]
+    assert (loss["min"][0], loss["mean"][0], loss["max"][0]) == (1, 5.5, 10)
+    zoomed = http.get(url, params={"points": 100, "first": 11, "last": 20}).json()
+    assert zoomed["metrics"]["loss"]["mean"] == list(range(11, 21))
+    gateway.client.cancel(job_id)
+
+
+def test_completions_are_shown_by_step(gateway, http):
+    job_id = submit(gateway)
+    log_steps(gateway, job_id, 3)
+    url = f"/v1/warmd/jobs/{job_id}/completions"
+    assert http.get(url).json()["samples"] == [{"prompt": "3"}]
+    second = http.get(url, params={"step": 2}).json()
+    assert (second["step"], second["previous_step"], second["next_step"]) == (2, 1, 3)
+    assert http.get(url, params={"step": 9}).status_code == 404
+    gateway.client.cancel(job_id)
+
+
+def test_the_overview_sends_what_changes(gateway, http):
+    with http.stream("GET", "/v1/warmd/overview/stream") as stream:
+        lines = stream.iter_lines()
+        first = next(orjson.loads(line[6:]) for line in lines if line.startswith("data: "))
+        assert first["machine"]["cores"] > 0
+        job_id = submit(gateway)
+        for line in lines:
+            part = orjson.loads(line[6:]) if line.startswith("data: ") else {}
+            if job_id in [job["id"] for job in part.get("jobs", ())]:
+                break
+    gateway.client.cancel(job_id)
+
+
+# --- forms
+
+
+def test_a_check_queues_nothing_and_names_the_wrong_field(gateway, http):
+    def check(**options: Any) -> Any:
+        method = {"type": "reinforcement", "reinforcement": {"hyperparameters": options}}
+        body = {"model": "tiny", "training_file": "arithmetic", "method": method}
+        return http.post("/v1/warmd/check", json=body, headers=OURS).json()
+
+    before = len(gateway.client.jobs())
+    found = check(samples=12, max_completion_length=4, template="{question}=")
+    assert (found["problem"], found["kind"], found["steps_total"]) == (None, "grpo", 12)
+    assert found["options"]["samples"] == 12
+    problem = check(samples=0)["problem"]
+    assert problem["param"] == "method.reinforcement.hyperparameters.samples"
+    assert "must be an integer of at least 1 and at most" in problem["message"]
+    assert "not an option of grpo over HTTP" in check(report_to=["wandb"])["problem"]["message"]
+    assert len(gateway.client.jobs()) == before
+
+
+def test_forms_offer_what_a_request_may_set(http):
+    kinds = {kind["kind"]: kind for kind in http.get("/v1/warmd/kinds").json()["data"]}
+    names = {option["name"] for option in kinds["grpo"]["options"]}
+    assert {"samples", "reward", "num_generations"} <= names
+    assert not {"model", "dataset", "report_to"} & names
+
+
+# --- sessions
+
+
+def test_the_token_becomes_a_cookie_that_scripts_cannot_read(locked):
+    assert locked.get("/").status_code == 200
+    assert locked.get("/page/app.js").status_code == 200
+    assert locked.get("/v1/warmd/overview").status_code == 401
+    wrong = locked.post("/v1/warmd/login", json={"token": "wrong"}, headers=OURS)
+    assert refusal(wrong) == (401, "token: is not the daemon's http_token")
+    done = locked.post("/v1/warmd/login", json={"token": TOKEN}, headers=OURS)
+    assert done.status_code == 204
+    cookie = done.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert locked.get("/v1/warmd/overview").status_code == 200
+    job = {"model": "tiny", "prompt": "1"}
+    assert locked.post("/v1/completions", json=job).status_code == 403  # without our header
+    locked.cookies.clear()
+
+
+def test_a_forged_or_expired_cookie_opens_nothing(locked, monkeypatch):
+    name = session.cookie_name(locked.base_url.port)
+    good = session.issue(TOKEN)
+    monkeypatch.setattr(session, "LIFETIME_S", -1)
+    for value in ("", good[:-1] + "0", good.replace(good[0], "9", 1), session.issue(TOKEN)):
+        reply = locked.get("/v1/warmd/overview", headers={"cookie": f"{name}={value}"})
+        assert reply.status_code == 401, value
+    reply = locked.get("/v1/warmd/overview", headers={"cookie": f"{name}={good}"})
+    assert reply.status_code == 200
+
+
+# --- the page
+
+
+def test_the_page_allows_no_inline_script_and_no_frame(http):
+    reply = http.get("/")
+    policy = reply.headers["content-security-policy"]
+    assert "default-src 'self'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    again = http.get("/", headers={"if-none-match": reply.headers["etag"]})
+    assert again.status_code == 304
+
+
+def test_only_files_of_the_page_are_served(http):
+    for name in ("routes.py", "../routes.py", "..%2froutes.py", "/etc/passwd", "vendor", ""):
+        assert http.get(f"/page/{name}").status_code == 404

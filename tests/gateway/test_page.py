@@ -1,0 +1,471 @@
+"""The dashboard in a real browser, with a real daemon: what people see and can do there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from browser import Browser, has_chromium
+from daemons import Daemon
+from gateways import Gateway
+from needs import needs
+from waiting import wait_until
+
+from warmd.configs.config import WorkerConfig
+from warmd.daemon.queue.stream import Publisher, StreamWriter
+from warmd.daemon.runs.events import EventLog
+from warmd.jobs import spec_class
+
+pytestmark = pytest.mark.slow
+
+TOKEN = "a-token-of-tests"
+HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
+WIDTHS = (360, 768, 1440)
+STEPS = 100_000  # more than any test waits for
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    needs(has_chromium(), "chromium and chromedriver")
+    made = Browser()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def daemon(daemons: Callable[..., Daemon]) -> Iterator[Daemon]:
+    with socket.socket() as free:  # a fixed port, at which the page finds a restarted gateway
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = daemons(
+        http_port=port,
+        workers=(
+            WorkerConfig(name="train-0", queue="train", threads=1),
+            WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=4, threads=1),
+        ),
+    )
+    started.start()
+    yield started
+    started.close()
+
+
+class Page:
+    """The dashboard of a daemon or a gateway in the browser."""
+
+    def __init__(self, browser: Browser, url: str) -> None:
+        self.browser = browser
+        self.url = url
+
+    def open(self, view: str = "") -> Browser:
+        self.browser.open("about:blank")
+        self.browser.open(f"{self.url}/#/{view}")
+        self.browser.wait("document.querySelector('h1') !== null")
+        return self.browser
+
+
+@pytest.fixture
+def page(browser: Browser, daemon: Daemon) -> Iterator[Page]:
+    wait_until(lambda: daemon.status()["http"]["url"], timeout_s=30)
+    browser.resize(1280)
+    yield Page(browser, daemon.status()["http"]["url"])
+    browser.open("about:blank")
+    daemon.leave_idle()
+    browser.problems()
+
+
+def running(daemon: Daemon) -> str:
+    """Submit a job that runs until it is stopped, and wait for its second step."""
+    job_id = daemon.submit(samples=40, epochs=STEPS // 40)
+    wait_until(lambda: len(daemon.events(job_id, "step")) > 1, timeout_s=60)
+    return job_id
+
+
+def finished(daemon: Daemon) -> str:
+    job_id = daemon.submit()
+    assert daemon.wait(job_id)["status"] == "finished"
+    return job_id
+
+
+def assert_clean(browser: Browser) -> None:
+    """No violation of accessibility, no error in the console, nothing wider than the window."""
+    assert browser.axe() == []
+    assert browser.problems() == []
+    wide = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+    assert browser.js(f"return {wide}"), "the page scrolls sideways"
+
+
+# --- looking --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def jobs_of_all_states(daemon: Daemon) -> list[str]:
+    return [finished(daemon), finished(daemon)]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_view_is_accessible_and_fits_the_screen(
+    page, daemon, jobs_of_all_states, tmp_path, width
+):
+    one, other = jobs_of_all_states
+    live = running(daemon)
+    waiting = daemon.submit()
+    views = {
+        "overview": "",
+        "jobs": "jobs",
+        "job": f"jobs/{live}",
+        "completions": f"jobs/{one}/completions",
+        "checkpoints": f"jobs/{one}/checkpoints",
+        "options": f"jobs/{one}/options",
+        "events": f"jobs/{one}/events",
+        "log": f"jobs/{one}/log",
+        "submit": f"submit?job={one}",
+        "compare": f"compare?job={one}&job={other}",
+        "chat": "chat",
+    }
+    page.browser.resize(width)
+    for name, view in views.items():
+        browser = page.open(view)
+        browser.wait("!document.body.innerText.includes('Loading')")
+        browser.wait_for(waiting if name == "overview" else "warmd")
+        browser.screenshot(tmp_path / f"{name}-{width}.png")
+        assert_clean(browser)
+
+
+def test_dialogs_and_dark_colors_are_accessible_at_400_percent_zoom(
+    page, jobs_of_all_states, tmp_path
+):
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    page.browser.cdp("Emulation.setEmulatedMedia", features=dark)
+    page.browser.resize(320)  # 1280 pixels at 400 %
+    try:
+        browser = page.open(f"jobs/{jobs_of_all_states[0]}")
+        browser.press("Remove " + jobs_of_all_states[0])
+        browser.wait_for("This cannot be undone.")
+        browser.screenshot(tmp_path / "dialog-dark-320.png")
+        assert_clean(browser)
+        browser.press("Back")
+    finally:
+        page.browser.cdp("Emulation.setEmulatedMedia", features=[])
+
+
+def test_a_running_job_is_seen_live_without_a_reload(page, daemon):
+    browser = page.open()
+    browser.wait_for("No job runs or waits.")
+    job_id = running(daemon)
+    browser.wait_for(job_id)
+    browser.open(f"{page.url}/#/jobs/{job_id}/events")
+    browser.click("input[type=checkbox]")
+    first = browser.wait("document.querySelectorAll('tbody tr').length")
+    browser.wait("document.querySelectorAll('tbody tr').length > arguments[0]", first)
+
+
+def test_curves_grow_while_the_job_runs(page, daemon):
+    job_id = running(daemon)
+    browser = page.open(f"jobs/{job_id}")
+    steps = "document.querySelector('figure [role=img]')?.plot?.data[0].length"
+    first = browser.wait(steps)
+    browser.wait(f"{steps} > arguments[0]", first)
+    browser.js("document.querySelector('figure details summary').click()")
+    browser.wait("document.querySelector('figure tbody tr') !== null")
+
+
+def test_the_overview_follows_the_queue_in_two_tabs(page, daemon):
+    browser = page.open()
+    first = browser.tab()
+    second = browser.new_tab()
+    try:
+        for tab in (second, first):
+            browser.switch(tab)
+            page.open()
+        job_id = running(daemon)
+        for tab in (first, second):
+            browser.switch(tab)
+            browser.wait_for(job_id)
+        browser.press(f"Cancel {job_id}")
+        browser.press("Cancel the job")
+        browser.wait_for("No job runs or waits.")
+        browser.switch(first)
+        browser.wait_for("No job runs or waits.")
+    finally:
+        browser.switch(second)
+        browser.close_tab()
+        browser.switch(first)
+
+
+def test_a_restarted_gateway_is_found_again_and_no_event_is_missed(page, daemon):
+    job_id = running(daemon)
+    browser = page.open(f"jobs/{job_id}")
+    steps = "[...document.querySelector('figure [role=img]').plot.data[0]]"
+    browser.wait("document.querySelector('figure [role=img]')?.plot?.data[0].length > 1")
+    os.kill(daemon.pid("http"), 9)
+    browser.wait_for("The connection is lost.")
+    before = browser.js(f"return {steps}.length")
+    wait_until(lambda: "The connection is lost." not in browser.text(), timeout_s=30)
+    browser.wait(f"{steps}.length > arguments[0] + 5", before)
+    shown = browser.js(f"return {steps}")
+    assert shown == list(range(shown[0], shown[-1] + 1))
+
+
+# --- acting ---------------------------------------------------------------------------------------
+
+
+def test_pause_continue_kill_resume_and_remove_a_job(page, daemon):
+    job_id = running(daemon)
+    browser = page.open(f"jobs/{job_id}")
+    browser.press(f"Pause {job_id}")
+    browser.wait_for("Nothing is lost; the worker stays occupied.")
+    browser.press("Pause the job")
+    browser.wait("document.querySelector('.status.paused') !== null")
+    browser.press(f"Continue {job_id}")
+    browser.press("Continue the job")
+    browser.wait("document.querySelector('.status.running') !== null")
+    browser.press(f"Kill {job_id}")
+    browser.wait_for("All steps since its latest checkpoint are lost.")
+    browser.press("Kill the job")
+    browser.wait("document.querySelector('.status.stopped') !== null")
+    browser.press(f"Resume {job_id}")
+    browser.press("Resume the job")
+    browser.wait("document.querySelector('.status.running') !== null", timeout_s=60)
+    assert daemon.client.job(job_id)["execution"] == 2
+    browser.press(f"Cancel {job_id}")
+    browser.press("Cancel the job")
+    browser.wait("document.querySelector('.status.stopped') !== null", timeout_s=60)
+    browser.press(f"Remove {job_id}")
+    browser.wait_for("This cannot be undone.")
+    browser.press("Remove the job")
+    wait_until(lambda: not (daemon.home.runs / job_id).exists())
+    browser.wait("location.hash === '#/jobs'")
+
+
+def test_a_finished_job_is_trained_further_with_more_steps(page, daemon):
+    job_id = finished(daemon)
+    browser = page.open(f"jobs/{job_id}")
+    browser.press(f"Resume {job_id}")
+    browser.type("dialog input[name=steps]", "4")
+    browser.press("Resume the job")
+    browser.wait_for("steps: must be at least 6")
+    browser.type("dialog input[name=steps]", "8")
+    browser.press("Resume the job")
+    wait_until(lambda: daemon.client.job(job_id)["step"] == 8, timeout_s=60)
+    browser.wait_for("8/8")
+
+
+def test_waiting_jobs_are_reordered(page, daemon):
+    running(daemon)
+    first, second = daemon.submit(), daemon.submit()
+    browser = page.open()
+    browser.press(f"Later {first}")
+    wait_until(lambda: daemon.client.job(first)["position"] == 2)
+    assert daemon.client.job(second)["position"] == 1
+    ids = "[...document.querySelectorAll('.cards a.job')].map((a) => a.innerText)"
+    wait_until(lambda: browser.js(f"return {ids}")[1:3] == [second, first])
+
+
+def test_grpo_is_submitted_from_the_form_and_compared_with_its_model(page, daemon):
+    browser = page.open("submit")
+    browser.choose("select[name=kind]", "grpo")
+    browser.type("input[name=num_generations]", "1")
+    browser.wait_for("num_generations: must be an integer of at least 2")
+    for name, text in {
+        "num_generations": "2",
+        "max_completion_length": "4",
+        "samples": "6",
+        "template": "{question}=",
+    }.items():
+        browser.type(f"input[name={name}]", text)
+    browser.wait_for("--samples 6")
+    browser.wait_for("6 steps.")
+    browser.press("Submit")
+    browser.wait("location.hash.startsWith('#/jobs/grpo-')")
+    job_id = browser.js("return location.hash").split("/")[2]
+    browser.wait("document.querySelector('.status.finished') !== null", timeout_s=90)
+    browser.open(f"{page.url}/#/compare?model=tiny&model={job_id}")
+    browser.type("textarea[name=prompt]", "1+1=")
+    browser.press("Complete with both")
+    notes = "[...document.querySelectorAll('.answer .quiet')].map((p) => p.innerText)"
+    browser.wait(f"{notes}.every((note) => note)", timeout_s=60)
+    assert all("tokens" in note for note in browser.js(f"return {notes}"))
+    assert browser.problems() == []
+
+
+def test_a_text_is_completed_with_its_tokens_counted(page):
+    browser = page.open("chat")
+    browser.type("input[name=max_tokens]", "12")
+    browser.type("textarea[name=prompt]", "1+1=")
+    browser.press("Send")
+    wait_until(lambda: re.search("[0-9]+ tokens", browser.text()), timeout_s=60)
+    assert browser.js("return document.querySelectorAll('.messages li').length") == 2
+
+
+def test_a_completion_is_shown_while_it_is_generated_and_stopped(browser, make_gateway):
+    gateway = make_gateway()
+    Page(browser, gateway.url).open("chat")
+    browser.wait("document.querySelector('select[name=model]').value === 'tiny'")
+    browser.type("textarea[name=prompt]", "1+1=")
+    browser.press("Send")
+    job = gateway.take()
+    job.write(HOSTILE)
+    browser.wait_for(HOSTILE)
+    browser.press("Stop")
+    browser.wait_for("stopped")
+    wait_until(lambda: job.stop_asked == "cancel")
+    assert browser.js("return window.hacked") is None
+    browser.open("about:blank")
+
+
+def test_uploaded_records_are_shown_before_they_are_used(page, tmp_path):
+    rows = tmp_path / "sums.jsonl"
+    rows.write_text('{"question": "1+1", "answer": "2"}\n{"question": "2+2", "answer": "4"}\n')
+    browser = page.open("submit")
+    browser.upload("input[name=upload]", rows)
+    browser.wait_for("2+2")
+    browser.wait_for("sums.jsonl")
+    browser.wait("document.querySelector('select[name=data]').value.startsWith('file-')")
+
+
+def test_a_model_is_unloaded_and_loaded(page, daemon):
+    browser = page.open()
+    browser.press("Unload tiny")
+    browser.press("Unload the model")
+    names = "[...document.querySelectorAll('li strong')].map((name) => name.innerText)"
+    browser.wait(f"!{names}.includes('tiny')", timeout_s=30)
+    assert "tiny" not in [model["name"] for model in daemon.status()["models"]]
+    browser.press("Load a model …")
+    browser.choose("form select", "tiny")
+    browser.press("Load")
+    browser.press("Load the model")
+    browser.wait(f"{names}.includes('tiny')", timeout_s=30)
+    assert "tiny" in [model["name"] for model in daemon.status()["models"]]
+
+
+def test_everything_is_reached_by_the_keyboard(page, daemon):
+    job_id = running(daemon)
+    browser = page.open()
+    browser.wait_for(job_id)
+    tab, enter, escape = "\ue004", "\ue007", "\ue00c"
+
+    def focused() -> str:
+        found: str = browser.js(
+            "const e = document.activeElement; return e.ariaLabel ?? e.innerText"
+        )
+        return found
+
+    for _ in range(30):
+        browser.keys(tab)
+        if focused() == f"Cancel {job_id}":
+            break
+    assert focused() == f"Cancel {job_id}"
+    browser.keys(enter)
+    browser.wait("document.querySelector('dialog[open]') !== null")
+    browser.keys(escape)
+    browser.wait("document.querySelector('dialog[open]') === null")
+    assert daemon.client.job(job_id)["status"] == "started"
+
+
+# --- hostile texts --------------------------------------------------------------------------------
+
+
+def test_texts_of_models_and_files_are_never_code(page, daemon):
+    job_id = finished(daemon)
+    rundir = daemon.client.rundir(job_id)
+    publish = Publisher(StreamWriter(daemon.client.connection), job_id, rundir.events).publish
+    sample = {"prompt": HOSTILE, "completion": HOSTILE, "rewards": {HOSTILE: 1.0}, HOSTILE: HOSTILE}
+    with EventLog(rundir.events, execution=1, publish=publish) as log:
+        log.emit("step", step=7, samples=[sample], loss=1.0, **{HOSTILE: 2.0})
+        log.emit("warning", message=HOSTILE)
+    with rundir.log.open("a") as text:
+        text.write(HOSTILE)
+    spec = rundir.read_spec()["spec"]
+    rundir.annotate(spec={**spec, "template": HOSTILE})
+    for section in ("curves", "completions", "events", "options", "log"):
+        browser = page.open(f"jobs/{job_id}/{section}")
+        browser.wait_for("onerror" if section != "options" else "img")
+        assert browser.js("return window.hacked") is None, section
+        assert browser.js("return document.querySelectorAll('main img, main script').length") == 0
+
+
+# --- security -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def make_gateway(tiny_model: Path) -> Iterator[Callable[..., Gateway]]:
+    with tempfile.TemporaryDirectory(prefix="warmd-") as folder, contextlib.ExitStack() as stack:
+
+        def make(**settings: Any) -> Gateway:
+            gateway = Gateway(Path(folder, "home"), tiny_model, **settings)
+            stack.callback(gateway.close)
+            return gateway
+
+        yield make
+
+
+def test_one_logs_in_with_the_token_and_scripts_cannot_read_the_cookie(browser, make_gateway):
+    gateway = make_gateway(http_token=TOKEN)
+    page = Page(browser, gateway.url)
+    page.open()
+    browser.wait_for("Log in")
+    browser.problems()
+    assert browser.axe() == []
+    browser.type("input[name=token]", "a-wrong-token")
+    browser.press("Log in")
+    browser.wait_for("token: is not the daemon's http_token")
+    browser.type("input[name=token]", TOKEN)
+    browser.press("Log in")
+    browser.wait_for("Overview")
+    (cookie,) = browser.cookies()
+    assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+    assert TOKEN not in cookie["value"]
+    assert browser.js("return document.cookie") == ""
+    assert TOKEN not in browser.js("return location.href")
+    gateway.kill()
+    browser.open("about:blank")
+
+
+def test_a_page_that_only_reads_has_no_actions_and_its_requests_are_refused(browser, make_gateway):
+    gateway = make_gateway(http_page="read")
+    job_id = gateway.client.submit(
+        spec_class("grpo").parse({"model": "tiny", "num_generations": 2})
+    )
+    page = Page(browser, gateway.url)
+    page.open()
+    browser.wait_for(job_id)
+    assert browser.js("return document.querySelectorAll('main button').length") == 0
+    assert "Submit" not in browser.js("return document.querySelector('nav').innerText")
+    status = browser.js(
+        "const options = {method: 'POST', body: '{}', headers: {'X-Warmd': '1',"
+        " 'Content-Type': 'application/json'}};"
+        f"return fetch('/v1/warmd/jobs/{job_id}/cancel', options).then((r) => r.status)"
+    )
+    assert status == 403
+    assert gateway.status(job_id) == "queued"
+    browser.open("about:blank")
+
+
+def test_a_page_of_another_origin_can_change_nothing(page, daemon, browser):
+    job_id = running(daemon)
+    foreign = page.url.replace("127.0.0.1", "localhost")
+    browser.open(f"{foreign}/health")  # another origin to the browser
+    target = f"{page.url}/v1/warmd/jobs/{job_id}/cancel"
+    for headers in ("{}", "{'X-Warmd': '1', 'Content-Type': 'application/json'}"):
+        script = (
+            f"return fetch('{target}', {{method: 'POST', body: '{{}}', headers: {headers}}})"
+            ".then((r) => r.status, () => 'refused')"
+        )
+        assert browser.js(script) in ("refused", 403)
+    assert daemon.client.job(job_id)["status"] == "started"
+
+
+def test_the_page_is_off_where_it_is_switched_off(make_gateway):
+    gateway = make_gateway(http_page="off", http_token=TOKEN)
+    bearer = {"authorization": f"Bearer {TOKEN}"}
+    assert httpx.get(f"{gateway.url}/").status_code == 401
+    assert httpx.get(f"{gateway.url}/", headers=bearer).status_code == 404
+    assert httpx.get(f"{gateway.url}/page/app.js", headers=bearer).status_code == 404

@@ -1,0 +1,227 @@
+"""Dynamic sampling and experience replay: which groups a step learns from."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from group_trainers import trainer
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from warmd.jobs.errors import JobFailed
+from warmd.jobs.grpo.groups import Group, Weights
+from warmd.jobs.grpo.kind import run
+from warmd.jobs.grpo.options import GrpoSpec
+from warmd.jobs.grpo.packed_trainer import PackedTrainer
+from warmd.jobs.grpo.prompt_order import EpochSampler, PromptStream
+from warmd.jobs.grpo.replay import ReplayBuffer
+from warmd.jobs.grpo.rollout import Completion
+
+pytestmark = pytest.mark.usefixtures("like_a_work_horse")
+
+
+def spec(**options: Any) -> GrpoSpec:
+    small = {
+        "samples": 8,
+        "num_generations": 4,
+        "max_completion_length": 6,
+        "reward": ["tiny:digit_share"],
+        "learning_rate": 1e-2,
+        "log_completions": 8,
+    }
+    return GrpoSpec.parse(small | options)
+
+
+def trained(folder: Any, **options: Any) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+    """The step events and the weights of a job."""
+    job = tiny.surroundings(folder)
+    run(spec(**options), job.ctx)
+    return job.of_type("step"), dict(job.ctx.models.take("demo").model.state_dict())
+
+
+def prompts_of(step: dict[str, Any]) -> list[str]:
+    return list(dict.fromkeys(sample["prompt"] for sample in step["samples"]))
+
+
+# Dynamic sampling.
+
+
+def test_prompts_come_in_the_order_of_the_epochs_and_none_is_left_out():
+    stream = PromptStream(5, seed=7)
+    taken = stream.take(3) + stream.take(4) + stream.take(8)
+    sampler = EpochSampler(range(5), mini_repeat_count=1, seed=7)
+    assert taken == [*sampler, *sampler, *sampler]
+    resumed = PromptStream(5, seed=7)
+    resumed.position = 7
+    assert resumed.take(8) == taken[7:]
+
+
+def test_where_every_group_has_a_difference_resampling_changes_nothing(tmp_path):
+    usual, usual_weights = trained(tmp_path / "usual")
+    steps, weights = trained(tmp_path / "resampled", resample=3)
+    assert [step["loss"] for step in steps] == [step["loss"] for step in usual]
+    assert all(step["resampled"] == 0 for step in steps)
+    assert all("resampled" not in step for step in usual)
+    assert all(torch.equal(weights[name], usual_weights[name]) for name in weights)
+
+
+def test_a_group_of_equal_rewards_is_replaced_by_that_of_the_next_prompt(tmp_path, monkeypatch):
+    share = tiny.digit_share
+
+    def of_even_sums(prompts: list[str], completions: list[str], answers: list[str]) -> list[float]:
+        scores = share(prompts, completions, [])
+        return [s if int(a) % 2 == 0 else 0.5 for s, a in zip(scores, answers, strict=True)]
+
+    monkeypatch.setattr(tiny, "digit_share", of_even_sums)
+    steps, _ = trained(tmp_path, resample=10, prompts_per_step=2)
+    for step in steps:
+        sums = [eval(prompt.removesuffix("=")) for prompt in prompts_of(step)]
+        assert len(sums) == 2
+        assert all(number % 2 == 0 for number in sums)
+    assert sum(step["resampled"] for step in steps) > 0
+
+
+def test_groups_are_replaced_at_most_as_often_as_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny, "digit_share", lambda prompts, *_: [1.0] * len(prompts))
+    steps, _ = trained(tmp_path, resample=3, prompts_per_step=2, steps=2)
+    assert [step["resampled"] for step in steps] == [6, 6]
+    assert [step["grad_norm"] for step in steps] == [0, 0]
+
+
+def test_a_spread_of_any_reward_counts_where_each_is_normalized():
+    scores = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    assert not Weights([1, 1]).has_spread(scores)
+    assert Weights([1, 1], are_for_normalized=True).has_spread(scores)
+    assert not Weights([0, 0], are_for_normalized=True).has_spread(scores)
+    assert not Weights([1]).has_spread(torch.tensor([[torch.nan], [1.0]]))
+
+
+# Replay.
+
+
+def group(*rewards: float, tokens: int = 5) -> Group:
+    completions = [
+        Completion([tokens + number], [0.5], [-1.0 - number]) for number in range(len(rewards))
+    ]
+    return Group(3, completions, torch.tensor(rewards)[:, None])
+
+
+def first_token(one: Group) -> int:
+    return one.completions[0].ids[0]
+
+
+def test_a_group_that_fails_gets_a_stored_success_of_its_prompt():
+    buffer = ReplayBuffer(2, Weights([1.0]))
+    failing = group(0, 0, 0, 0)
+    buffer.apply(failing)
+    assert not failing.replayed  # nothing is stored yet
+    buffer.apply(group(0.05, 0, 1, 0, tokens=20))
+    failing = group(0, 0, 0, 0)
+    buffer.apply(failing)
+    assert failing.replayed
+    assert failing.completions[0] == Completion([22], [0.5], [-3.0])
+    assert failing.scores.flatten().tolist() == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("rewards", [(0.3, 0.3, 0.3), (0, 0.1, 0.2), (1, 1, 1)])
+def test_a_group_that_does_not_fail_stays_as_it_is(rewards):
+    buffer = ReplayBuffer(2, Weights([1.0]))
+    buffer.apply(group(1, 1, tokens=20))
+    other = group(*rewards)
+    buffer.apply(other)
+    assert not other.replayed
+    assert first_token(other) == 5
+
+
+def test_the_latest_successes_are_kept_and_a_prompt_gets_its_own():
+    buffer = ReplayBuffer(2, Weights([1.0]))
+    buffer.apply(group(1, 1, 1, 0.1, tokens=20))  # 20 is the oldest, 23 is no success
+    seen = set()
+    for _ in range(30):
+        failing = group(0, 0, 0)
+        buffer.apply(failing)
+        seen.add(first_token(failing))
+    assert seen == {21, 22}
+    other = group(0, 0, 0)
+    other.row = 4
+    buffer.apply(other)
+    assert not other.replayed
+
+
+def test_the_buffer_of_a_checkpoint_is_the_same_as_before():
+    buffer = ReplayBuffer(3, Weights([1.0]))
+    for tokens in (10, 20, 30):
+        buffer.apply(group(1, 0, tokens=tokens))
+    file = io.BytesIO()
+    torch.save(buffer.state(), file)
+    file.seek(0)
+    again = ReplayBuffer(3, Weights([1.0]))
+    again.load_state(torch.load(file, weights_only=True))
+    assert again._stored == buffer._stored
+    empty = ReplayBuffer(3, Weights([1.0]))
+    again.load_state(empty.state())
+    assert not again._stored
+
+
+@pytest.mark.parametrize("loss", ["dapo", "grpo", "cispo", "sapo", "vespo"])
+def test_the_loss_of_a_replayed_completion_is_trls_with_its_old_log_probabilities(tmp_path, loss):
+    model = tiny.model()
+    options = {"loss_type": loss, "temperature": 0.8}
+    ours, theirs = (
+        trainer(kind, tmp_path, model, **options) for kind in (PackedTrainer, GRPOTrainer)
+    )
+    ids = torch.randint(5, 60, (4, 9), generator=torch.Generator().manual_seed(3))
+    mask = torch.arange(6) < torch.tensor([[6], [3], [5], [2]])
+    batch = {
+        "prompt_ids": ids[:1, :3].expand(4, 3),
+        "prompt_mask": torch.ones(4, 3, dtype=torch.int64),
+        "completion_ids": ids[:, 3:] * mask,
+        "completion_mask": mask.long(),
+        "advantages": torch.tensor([1.5, -0.5, 0.0, -1.0]),
+        "num_items_in_batch": mask.sum(),
+    }
+    for made in (ours, theirs):
+        made.current_gradient_accumulation_steps = 1
+        made.model.train()
+    with torch.no_grad():
+        inputs = [
+            torch.cat([batch[f"prompt_{n}"], batch[f"completion_{n}"]], 1) for n in ("ids", "mask")
+        ]
+        logps, *_ = theirs._get_per_token_logps_and_entropies(theirs.model, *inputs, 6)
+    behavior = logps - 0.4 * torch.rand(4, 6)
+    old = torch.cat([behavior[:1], logps[1:]])
+    expected = theirs._compute_loss(theirs.model, {**batch, "old_per_token_logps": old})
+    expected.backward()
+    is_replayed = torch.tensor([True, False, False, False])
+    replay = {"is_replayed": is_replayed, "replayed_logps": behavior * is_replayed[:, None]}
+    ours._buffered_inputs = [{**batch, **replay}]
+    [found] = ours._learn(ours._buffered_inputs, 1000)
+    torch.testing.assert_close(found, expected.detach())
+    for our, their in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        torch.testing.assert_close(our.grad, their.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_replay_in_a_job_is_told_of_in_its_steps(tmp_path, monkeypatch):
+    seen: set[str] = set()
+
+    def first_try_only(
+        prompts: list[str], completions: list[str], answers: list[str]
+    ) -> list[float]:
+        scores = [float(number == 0 and prompts[0] not in seen) for number in range(len(prompts))]
+        seen.update(prompts)
+        return scores
+
+    monkeypatch.setattr(tiny, "digit_share", first_try_only)
+    steps, _ = trained(tmp_path, replay=8, samples=3, epochs=2)
+    assert [step["replayed"] for step in steps] == [0, 0, 0, 1, 1, 1]
+    assert [step["reward"] for step in steps] == [0.25] * 6
+    assert all(step["grad_norm"] > 0 for step in steps)
+
+
+def test_replay_is_refused_for_a_model_that_takes_no_packs(tmp_path):
+    job = tiny.surroundings(tmp_path, tiny.model(dropout=0.1))
+    with pytest.raises(JobFailed, match=r"^replay: must be 0 for a llama of this config, got 8$"):
+        run(spec(replay=8), job.ctx)

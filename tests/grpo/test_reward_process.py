@@ -1,0 +1,259 @@
+"""Rewards in a process of their own, and the log of rewards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import tiny
+
+from warmd.jobs.errors import JobFailed, SpecError, Stopped
+from warmd.jobs.grpo.kind import run
+from warmd.jobs.grpo.options import GrpoSpec
+
+pytestmark = pytest.mark.usefixtures("like_a_work_horse")
+
+
+def spec(**options: Any) -> GrpoSpec:
+    small = {
+        "samples": 6,
+        "num_generations": 4,
+        "max_completion_length": 6,
+        "reward": ["tiny:digit_share"],
+        "learning_rate": 1e-2,
+        "save_every": 3,
+        "keep": 100,
+    }
+    return GrpoSpec.parse(small | options)
+
+
+def trained(folder: Path, **options: Any) -> tiny.Surroundings:
+    job = tiny.surroundings(folder)
+    run(spec(**options), job.ctx)
+    return job
+
+
+def told(job: tiny.Surroundings) -> list[tuple[Any, ...]]:
+    return [(s["loss"], s["grad_norm"], s["rewards"]) for s in job.of_type("step")]
+
+
+# The process.
+
+
+def test_rewards_in_their_own_process_train_as_in_that_of_the_job(tmp_path, monkeypatch):
+    async def slowly(completions: list[str], answer: list[str], log_metric: Any, **_: Any) -> Any:
+        await asyncio.sleep(0)
+        log_metric("seen", len(completions))
+        return [None if i == 1 else len(text) / 10 for i, text in enumerate(completions)]
+
+    monkeypatch.setattr(tiny, "slowly", slowly, raising=False)
+    options = {"reward": ["tiny:digit_share", "tiny:slowly=0.5"], "eval_samples": 3}
+    usual = trained(tmp_path / "usual", **options)
+    apart = trained(tmp_path / "apart", reward_timeout=30, **options)
+    assert told(apart) == told(usual)
+    assert [step["left_out"] for step in apart.of_type("step")] == [0] * 6
+    assert [e["reward"] for e in apart.of_type("eval")] == [
+        e["reward"] for e in usual.of_type("eval")
+    ]
+
+
+def hangs_at(step: int) -> Any:
+    def reward(prompts: list[str], completions: list[str], trainer_state: Any, **_: Any) -> Any:
+        if trainer_state.global_step == step - 1:
+            time.sleep(60)
+        return tiny.digit_share(prompts, completions, [])
+
+    return reward
+
+
+def raises_at(step: int) -> Any:
+    def reward(prompts: list[str], completions: list[str], trainer_state: Any, **_: Any) -> Any:
+        if trainer_state.global_step == step - 1:
+            raise ValueError("out of luck")
+        return tiny.digit_share(prompts, completions, [])
+
+    return reward
+
+
+def dies_at(step: int) -> Any:
+    def reward(prompts: list[str], completions: list[str], trainer_state: Any, **_: Any) -> Any:
+        if trainer_state.global_step == step - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return tiny.digit_share(prompts, completions, [])
+
+    return reward
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (hangs_at(3), "took longer than 0.5 s (reward_timeout)"),
+        (raises_at(3), "reward tiny:faulty failed at"),
+        (dies_at(3), "the process of the rewards ended"),
+    ],
+)
+def test_a_group_whose_rewards_fail_is_left_out_and_the_job_goes_on(
+    tmp_path, monkeypatch, reward, message
+):
+    monkeypatch.setattr(tiny, "faulty", reward, raising=False)
+    job = trained(tmp_path, reward=["tiny:faulty"], reward_timeout=0.5)
+    [failure] = job.of_type("reward_failed")
+    assert failure["step"] == 3
+    assert failure["row"] > 0
+    assert message in failure["message"]
+    steps = job.of_type("step")
+    assert [step["left_out"] for step in steps] == [0, 0, 1, 0, 0, 0]
+    assert [step["grad_norm"] == 0 for step in steps] == [False, False, True, False, False, False]
+
+
+def test_the_other_group_of_a_step_is_learned_from(tmp_path, monkeypatch):
+    def first_row_fails(prompts: list[str], completions: list[str], answers: list[str]) -> Any:
+        assert prompts[0] != first
+        return tiny.digit_share(prompts, completions, [])
+
+    monkeypatch.setattr(tiny, "faulty", first_row_fails, raising=False)
+    first = spec().training_problems()[0].prompt
+    options = {"reward": ["tiny:faulty", "general"], "prompts_per_step": 6, "epochs": 2}
+    job = trained(tmp_path, reward_timeout=30, **options)
+    for step in job.of_type("step"):
+        assert step["left_out"] == 1
+        assert step["grad_norm"] > 0
+
+
+def test_rewards_that_only_fail_end_the_job(tmp_path, monkeypatch):
+    def broken(prompts: list[str], completions: list[str], answers: list[str]) -> Any:
+        raise ValueError("out of luck")
+
+    monkeypatch.setattr(tiny, "faulty", broken, raising=False)
+    with pytest.raises(JobFailed) as caught:
+        trained(tmp_path, reward=["tiny:faulty"], reward_timeout=30, samples=20)
+    assert str(caught.value).startswith(
+        "reward: must succeed for one of 10 consecutive groups, got none; the last one: reward "
+        "tiny:faulty failed at "
+    )
+
+
+def test_no_process_of_the_rewards_is_left_behind(tmp_path, monkeypatch):
+    def note(prompts: list[str], completions: list[str], answers: list[str]) -> Any:
+        (tmp_path / "pids").write_text(f"{os.getpid()} {os.getppid()}")
+        return tiny.digit_share(prompts, completions, [])
+
+    monkeypatch.setattr(tiny, "digit_share_noted", note, raising=False)
+    monkeypatch.setattr(tiny, "kept", tiny.digit_share, raising=False)
+    trained(tmp_path / "run", reward=["tiny:digit_share_noted"], reward_timeout=30, steps=1)
+    worker, keeper = map(int, (tmp_path / "pids").read_text().split())
+    assert os.getpid() not in (worker, keeper)
+    for pid in (worker, keeper):
+        assert not Path(f"/proc/{pid}").exists()
+
+
+# The log.
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def test_the_log_has_a_line_for_each_completion_of_each_step(tmp_path):
+    path = tmp_path / "rewards.jsonl"
+    options = {"reward": ["tiny:digit_share", "general"], "log_completions": 4}
+    job = trained(tmp_path / "run", reward_log=str(path), **options)
+    rows = {problem.prompt: problem.row for problem in spec().training_problems()}
+    expected = [
+        {
+            "job": job.ctx.job_id,
+            "step": step["step"],
+            "row": rows[sample["prompt"]],
+            "completion": sample["completion"],
+            "rewards": sample["rewards"],
+        }
+        for step in job.of_type("step")
+        for sample in step["samples"]
+    ]
+    assert lines(path) == expected
+    assert len(expected) == 24
+
+
+@pytest.mark.parametrize("stopped_at", [2, 5])
+def test_after_a_resume_each_step_stands_in_the_log_once(tmp_path, stopped_at):
+    whole, path = tmp_path / "whole.jsonl", tmp_path / "rewards.jsonl"
+    trained(tmp_path / "whole", reward_log=str(whole))
+    first = tiny.surroundings(tmp_path / "run")
+    first.raise_at_step[stopped_at] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run(spec(reward_log=str(path)), first.ctx)
+    assert lines(path)[-1]["step"] == stopped_at
+    with open(path, "ab") as file:
+        file.write(lines_of_a_torn_write(path))
+    trained(tmp_path / "run", reward_log=str(path))
+    assert path.read_bytes() == whole.read_bytes()
+
+
+def lines_of_a_torn_write(path: Path) -> bytes:
+    return path.read_bytes().splitlines()[-1][:30]
+
+
+def test_a_log_keeps_the_steps_before_a_stop(tmp_path):
+    path = tmp_path / "rewards.jsonl"
+    first = tiny.surroundings(tmp_path / "run")
+    first.stop_at_step = 2
+    with pytest.raises(Stopped):
+        run(spec(reward_log=str(path)), first.ctx)
+    kept = path.read_bytes()
+    trained(tmp_path / "run", reward_log=str(path))
+    assert path.read_bytes().startswith(kept)
+    assert [line["step"] for line in lines(path)] == [s for s in range(1, 7) for _ in range(4)]
+
+
+def test_a_file_with_other_content_is_never_cut(tmp_path):
+    path = tmp_path / "precious.jsonl"
+    path.write_text('{"step": 1}\n')
+    with pytest.raises(JobFailed, match=r"^reward_log: must be a new file, got .*other content$"):
+        trained(tmp_path / "run", reward_log=str(path))
+    assert path.read_text() == '{"step": 1}\n'
+
+
+def test_a_full_disk_leaves_whole_steps_in_the_log_and_is_told_of(tmp_path, monkeypatch):
+    path = tmp_path / "rewards.jsonl"
+    write, room = os.write, 700
+
+    def until_full(file: int, content: bytes) -> int:
+        if os.path.samestat(os.fstat(file), path.stat()):
+            left = room - path.stat().st_size
+            if left <= 0:
+                raise OSError(28, "No space left on device")
+            return write(file, content[:left])
+        return write(file, content)
+
+    path.touch()
+    monkeypatch.setattr("warmd.jobs.grpo.reward_log.os.write", until_full)
+    job = trained(tmp_path / "run", reward_log=str(path))
+    logged = [line["step"] for line in lines(path)]
+    assert logged
+    assert all(logged.count(step) == 4 for step in logged)
+    assert any("reward_log: lacks step" in event["message"] for event in job.of_type("warning"))
+    assert len(job.of_type("step")) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("taken.jsonl", "reward_log: must be a new file, got {path}, which exists"),
+        (
+            "nowhere/new.jsonl",
+            "reward_log: must be in a folder that can be written to, got {path}",
+        ),
+    ],
+)
+def test_a_log_that_cannot_be_written_is_refused_at_submit(tmp_path, name, message):
+    (tmp_path / "taken.jsonl").touch()
+    path = tmp_path / name
+    with pytest.raises(SpecError) as caught:
+        GrpoSpec.parse({"reward_log": name}).located(tmp_path).check_inputs(None)
+    assert str(caught.value) == message.format(path=path)

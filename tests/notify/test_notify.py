@@ -1,0 +1,169 @@
+"""Notifications of ends and trouble of jobs, delivered to real commands and a real HTTP server."""
+
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import orjson
+import pytest
+from waiting import wait_until
+
+from warmd.daemon.host.home import Home
+from warmd.daemon.notify.delivery import deliver, sample
+from warmd.daemon.notify.scanner import Scanner
+
+DEFAULT = ("finished", "failed", "divergence", "stall")
+
+
+@pytest.fixture
+def receiver():
+    """A web server that keeps bodies, and replies with the next of its statuses, else 200."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            server.bodies.append(orjson.loads(body))
+            self.send_response(server.statuses.pop(0) if server.statuses else 200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    class Server(HTTPServer):
+        def __init__(self) -> None:
+            super().__init__(("127.0.0.1", 0), Handler)
+            self.bodies: list[Any] = []
+            self.statuses: list[int] = []
+            self.url = f"http://127.0.0.1:{self.server_port}/hook?token=secret"
+
+    server = Server()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_webhook_gets_json_with_a_text(receiver):
+    assert deliver(receiver.url, sample()) is None
+    [body] = receiver.bodies
+    assert body["text"].endswith("test notification")
+
+
+def test_a_failed_delivery_is_tried_three_times_and_never_names_the_target(receiver):
+    receiver.statuses = [500, 503, 200]
+    waits: list[float] = []
+    assert deliver(receiver.url, sample(), wait=waits.append) is None
+    assert waits == [2.0, 10.0]
+    receiver.statuses = [500, 500, 500]
+    problem = deliver(receiver.url, sample(), wait=waits.append)
+    assert problem == "the webhook replied with HTTP status 500"
+    unreachable = deliver("http://127.0.0.1:9/secret", sample(), wait=waits.append)
+    assert unreachable is not None
+    assert "secret" not in unreachable
+
+
+def test_a_command_gets_the_text_as_a_variable_and_json_on_stdin(tmp_path):
+    command = f'cat > {tmp_path}/json; printf "%s" "$WARMD_TEXT" > {tmp_path}/text'
+    assert deliver(command, sample()) is None
+    document = orjson.loads((tmp_path / "json").read_bytes())
+    assert document["event"] == "test"
+    assert (tmp_path / "text").read_text() == document["text"]
+
+
+def test_a_command_that_fails_or_hangs_is_reported_and_ended(tmp_path):
+    assert deliver("exit 3", sample(), wait=at_once) == "the command ended with exit code 3"
+    began = time.monotonic()
+    problem = deliver("sleep 60 | sleep 60", sample(), timeout_s=0.1, wait=at_once)
+    assert problem == "the command took longer than 0.1 s"
+    assert time.monotonic() - began < 5
+
+
+def at_once(seconds: float) -> None:
+    """Do not wait between attempts."""
+
+
+def test_each_end_is_found_once_also_by_a_scanner_that_starts_again(desk):
+    scanner = Scanner(desk.home, DEFAULT)
+    job_id = desk.submit("--name", "first")
+    run = desk.begin()
+    run.step(1)
+    assert list(scanner.due()) == []
+    run.log.emit("divergence", step=1, metric="loss", value=9.0)
+    assert [found.event for found in scanner.due()] == ["divergence"]
+    assert list(scanner.due()) == []
+    run.fail("loss is nan")
+    [found] = Scanner(desk.home, DEFAULT).due()
+    assert (found.job, found.name, found.event, found.error) == (
+        job_id,
+        "first",
+        "failed",
+        "loss is nan",
+    )
+    assert found.text.endswith("first failed at step 1: loss is nan")
+    assert list(Scanner(desk.home, DEFAULT).due()) == []
+    assert [found.event for found in scanner.due()] == ["failed"]  # it was not told of the other
+
+
+def test_what_is_found_but_not_delivered_is_found_again(desk):
+    Scanner(desk.home, DEFAULT)
+    desk.submit()
+    desk.begin().finish({"reward_after": 0.5})
+    first = next(Scanner(desk.home, DEFAULT).due())  # killed during the delivery
+    [again] = Scanner(desk.home, DEFAULT).due()
+    assert again == first
+    assert again.text.endswith("finished, reward_after 0.5")
+
+
+def test_ends_before_the_first_start_are_not_notified_of(desk):
+    desk.submit()
+    desk.begin().finish({})
+    assert list(Scanner(desk.home, DEFAULT).due()) == []
+
+
+def test_scratch_jobs_of_checks_are_not_notified_of(desk):
+    scanner = Scanner(desk.home, DEFAULT)
+    desk.client.submit_again(desk.submit(), stop_at=2)
+    desk.begin().finish({})
+    assert list(scanner.due()) == []
+
+
+def test_a_damaged_record_begins_anew(desk):
+    for damage in ("", "[]", '{"begun": "x", "handled": {}}', '{"begun": 1, "handled": [1]}'):
+        Home(desk.home.path).notified.write_text(damage)
+        assert list(Scanner(desk.home, DEFAULT).due()) == []
+
+
+def test_notify_test_delivers_one_or_says_why_not(desk, tmp_path, monkeypatch):
+    done = desk.warmd("notify", "test")
+    assert done.is_refusal(2)
+    assert done.err.startswith("Error: notify: not set")
+    monkeypatch.setenv("WARMD_NOTIFY", f'printf "%s" "$WARMD_TEXT" > {tmp_path}/text')
+    assert desk.warmd("notify", "test").out == "delivered\n"
+    assert (tmp_path / "text").read_text().endswith("test notification")
+
+
+@pytest.mark.parametrize("text", ["a\nb", "   ", "x" * 10_001])
+def test_a_wrong_target_is_refused_without_showing_it(desk, monkeypatch, text):
+    monkeypatch.setenv("WARMD_NOTIFY", text)
+    done = desk.warmd("notify", "test")
+    assert done.is_refusal(2)
+    assert text not in done.err
+
+
+@pytest.mark.slow
+def test_a_daemon_notifies_of_a_job_once_across_a_restart(make_daemon, tmp_path):
+    daemon = make_daemon(notify=f'echo "$WARMD_EVENT $WARMD_JOB" >> {tmp_path}/told')
+    daemon.start()
+    job_id = daemon.submit()
+    daemon.wait(job_id)
+    wait_until((tmp_path / "told").exists, timeout_s=20)
+    daemon.stop()
+    daemon.start()
+    other = daemon.submit()
+    daemon.wait(other)
+    wait_until(lambda: other in (tmp_path / "told").read_text(), timeout_s=20)
+    lines = (tmp_path / "told").read_text().splitlines()
+    assert lines == [f"finished {job_id}", f"finished {other}"]
+    for path in daemon.home.runs.rglob("*.json"):
+        assert "told" not in path.read_text()

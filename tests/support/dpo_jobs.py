@@ -1,0 +1,128 @@
+"""DPO jobs that take a second: pairs in files, tiny models, and trainers of TRL's and warmd's."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import sft_jobs
+from datasets import Dataset
+from sft_jobs import message, write
+from trl.trainer.dpo_config import DPOConfig
+from trl.trainer.dpo_trainer import DPOTrainer
+
+from warmd.jobs.data.lengths import Lengths
+from warmd.jobs.dpo.dataset import Source, Tokenization
+from warmd.jobs.dpo.options import DpoSpec
+from warmd.jobs.dpo.packed_trainer import PackedDpoTrainer
+from warmd.jobs.training.reference import weight_sharing_clone
+from warmd.jobs.training.row_trainer import EpochOrder
+
+
+def _turns(number: int) -> list[dict[str, str]]:
+    return sft_jobs.turns(number)[:3]
+
+
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "texts": [
+        {
+            "prompt": f"{n // 2}+{n // 2 * 7}=",
+            "chosen": str(n // 2 * 8) * (1 + n % 3),
+            "rejected": f"{n} or so" + "?" * (n % 4),
+        }
+        for n in range(14)
+    ],
+    "chats": [
+        {
+            "prompt": _turns(n),
+            "chosen": [message("assistant", f"{2 * n + 1}, of course" * (1 + n % 2))],
+            "rejected": [message("assistant", "no" * (1 + n % 3))],
+        }
+        for n in range(14)
+    ],
+}
+
+
+def spec(folder: Path, form: str = "texts", **options: Any) -> DpoSpec:
+    """A job of a few steps of a tiny model on short pairs."""
+    small = {
+        "dataset": write(folder / "rows.jsonl", ROWS[form]),
+        "batch_size": 2,
+        "learning_rate": 1e-2,
+        "save_every": 3,
+        "keep": 100,
+    }
+    return DpoSpec.parse(small | options).located(folder)
+
+
+class _InOrder:
+    """TRL draws its order from a generator that runs on; both sides are given the same one."""
+
+    def _get_train_sampler(self, dataset: Any = None) -> EpochOrder:
+        return EpochOrder(len(self.train_dataset), 3)  # type: ignore[attr-defined]
+
+
+class Stock(_InOrder, DPOTrainer):
+    pass
+
+
+class Packed(_InOrder, PackedDpoTrainer):
+    pass
+
+
+def trainer(
+    side: str,
+    folder: Path,
+    model: Any,
+    form: str = "texts",
+    *,
+    max_length: int | None = None,
+    **options: Any,
+) -> Any:
+    """A trainer of 5 steps on a copy of `model`: TRL's on rows, warmd's on its own tokens.
+
+    `lora`: the config of an adapter to train.
+    """
+    lora = options.pop("lora", None)
+    # Plain descent: AdamW makes of a weight that learns nothing but rounding one that moves.
+    usual: dict[str, Any] = {"per_device_train_batch_size": 4, "optim": "sgd", "learning_rate": 0.1}
+    rows: list[dict[str, Any]] = ROWS[form]
+    if side == "warmd":
+        source = Source(dataset=write(folder / "rows.jsonl", rows))
+        how = Tokenization(tokenizer=sft_jobs.tokenizer(), max_length=max_length or 1024)
+        rows = [
+            {
+                "prompt_ids": example.prompt,
+                "chosen_ids": example.chosen,
+                "rejected_ids": example.rejected,
+            }
+            for example in how.encode(source.load().train, Lengths(how.max_length))
+        ]
+    config = DPOConfig(
+        output_dir=str(folder),
+        max_steps=5,
+        max_length=None if side == "warmd" else max_length,
+        bf16=False,
+        activation_checkpointing=False,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        logging_steps=1,
+        seed=3,
+        **usual | options,
+    )
+    reference = copy.deepcopy(model)
+    kind: Any = Packed if side == "warmd" else Stock
+    copied = weight_sharing_clone(reference) if side == "warmd" else copy.deepcopy(model)
+    learner = copied.requires_grad_(True)
+    if lora is not None:
+        reference, learner = None, sft_jobs.with_adapter(learner, lora, config.seed)
+    return kind(
+        model=learner,
+        ref_model=reference,
+        args=config,
+        processing_class=sft_jobs.tokenizer(),
+        train_dataset=Dataset.from_list(rows),
+    )
