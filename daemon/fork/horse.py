@@ -243,7 +243,8 @@ def _check_device(request: RunJob, rundir: RunDir, events: EventLog, placement: 
         raise JobFailed(f"device: must be a GPU that can be used, got {request.device}: {reason}")
     if request.execution > 1:
         started = (e for e in read(rundir.events) if e["type"] == "started")
-        if next((e.get("device") for e in started), CPU) != CPU:
+        # Earlier versions did not record it, and none of their jobs had run on a GPU.
+        if next((e.get("device", CPU) for e in started), CPU) != CPU:
             raise JobFailed(
                 f"device: the job began on a GPU, and there is none now: {reason}; to resume it on "
                 f"the CPU set device=cpu for its worker"

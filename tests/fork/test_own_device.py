@@ -76,13 +76,14 @@ def test_a_horse_whose_gpu_cannot_be_used_tells_why_and_hides_it_from_the_traine
         ),
         ("cuda:5", "cpu", "device: must be a GPU that can be used, got cuda:5: CUDA finds none"),
         ("auto", "cpu", None),
+        ("auto", None, None),  # as an earlier version recorded it: not at all
         ("cpu", "cuda:0", None),  # asked for
     ],
 )
 def test_a_job_does_not_fall_back_to_the_cpu_silently(tmp_path, wanted, began_on, message):
     rundir = RunDir(tmp_path)
     with EventLog(rundir.events, execution=1) as events:
-        events.emit("started", device=began_on)
+        events.emit("started", **({"device": began_on} if began_on else {}))
     request = RunJob("j", "w", "", 2, 1, None, 0, None, device=wanted)
     with EventLog(rundir.events, execution=2) as events:
         if message is None:

@@ -108,7 +108,8 @@ class Browser:
         script = (
             "const root = document.querySelector('dialog[open]') ?? document;"
             "const all = [...root.querySelectorAll('button')];"
-            "return all.find((b) => [b.innerText.trim(), b.ariaLabel].includes(arguments[0]))"
+            "return all.find((b) => b.checkVisibility()"
+            " && [b.innerText.trim(), b.ariaLabel].includes(arguments[0]))"
         )
         found = wait_until(lambda: self.js(script, text))
         self._call(f"element/{found[_ELEMENT]}/click")

@@ -1,6 +1,6 @@
 // Questions before an action: what it does and what it loses. And notes about what was done.
 
-import { html, useEffect, useRef, useState } from "./libraries.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./libraries.js";
 import { Problem } from "./elements.js";
 
 let open = () => {};
@@ -36,7 +36,7 @@ function Question({ title, text, action, isDangerous, fields, act, close }) {
   const dialog = useRef();
   const [error, setError] = useState(null);
   const [isBusy, setBusy] = useState(false);
-  useEffect(() => dialog.current.showModal(), []);
+  useLayoutEffect(() => dialog.current.showModal(), []); // it must not stand on the page closed
 
   async function submit(event) {
     event.preventDefault();
