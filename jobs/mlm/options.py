@@ -46,6 +46,7 @@ class MlmSpec(RecordsSpec, TrainingSpec):
     http: ClassVar[HttpMethod | None] = HttpMethod(
         type="mlm", training_file="data", builtin_data=STDLIB, harmless_text=("columns",)
     )
+    trains: ClassVar[str] = "masked model"
     judged_by: ClassVar[tuple[str, ...]] = (
         *("loss", "mlm_loss", "mnm_loss", "eval_mlm_loss", "eval_mnm_loss"),
         *("mlm_acc", "mnm_acc", "mlm_mrr", "mnm_mrr", "mlm_hits10", "mnm_hits10", "link_mrr"),
