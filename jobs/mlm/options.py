@@ -262,7 +262,8 @@ class MlmSpec(RecordsSpec, TrainingSpec):
         if self.architecture == CODE_GRAPH and self.objective == TEXT:
             raise SpecError(
                 "architecture",
-                f"must be a model folder or config.json for {TEXT}, got {CODE_GRAPH}",
+                f"must be a model folder or a config.json for the objective {TEXT} (or give model, "
+                f"to train that one), got {CODE_GRAPH}",
             )
         if self.tokenizer == "own" and self.architecture == CODE_GRAPH:
             raise SpecError("tokenizer", f"must be train or a folder for {CODE_GRAPH}, got 'own'")
