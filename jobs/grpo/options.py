@@ -20,6 +20,9 @@ from ..graders import grader as graders
 from ..models import chat_templates
 from ..models.architectures import check_generates
 from ..models.tokenizer_folder import TokenizerFolder
+from ..rewards import problems, rewards
+from ..rewards.prompts import field_of, messages_of, too_long
+from ..rewards.user_rewards import KeywordReward
 from ..spec import HttpMethod, option, override, path_of
 from ..training.options import (
     DEFAULT_TEMPLATE,
@@ -30,10 +33,7 @@ from ..training.options import (
     TrainingSpec,
 )
 from ..user_code.modules import own_modules
-from . import problems, rewards
 from .loss_options import LossSpec
-from .prompts import field_of, messages_of, too_long
-from .user_rewards import KeywordReward
 
 MOST_QUESTIONS = 16  # occurrences of {question} in the template
 MICRO_BATCH = 8  # default maximum, in completions
