@@ -22,6 +22,7 @@ DEMO = Path(configs.__path__[0]) / "demo"
 
 @pytest.fixture(scope="module")
 def openai(shared_daemon: Daemon) -> Any:
+    control.load_model(shared_daemon.config, ModelConfig(name="demo", path=str(DEMO)))
     return openai_client(wait_until(lambda: shared_daemon.status()["http"]["url"]))
 
 
