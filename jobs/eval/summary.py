@@ -6,6 +6,7 @@ Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -48,18 +49,21 @@ def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
 
 
 def _perplexities(rows: Sequence[Mapping[str, Any]], found: Metric) -> dict[str, Metric]:
-    """Return perplexities per byte, word and token, from the bits per byte."""
+    """Return perplexities per byte, word and token, from the bits per byte.
+
+    One that is beyond the largest float is left out.
+    """
     totals = {unit: sum(row[unit] for row in rows) for unit in ("bytes", "words", "tokens")}
-    return {
-        f"{unit.removesuffix('s')}_perplexity": Metric(
-            *(
-                2 ** (bits * totals["bytes"] / count)
+    perplexities = {}
+    for unit, count in totals.items():
+        with suppress(OverflowError):
+            value, low, high = (
+                2.0 ** (bits * totals["bytes"] / count)
                 for bits in (found.value, found.low, found.high)
-            ),
-            found.n,
-        )
-        for unit, count in totals.items()
-    }
+            )
+            name = f"{unit.removesuffix('s')}_perplexity"
+            perplexities[name] = Metric(value, low, high, found.n)
+    return perplexities
 
 
 def _metric(values: Sequence[float]) -> Metric:
