@@ -103,6 +103,6 @@ def test_a_comparison_waits_for_the_job_that_it_names(shared_daemon: Daemon):
     second = client.submit(spec(samples=30, max_tokens=4, against=first))
     job = shared_daemon.wait(second)
     assert (job["status"], job["result"]["against"]) == ("finished", first)
+    answer = client.submit(spec_class("infer").parse({"prompt": "1", "model": "tiny"}))
     with pytest.raises(SpecError, match="against: must be a job of kind eval, got infer-"):
-        answer = client.submit(spec_class("infer").parse({"prompt": "1", "model": "tiny"}))
         client.submit(spec(against=answer))
