@@ -18,7 +18,6 @@ import click
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import SpecError
 from ...jobs.spec import GROUPS, OptionInfo
-from ...jobs.training.options import TrainingSpec
 from ..shared.app import App, common_options, note
 from ..shared.job_argument import complete_job
 from ..view import render
@@ -202,7 +201,7 @@ _INIT_FROM = GroupedOption(
 def _kind_command(kind: str) -> click.Command:
     options = spec_class(kind).options()
     requests = _request_options()
-    if issubclass(spec_class(kind), TrainingSpec):
+    if spec_class(kind).takes_weights:
         requests.insert(0, _INIT_FROM)
 
     argument = spec_class(kind).argument

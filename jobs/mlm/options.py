@@ -186,6 +186,13 @@ class MlmSpec(RecordsSpec, TrainingSpec):
         maximum=1000,
     )
 
+    eval_dataset: str | None = option(
+        None,
+        "held-out documents, of the same form as data; documents of data that equal one of them "
+        "are not trained on",
+        group="evaluation",
+        default_text="a part of data: see validation",
+    )
     eval_every: int = option(
         100,
         "steps between evaluations (0: no evaluation)",
@@ -294,6 +301,10 @@ class MlmSpec(RecordsSpec, TrainingSpec):
         Raises SpecError.
         """
         changes: dict[str, Any] = {}
+        if self.eval_dataset is not None:
+            changes["eval_dataset"] = located(
+                "eval_dataset", self.eval_dataset, folder, texts.TAKES
+            )
         if self.data != STDLIB:
             changes["data"] = located("data", self.data, folder, texts.TAKES)
         if self.architecture != CODE_GRAPH:
@@ -315,9 +326,14 @@ class MlmSpec(RecordsSpec, TrainingSpec):
 
         super().check_inputs(model_config)
         if self.objective == TEXT:
-            check_texts(str(self.data_path), Reading(self.column_names, self.skip_bad_rows))
+            reading = Reading(self.column_names, self.skip_bad_rows)
+            check_texts("data", str(self.data_path), reading)
+            if self.eval_dataset is not None:
+                check_texts("eval_dataset", self.eval_dataset, reading)
         else:
-            check_sources(self.data_path)
+            check_sources("data", self.data_path)
+            if self.eval_dataset is not None:
+                check_sources("eval_dataset", Path(self.eval_dataset))
         if self.model is not None:
             config = dict(model_config or {})
             check_fills_masks(config)
