@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -21,6 +22,7 @@ from ..rewards.options import RewardsSpec
 from ..rewards.prompts import messages_of
 from ..spec import option, override
 from ..training.options import DEFAULT_TEMPLATE, MOST_ROWS
+from ..user_code.modules import own_modules
 from . import gsm8k, questions
 from .questions import Question
 
@@ -104,6 +106,14 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         default_text="as the model was loaded",
         choices=PRECISIONS,
         former_names=FORMER_NAMES,
+    )
+
+    reward_timeout: float | None = override(
+        RewardsSpec,
+        "reward_timeout",
+        help="time limit of the functions of yours for a question, in seconds; they run in a "
+        "process of their own",
+        default_text="no limit",
     )
 
     temperature: float = override(
@@ -194,8 +204,6 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
             raise SpecError("repeats", f"must go with a temperature above 0, got {self.repeats}")
         if self.system is not None and not self.chat_template:
             raise SpecError("system", "must go with chat_template, got it alone")
-        if self.has_own_rewards:
-            raise SpecError("reward", "must be built in for an evaluation, got a function")
 
     def reading(self) -> Reading:
         """How records are read; it counts those that are skipped."""
@@ -283,7 +291,8 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         check_generates(model_settings or {})
         found = self.questions()
         if self.task == REWARD:
-            self.reward_functions([question.problem for question in found])
+            with own_modules([str(Path.cwd())]) if self.has_own_rewards else nullcontext():
+                self.reward_functions([question.problem for question in found])
         if self.chat_template and not (model_settings or {}).get("has_chat_template", True):
             raise SpecError(
                 "chat_template",
