@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from ..engine.options import MOST_TOKENS, SamplingSpec
 from ..errors import SpecError
 from ..files.jsonl import Place
 from ..models.architectures import check_generates
+from ..models.tokenizer_folder import TokenizerFolder
 from ..rewards import problems
 from ..rewards.options import RewardsSpec
 from ..rewards.prompts import messages_of
@@ -35,6 +37,7 @@ _CHOICE_TEMPLATE = "Question: {question}\nAnswer:"
 _GSM8K_TEST, _GSM8K_TRAIN = "openai/gsm8k:main:test", "openai/gsm8k:main:train"
 _MAX_TOKENS = 256
 _MOST_REPEATS = 128
+_CHECK_S = 1.0  # for counting the tokens of prompts at submission
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,6 +300,28 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
             raise SpecError(
                 "chat_template",
                 f"must go with a chat template, got {self.model}, whose tokenizer has none",
+            )
+
+    def check_model_files(self, folder: Path) -> None:
+        """Check the lengths of plain prompts with the model's tokenizer, for at most 1 s.
+
+        The others are checked when they are asked. Raises SpecError.
+        """
+        files = TokenizerFolder(folder)
+        limit = files.positions()
+        if limit is None or self.chat_template or self.task in LIKELIHOOD_TASKS:
+            return
+        found = (question.problem for question in self.questions())
+        texts = ((one.row, one.prompt) for one in found if isinstance(one.prompt, str))
+        longer = files.longer_than(
+            limit - (self.max_tokens or 1), texts, until=time.monotonic() + _CHECK_S
+        )
+        if longer is not None:
+            row, length = longer
+            raise SpecError(
+                "dataset",
+                f"the prompt of row {row} has {length} tokens and the model takes {limit} together "
+                "with the completion: set fewer examples, or a smaller max_tokens",
             )
 
 
