@@ -34,7 +34,7 @@ class Answer:
     """The completions of one prompt as they grow."""
 
     request: Request
-    tokenise_s: float
+    tokenize_s: float
     spec: InferSpec
     token_texts: TokenTexts
     texts: list[str] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Answer:
         speed = written / stats.decode_s if stats.decode_s else 0.0
         return {
             "queued_s": round(stats.queued_s, 6),
-            "tokenise_s": round(self.tokenise_s, 6),
+            "tokenize_s": round(self.tokenize_s, 6),
             "vision_s": round(stats.vision_s, 6),
             "prefill_s": round(stats.prefill_s, 6),
             "decode_s": round(stats.decode_s, 6),

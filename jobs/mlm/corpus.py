@@ -282,7 +282,10 @@ def graph_corpus(cache: Path, recipe: Recipe) -> Corpus:
 def check_sources(option: str, data: Path) -> None:
     """Check that there is a Python file. Raises SpecError."""
     if not data.is_dir() or not find_sources(data):
-        raise SpecError(option, f"must be a folder of Python sources, got {str(data)!r}")
+        raise SpecError(
+            option,
+            f"must be a folder of Python sources (the objective mlm takes text), got {str(data)!r}",
+        )
 
 
 def _texts(modules: Iterable[Module]) -> Iterator[str]:

@@ -46,6 +46,7 @@ class MlmSpec(RecordsSpec, TrainingSpec):
     http: ClassVar[HttpMethod | None] = HttpMethod(
         type="mlm", training_file="data", builtin_data=STDLIB, harmless_text=("columns",)
     )
+    trains: ClassVar[str] = "masked model"
     judged_by: ClassVar[tuple[str, ...]] = (
         *("loss", "mlm_loss", "mnm_loss", "eval_mlm_loss", "eval_mnm_loss"),
         *("mlm_acc", "mnm_acc", "mlm_mrr", "mnm_mrr", "mlm_hits10", "mnm_hits10", "link_mrr"),
@@ -268,7 +269,8 @@ class MlmSpec(RecordsSpec, TrainingSpec):
         if self.architecture == CODE_GRAPH and self.objective == TEXT:
             raise SpecError(
                 "architecture",
-                f"must be a model folder or config.json for {TEXT}, got {CODE_GRAPH}",
+                f"must be a model folder or a config.json for the objective {TEXT} (or give model, "
+                f"to train that one), got {CODE_GRAPH}",
             )
         if self.tokenizer == "own" and self.architecture == CODE_GRAPH:
             raise SpecError("tokenizer", f"must be train or a folder for {CODE_GRAPH}, got 'own'")

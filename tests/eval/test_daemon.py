@@ -93,7 +93,7 @@ def test_nothing_is_queued_when_one_model_cannot_be(shared_daemon: Daemon):
     before = len(shared_daemon.client.jobs())
     done = warmd("eval", "tiny", "./nowhere", "--samples", "2", home=shared_daemon.home.path)
     assert done.is_refusal(2)
-    assert done.err.startswith("Error: model: must be a warm model")
+    assert done.err.startswith("Error: model: must be a model folder, got")
     assert len(shared_daemon.client.jobs()) == before
 
 
