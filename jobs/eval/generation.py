@@ -65,7 +65,7 @@ class Generation:
     def _room(self, prompt: Prompt) -> int:
         wanted = self._spec.max_tokens or _MAX_TOKENS
         config = self._warm.model.config.get_text_config()
-        limit = getattr(config, "max_position_embeddings", None)
+        limit: int | None = getattr(config, "max_position_embeddings", None)
         if limit is None:
             return wanted
         left = limit - len(prompt.ids)

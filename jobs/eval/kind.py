@@ -45,7 +45,8 @@ def run(spec: EvalSpec, ctx: Context) -> dict[str, Any]:
     rows = journal.rows
     metrics = metrics_of(rows)
     pairing = None if spec.against is None else _pairing(ctx, spec.against, rows)
-    ctx.emit("eval", n=len(rows), **{name: found.value for name, found in metrics.items()})
+    values: dict[str, Any] = {name: found.value for name, found in metrics.items()}
+    ctx.emit("eval", n=len(rows), **values)
     result = {
         "task": spec.task,
         "model": spec.model,

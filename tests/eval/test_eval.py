@@ -171,7 +171,7 @@ def log_likelihood(model: Any, context: str, continuation: str) -> float:
 
 
 def test_choices_are_compared_by_the_log_likelihoods_of_transformers(job, tmp_path, model):
-    records = [
+    records: list[dict[str, Any]] = [
         {"question": f"{n}+{n}?", "choices": [str(2 * n), "cat", "a b c"], "answer": answer}
         for n, answer in ((1, 0), (2, "cat"), (3, "C"))
     ]
