@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ...configs.labels import line_of
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, JobFailed, NotFound
 from ..shared.app import App, common_options, note
@@ -104,6 +105,8 @@ def _waits_for(job: dict[str, Any]) -> str:
         return "unpause"
     if job["status"] == "deferred":
         return ", ".join(job["after"])
+    if job["status"] == "queued" and job["position"] is None:
+        return line_of(job["needs"])  # set aside: no worker that could take it had these labels
     return render.clock(job["scheduled_at"]) if job["status"] == "scheduled" else ""
 
 

@@ -322,7 +322,7 @@ class Attempt:
 
     def _retry(self, reason: str, **fields: Any) -> bool:
         """Requeue a job that has failed, if it may be retried; return whether it may."""
-        retries_left = self.job.retries_left or 0
+        retries_left = self.started.retries_left
         if retries_left > 0:
             self._log_event(
                 "requeued", reason=f"{reason}, will be tried again", retries_left=retries_left
