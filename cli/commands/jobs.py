@@ -236,7 +236,7 @@ def show(app: App, job: str | None, has_source: bool) -> None:
     hidden = ("step", "paused", "rows_done", "rows_total")
     shown = {}
     for name, value in found.items():
-        if value is None or value == [] or name in hidden:
+        if value in (None, [], {}) or name in hidden:
             continue
         if name in _TIMES:
             shown[name.removesuffix("_at")] = render.moment(value)
@@ -253,7 +253,8 @@ def show(app: App, job: str | None, has_source: bool) -> None:
         elif name == "notes":
             shown |= {f"note {i}": _remark(note) for i, note in enumerate(value, 1)}
         else:
-            text = ", ".join(value) if isinstance(value, list) else value
+            text = line_of(value) if name == "needs" else value
+            text = ", ".join(value) if isinstance(value, list) else text
             shown[name] = render.one_line(text)
     if found["rows_total"]:
         shown["records"] = f"{found['rows_done']}/{found['rows_total']}"

@@ -329,7 +329,7 @@ class JobOutcome(Message, op="outcome"):
     job: str
     outcome: str  # finished, stopped or failed
     result: dict[str, Any] | None = None  # of one that finished
-    reason: str = ""  # of one that stopped, as in StopJob
+    reason: str = ""  # of one that stopped: as in StopJob, or superseded
     error: str = ""  # of one that failed
     is_logged: bool = True  # whether its last event has been written
 

@@ -12,6 +12,8 @@ import redis
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.retry import Retry
 
+from .clients import client
+
 _RETRIES = 10  # of a failed command, in about 3 s: redis-py's default
 
 # The function name in RQ's record of a job; jobs with another one are refused. It is never
@@ -124,7 +126,7 @@ def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
     redis-py retries a failed command up to ten times. Blocking commands must block for less than
     the timeout.
     """
-    return redis.Redis.from_url(
+    return client(
         url,
         socket_connect_timeout=timeout_s,
         socket_timeout=timeout_s,

@@ -12,6 +12,7 @@ import redis
 
 from . import keys
 from .jobs import JobStore
+from .rq_workers import WorkerState
 from .workers import WorkerRegistry
 
 LEASE_S = 15.0  # after this time without renewal, other daemons requeue the worker's jobs
@@ -33,6 +34,7 @@ class Lease:
 
     def __init__(self, url: str, worker: str, queue: str, *, length_s: float) -> None:
         self.renewed_at: float | None = None  # by `clock`: start of the last renewal
+        self.state = WorkerState()  # for RQ's tools; replaced by the worker's main thread
         self._worker = worker
         self._queue = queue
         self._length_s = length_s
@@ -67,7 +69,9 @@ class Lease:
             sent = clock()
             pause_s = self._pause_s
             try:
-                self._roster.register(self._worker, self._queue, lease_s=self._length_s)
+                self._roster.register(
+                    self._worker, self._queue, lease_s=self._length_s, state=self.state
+                )
                 self.renewed_at = sent
             except redis.RedisError:
                 pause_s = _RETRY_S

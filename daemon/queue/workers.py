@@ -13,8 +13,9 @@ from rq.executions import Execution
 from rq.registry import StartedJobRegistry
 
 from ...configs.queues import QUEUES
-from . import keys
+from . import keys, rq_workers
 from .jobs import JobStore
+from .rq_workers import WorkerState
 
 
 class _Claim(NamedTuple):
@@ -47,7 +48,14 @@ class WorkerRegistry:
         silent = self._without_lease(workers)
         return {name: queue for name, queue in workers.items() if name in silent}
 
-    def register(self, worker: str, queue: str, *, lease_s: float) -> None:
+    def register(
+        self,
+        worker: str,
+        queue: str,
+        *,
+        lease_s: float,
+        state: WorkerState = WorkerState(),  # noqa: B008 - frozen
+    ) -> None:
         """Renew the worker's lease and register it, so that its death is noticed.
 
         It is registered at every renewal: another daemon may have called `requeue_orphans` while
@@ -57,6 +65,7 @@ class WorkerRegistry:
         with self._connection.pipeline() as pipeline:
             pipeline.set(keys.lease(worker), 1, px=int(lease_s * 1000))
             pipeline.hset(keys.WORKERS, worker, queue)
+            rq_workers.record(pipeline, worker, queue, state, lease_s=lease_s)
             pipeline.execute()
 
     def taken(self, worker: str) -> list[bytes]:
@@ -87,7 +96,10 @@ class WorkerRegistry:
         call is repeated.
         """
         returned = self.reclaim(worker, queue)
-        self._connection.hdel(keys.WORKERS, worker)
+        with self._connection.pipeline() as pipeline:
+            pipeline.hdel(keys.WORKERS, worker)
+            rq_workers.forget(pipeline, worker, queue)
+            pipeline.execute()
         return returned
 
     def requeue_unregistered(self) -> list[str]:

@@ -14,6 +14,7 @@ import select
 import signal
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from ..queue import keys
 from ..queue.jobs import JobStore
 from ..queue.lease import RENEWALS, Lease, clock
 from ..queue.mailbox import Mailbox
+from ..queue.rq_workers import WorkerState
 from ..queue.stream import StreamWriter
 from ..queue.workers import WorkerRegistry
 from ..runs.rundir import SCHEMA
@@ -97,6 +99,7 @@ class Worker:
         self._labels = {**labels, SCHEMA_LABEL: str(SCHEMA)}
         self._max_jobs = max_jobs
         self._num_taken = 0
+        self._num_ended: Counter[str] = Counter()  # by how they ended
         self._reported = JobsHeld([], 0)
         self._may_take = True  # as of the latest look: workers are not suspended
         self._met: list[str] = []  # needs for which jobs may be set aside, met by the labels
@@ -151,7 +154,13 @@ class Worker:
         return self.closing and is_idle and self._down_since is None
 
     def _report_jobs(self) -> None:
-        """Report to the supervisor which jobs it holds, if that has changed."""
+        """Report to the supervisor, and to RQ's records, which jobs it holds."""
+        self._lease.state = WorkerState(
+            job=self.attempts[0].job.id if self.attempts else None,
+            is_suspended=not self._may_take,
+            finished=self._num_ended["finished"],
+            failed=self._num_ended["failed"],
+        )
         held = [attempt.job.id for attempt in self.attempts[:_MOST_REPORTED]]
         now = JobsHeld(held, self._num_taken)
         if now != self._reported:
@@ -187,6 +196,7 @@ class Worker:
             if attempt.settle is not None:
                 attempt.settle()
                 self.attempts.remove(attempt)
+                self._num_ended[attempt.ended or "other"] += 1
         now = time.monotonic()
         if self._mailbox.has_control_request() or now - self._checked > _TICK_S:
             self._checked = now
