@@ -21,6 +21,7 @@ from ...jobs.errors import SpecError
 from ...jobs.spec import GROUPS, OptionInfo
 from ...jobs.training.options import TrainingSpec
 from ..shared.app import App, common_options, note
+from ..shared.grouped import GroupedCommand, GroupedOption
 from ..shared.job_argument import complete_job
 from ..view import render
 from ..view.times import parse_duration, parse_time
@@ -29,29 +30,6 @@ if TYPE_CHECKING:
     from ...daemon.client.client import Client
     from ...daemon.client.submitting import Template
     from ...jobs.spec import OptionInfo, Spec
-
-
-class GroupedOption(click.Option):
-    """An option that `--help` lists under the heading of its group."""
-
-    def __init__(self, *args: Any, heading: str = "Queueing", **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.heading = heading
-
-
-class GroupedCommand(click.Command):
-    """A command whose `--help` lists its options by group, in the order of its parameters."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                heading = getattr(parameter, "heading", "Other options")
-                sections.setdefault(heading, []).append(record)
-        for heading, records in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
 
 
 class KindGroup(click.Group):
