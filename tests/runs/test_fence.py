@@ -28,7 +28,7 @@ def test_a_late_writer_commits_neither_a_checkpoint_nor_a_result(rundir):
     first.claim()
     commit(rundir, first, 1)
     second.claim()
-    with pytest.raises(Superseded, match="execution 1 of .* superseded by execution 2"):
+    with pytest.raises(Superseded, match=r"execution 1 of .* superseded by execution 2"):
         commit(rundir, first, 2)
     with pytest.raises(Superseded):
         rundir.write_result({"steps": 2}, revision=1, fence=first)
@@ -44,13 +44,13 @@ def test_a_late_writer_commits_neither_a_checkpoint_nor_a_result(rundir):
 
 
 def test_a_writer_that_is_superseded_while_it_writes_leaves_no_checkpoint(rundir):
-    first = Fence(rundir.path, 1)
-    with (
-        pytest.raises(Superseded),
-        Checkpoints(rundir.checkpoints, fence=first).commit(4) as staging,
-    ):
-        (staging.path / "weights").write_bytes(b"w")
-        Fence(rundir.path, 2).claim()
+    def commit_late() -> None:
+        with Checkpoints(rundir.checkpoints, fence=Fence(rundir.path, 1)).commit(4) as staging:
+            (staging.path / "weights").write_bytes(b"w")
+            Fence(rundir.path, 2).claim()
+
+    with pytest.raises(Superseded):
+        commit_late()
     assert list(rundir.checkpoints.iterdir()) == []
 
 
