@@ -52,6 +52,7 @@ from .preparation import prepare
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.25  # maximum duration of one wait; messages end it earlier
+_LOOK_S = 1.0  # between two looks for jobs that were set aside
 _RETRY_S = 0.02  # the same while a job waits for a zygote
 _RECONNECT_S = 0.2  # minimum time between two attempts to reach Redis
 _MOST_REPORTED = 32  # jobs in one report: a longer one is not written as a whole
@@ -252,9 +253,9 @@ class Worker:
             self._mailbox.wait_for_job()
 
     def _look(self) -> bool:
-        """Return whether jobs may be taken; a few times per second, look what there is."""
+        """Return whether jobs may be taken; once per second, look for those that were set aside."""
         now = time.monotonic()
-        if now - self._looked > _TICK_S:
+        if now - self._looked > _LOOK_S:
             self._looked = now
             may_take, self._met = self.store.offers(self.config.queue, self._labels)
             if may_take != self._may_take:

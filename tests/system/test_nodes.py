@@ -9,8 +9,10 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from clusters import Cluster, cluster, kill_tree, other_version, signal_tree
+from daemons import gone
 from waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -114,7 +116,7 @@ def test_another_node_resumes_the_jobs_of_one_that_lost_its_power_and_leads_in_i
     assert silent.state == "silent"
 
 
-def test_a_node_that_was_suspended_for_longer_than_its_lease_writes_nothing_more(
+def test_a_horse_that_was_suspended_for_longer_than_the_lease_writes_nothing_more(
     machines: Cluster,
 ):
     first = machines.node("first", "--queues", "train")
@@ -129,8 +131,13 @@ def test_a_node_that_was_suspended_for_longer_than_its_lease_writes_nothing_more
     assert (job["status"], job["execution"]) == ("finished", 2)
     result = (machines.runs / job_id / "result.json").read_bytes()
     saved = sorted(path.name for path in (machines.runs / job_id / "checkpoints").iterdir())
+    # Its worker would kill it: the late writer is to meet the fence alone.
+    horse = psutil.Process(machines.events(job_id, "started")[0]["pid"])
+    horse.resume()
+    wait_until(lambda: gone(horse), timeout_s=30)
+    assert "superseded by execution 2" in (machines.runs / job_id / "log.txt").read_text()
     signal_tree(first, signal.SIGCONT)
-    wait_until(lambda: "superseded" in machines.log("first"), timeout_s=30)
+    machines.wait_ready("first")
     assert (machines.runs / job_id / "result.json").read_bytes() == result
     left = sorted(path.name for path in (machines.runs / job_id / "checkpoints").iterdir())
     assert left == saved
@@ -141,14 +148,14 @@ def test_a_node_that_was_suspended_for_longer_than_its_lease_writes_nothing_more
 def test_a_rolling_upgrade_of_three_nodes_under_jobs_loses_nothing(machines: Cluster):
     later = other_version(machines.folder, "9.9.9", schema=2)
     names = ("first", "second", "third")
-    old = {name: machines.node(name, "--queues", "train") for name in names}
-    machines.wait_ready(*names)
-    jobs = [machines.submit(epochs=4) for _ in range(9)]
     # A job of the later version: nodes of the earlier one refuse it.
     job_id = machines.submit()
     spec = machines.runs / job_id / "spec.json"
     spec.write_text(spec.read_text().replace('"schema": 1', '"schema": 2'))
     machines.client.connection.hset(f"rq:job:{job_id}", "warmd_needs", "schema=2")
+    old = {name: machines.node(name, "--queues", "train") for name in names}
+    machines.wait_ready(*names)
+    jobs = [machines.submit(epochs=4) for _ in range(9)]
     for name, process in old.items():
         machines.client.drain(machines.name_of(name))
         assert process.wait(120) == 0
