@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +15,7 @@ from ...configs.queues import QUEUES
 from ...configs.values import ConfigError, choice
 from ..shared.app import App, common_options, note
 from ..view import render
+from .control import stage_line
 
 if TYPE_CHECKING:
     from ...configs.config import DaemonConfig
@@ -155,7 +156,17 @@ def _config(app: App, config_file: Path | None, given: dict[str, Any]) -> Daemon
 def _run(config: DaemonConfig) -> int:
     from ...daemon.supervise.guardian import guard
 
-    return guard(config, report=lambda message: None, foreground=True)
+    return guard(config, report=_report, foreground=True)
+
+
+def _report(message: object) -> None:
+    """Show the progress of the start: libraries and models take seconds."""
+    if is_dataclass(message) and not isinstance(message, type):
+        fields = {name: value for name, value in asdict(message).items() if value is not None}
+        if "stage" in fields:
+            note(stage_line(fields) if fields["done"] else f"{stage_line(fields)} …")
+        elif "pid" in fields:
+            note("ready")
 
 
 @click.command()

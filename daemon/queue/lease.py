@@ -9,6 +9,7 @@ import threading
 import time
 
 import redis
+from redis.backoff import EqualJitterBackoff
 
 from . import keys
 from .jobs import JobStore
@@ -19,7 +20,8 @@ LEASE_S = 15.0  # after this time without renewal, other daemons requeue the wor
 
 RENEWALS = 7  # per lease; a renewal that takes longer than its share has failed
 _USABLE = 2 / 3  # of a lease; in the rest of it horses end, before others take their jobs
-_RETRY_S = 0.2  # between two attempts to reach Redis
+# Between attempts to reach Redis: growing, and at random, as many workers lose it at once.
+_BACKOFF = EqualJitterBackoff(cap=1.0, base=0.2)
 
 
 def clock() -> float:
@@ -65,6 +67,7 @@ class Lease:
         return self._length_s * _USABLE
 
     def _run(self) -> None:
+        failures = 0  # in a row
         while not self._is_ending:
             sent = clock()
             pause_s = self._pause_s
@@ -73,7 +76,9 @@ class Lease:
                     self._worker, self._queue, lease_s=self._length_s, state=self.state
                 )
                 self.renewed_at = sent
+                failures = 0
             except redis.RedisError:
-                pause_s = _RETRY_S
+                pause_s = _BACKOFF.compute(failures)
+                failures += 1
             self._wake.wait(pause_s)
             self._wake.clear()
