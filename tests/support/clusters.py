@@ -79,12 +79,21 @@ class Cluster:
         return home
 
     def node(
-        self, name: str, *options: str, command: str = "node", source: Path | None = None
+        self,
+        name: str,
+        *options: str,
+        command: str = "node",
+        source: Path | None = None,
+        port: int | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start `warmd node` or `warmd gateway`; `source`: a folder with another version."""
+        """Start `warmd node` or `warmd gateway`.
+
+        `source`: a folder with another version. `port`: of a proxy to Redis.
+        """
         workers = "train-0=train,threads=1;infer-0=infer,isolation=resident,slots=4,threads=1"
         environ = {n: text for n, text in os.environ.items() if not n.startswith("WARMD_")}
-        environ |= {"WARMD_HOME": str(self.home(name).path), "WARMD_REDIS_URL": self.url}
+        url = f"redis://127.0.0.1:{port or self.port}/0"
+        environ |= {"WARMD_HOME": str(self.home(name).path), "WARMD_REDIS_URL": url}
         environ |= {"WARMD_WORKERS": workers, "WARMD_MODELS": f"tiny={self.model}"}
         if source is not None:
             environ["PYTHONPATH"] = str(source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import urllib.error
@@ -13,6 +14,7 @@ import psutil
 import pytest
 from clusters import Cluster, cluster, kill_tree, other_version, signal_tree
 from daemons import gone
+from hanging_proxy import HangingProxy
 from waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -143,6 +145,26 @@ def test_a_horse_that_was_suspended_for_longer_than_the_lease_writes_nothing_mor
     assert left == saved
     assert is_exact(machines, job_id)
     assert machines.client.job(job_id)["status"] == "finished"
+
+
+def test_a_node_that_is_cut_off_ends_its_jobs_before_another_takes_them(machines: Cluster):
+    with contextlib.closing(HangingProxy(machines.port)) as network:
+        machines.node("first", "--queues", "train", port=network.port)
+        machines.wait_ready("first")
+        job_id = machines.submit(epochs=60)
+        wait_until(lambda: len(machines.events(job_id, "checkpoint")) >= 2, timeout_s=60)
+        horse = psutil.Process(machines.events(job_id, "started")[0]["pid"])
+        network.hang()
+        machines.node("second", "--queues", "train")
+        wait_until(lambda: gone(horse), timeout_s=30)
+        assert machines.client.job(job_id)["execution"] == 1
+        wait_until(lambda: machines.client.job(job_id)["execution"] == 2, timeout_s=60)
+        network.go_on()
+        done = machines.wait(job_id, timeout_s=120)
+        assert (done["status"], done["execution"]) == ("finished", 2)
+        assert is_exact(machines, job_id)
+        machines.wait_ready("first", "second")
+        assert "could not renew its lease" in machines.log("first")
 
 
 def test_a_rolling_upgrade_of_three_nodes_under_jobs_loses_nothing(machines: Cluster):
