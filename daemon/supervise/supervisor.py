@@ -48,7 +48,7 @@ from ..queue.lease import LEASE_S
 from ..runs.rundir import remove_stale_staging
 from .children import MAX_QUICK_KILLS, Child, GatewayChild, OptionalChild, WorkerChild
 from .control_server import ControlServer
-from .membership import Membership, load_of
+from .membership import Membership
 from .orphans import Orphans
 from .redis_server import EmbeddedRedis, check_redis, find_binary
 from .retention import Retention
@@ -85,7 +85,6 @@ class Supervisor:
         self.connection = keys.connect_once(self.url, timeout_s=_REDIS_TIMEOUT_S)
         self.is_redis_down = False  # as of the last command
         self.store = JobStore(self.connection)
-        self.node = Membership(self.store, config, self.home)
         self._orphans = Orphans(self.store, self.home)
         self._due = DueJobs(self.store)
         self._checked_at = time.monotonic()  # heartbeats of the children
@@ -98,6 +97,7 @@ class Supervisor:
         )
         self.zygote = Child("zygote")
         self.workers = [WorkerChild(worker) for worker in config.workers]
+        self.node = Membership(self.store, config, self.home, self.workers)
         self.gateway = GatewayChild()
         self.notifier = OptionalChild("notify")
         self.warm_set = WarmSet(self.home, config.models, flags.run_id)
@@ -186,16 +186,12 @@ class Supervisor:
 
     def _take_part(self) -> None:
         """Be a node among others: send heartbeats, lead if elected, leave if it is time to."""
-        held = [(worker.held, worker.taken) for worker in self.workers]
-        self.node.update(load_of(held, is_ready=self.is_warm))
+        self.node.update(is_ready=self.is_warm)
         if self.node.election.is_leader():
             self._orphans.requeue_of_other_daemons()
             self._due.enqueue()
-        if self.node.leaving is not None:
-            for worker in self.workers:
-                worker.close()
-            if all(worker.process is None for worker in self.workers):
-                self.stop("drain")
+        if self.node.has_left():
+            self.stop("drain")
 
     def _handle_messages(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
@@ -315,15 +311,10 @@ class Supervisor:
                 is_shared=self.config.is_shared,
                 lease_s=LEASE_S,
                 labels=self.node.labels,
-                max_jobs=self._jobs_left(),
+                max_jobs=self.node.jobs_left,
             ),
             on_message=partial(self._on_worker_message, worker),
         )
-
-    def _jobs_left(self) -> int | None:
-        """How many more jobs the daemon may take."""
-        most = self.config.max_jobs
-        return None if most is None else max(most - sum(w.taken for w in self.workers), 1)
 
     # --- restarting -------------------------------------------------------------------------
 
@@ -364,16 +355,12 @@ class Supervisor:
     def _restart_worker(self, worker: WorkerChild) -> None:
         """Start a dead worker again, unless it has ended because the daemon leaves."""
         self._read_rest()
-        if self.node.leaving is not None or self._has_taken_all():
+        if self.node.leaving is not None or self.node.jobs_left == 0:
             log.info("%s: ended", worker.name)
             worker.process = None
         else:
             self._check_death(worker)
             self._start_worker(worker)
-
-    def _has_taken_all(self) -> bool:
-        most = self.config.max_jobs
-        return most is not None and sum(worker.taken for worker in self.workers) >= most
 
     def _read_rest(self) -> None:
         """Handle what a child that has died wrote before."""
