@@ -108,7 +108,8 @@ def _status(supervisor: Supervisor) -> dict[str, Any]:
     except Unavailable:
         state = "loading" if supervisor.zygote.is_ready else "starting"
         state = state if supervisor.workers else "none"
-        zygote = {"pid": supervisor.zygote.pid, "state": state, "models": [], "horses": []}
+        zygote = {"pid": supervisor.zygote.pid, "state": state, "models": []}
+        zygote |= {"horses": [], "standbys": []}
     return {
         "daemon": {
             "pid": os.getpid(),
