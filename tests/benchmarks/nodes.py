@@ -129,22 +129,25 @@ def one_worker(place: Workplace, number: int) -> None:
 
 
 def many(place: Workplace, number: int, seconds: float) -> None:
-    """All workers: first until the queue is empty, then idle."""
+    """All workers: first while jobs wait, then idle."""
     stopping = threading.Event()
     workers = [Simulated(place.redis.url, f"infer-0:{index:08x}:1") for index in range(number)]
     threads = [threading.Thread(target=worker.run, args=(stopping,)) for worker in workers]
-    waiting = place.connection.llen(place.store.queue(QUEUE).key)
+    queue = place.store.queue(QUEUE).key
+    waiting = place.connection.llen(queue)
     before, begun = commands(place), time.monotonic()
     for thread in (*threads, Leader(place, stopping)):
         thread.start()
-    while place.connection.llen(place.store.queue(QUEUE).key):
+    while time.monotonic() - begun < seconds and place.connection.llen(queue):
         time.sleep(0.05)
+    claimed = waiting - place.connection.llen(queue)
     took = time.monotonic() - begun
     rate = (commands(place) - before) / took
     latencies = [latency for worker in workers for latency in worker.latencies]
-    say(f"busy: {number} workers, {waiting / took:.0f} jobs/s, {rate:.0f} commands/s")
+    say(f"busy: {number} workers, {claimed / took:.0f} jobs/s, {rate:.0f} commands/s")
     say(f"busy, claim of a job: {percentiles(latencies)}")
-    time.sleep(1.0)
+    place.connection.delete(queue)
+    time.sleep(2.0)
     before = commands(place)
     time.sleep(seconds)
     rate = (commands(place) - before) / seconds
