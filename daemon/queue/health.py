@@ -53,4 +53,5 @@ def _setting(connection: redis.Redis, name: str) -> str | None:
         found: Any = connection.config_get(name)
     except redis.ResponseError:  # providers forbid it
         return None
-    return found.get(name)
+    text: str | None = found.get(name)
+    return text

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 from redis.client import Pipeline
 from rq.job import Job as Job, JobStatus as JobStatus
@@ -80,7 +81,7 @@ class JobStore(Executions, Pausing, Ordering):
         )
         job.retries_left, job.retry_intervals = _STRAY_RETRIES, [_STRAY_RETRY_S]
         job.enqueue_at_front = front
-        fields = {keys.FIELD_RETRIES: retries, keys.FIELD_NEEDS: _needs_line(needs)}
+        fields: dict[Any, Any] = {keys.FIELD_RETRIES: retries, keys.FIELD_NEEDS: _needs_line(needs)}
 
         def write(pipeline: Pipeline) -> None:
             if at is not None:
