@@ -2,7 +2,8 @@
 
 Each of its base classes has a module: `submitting`, `reading`, `steering` (cancel, kill, pause),
 `resuming`,
-`labeling`, `comparison`, `digest`, `removing` and `nodes`; `connection` has what they share.
+`labeling`, `comparison`, `digest`, `leaderboard`, `removing` and `nodes`; `connection` has what they
+share.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 from .comparison import Comparing
 from .digest import Digesting
 from .labeling import Labeling
+from .leaderboard import Ranking
 from .nodes import Nodes
 from .removing import Removing
 from .resuming import Resuming
 from .submitting import Submitting
 
 
-class Client(Submitting, Digesting, Resuming, Labeling, Comparing, Removing, Nodes):
+class Client(Submitting, Digesting, Resuming, Labeling, Comparing, Ranking, Removing, Nodes):
     """The jobs of one home."""
