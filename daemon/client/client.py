@@ -1,9 +1,8 @@
 """The client: everything that users of the queue do with jobs. Imports no torch.
 
 Each of its base classes has a module: `submitting`, `reading`, `steering` (cancel, kill, pause),
-`resuming`,
-`labeling`, `comparison`, `digest`, `leaderboard`, `removing` and `nodes`; `connection` has what they
-share.
+`resuming`, `labeling`, `comparison`, `digest`, `leaderboard`, `removing` and `nodes`; `connection`
+has what they share.
 """
 
 from __future__ import annotations
