@@ -9,16 +9,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...configs.labels import line_of, read_labels
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import SpecError
 from ...jobs.spec import GROUPS, OptionInfo
 from ..shared.app import App, common_options, note
+from ..shared.grouped import GroupedCommand, GroupedOption
 from ..shared.job_argument import complete_job
 from ..view import render
 from ..view.times import parse_duration, parse_time
@@ -27,29 +29,6 @@ if TYPE_CHECKING:
     from ...daemon.client.client import Client
     from ...daemon.client.submitting import Template
     from ...jobs.spec import OptionInfo, Spec
-
-
-class GroupedOption(click.Option):
-    """An option that `--help` lists under the heading of its group."""
-
-    def __init__(self, *args: Any, heading: str = "Queueing", **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.heading = heading
-
-
-class GroupedCommand(click.Command):
-    """A command whose `--help` lists its options by group, in the order of its parameters."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                heading = getattr(parameter, "heading", "Other options")
-                sections.setdefault(heading, []).append(record)
-        for heading, records in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
 
 
 class KindGroup(click.Group):
@@ -105,6 +84,7 @@ class _Request:
     name: str | None = None
     tags: tuple[str, ...] = ()
     init_from: str | None = None
+    needs: str | None = None
 
 
 def file_options() -> list[click.Option]:
@@ -161,6 +141,12 @@ def _request_options() -> list[click.Option]:
             ["--in", "in_"],
             metavar="DURATION",
             help="Delay before the job is queued: 90s, 15m, 1h30m or 2d.",
+        ),
+        GroupedOption(
+            ["--needs"],
+            metavar="LABELS",
+            help="Labels that the machine must have: gpu=h200,memory=40G (amounts: at least).  "
+            "[default: none]",
         ),
         GroupedOption(
             ["--retries"],
@@ -296,6 +282,8 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
     from ...daemon.runs.labels import Labels
 
     labels = Labels.parse(request.name, request.tags)
+    needs = read_labels("needs", request.needs)
+    at, delay_s = _start(request)
     client = app.client()
     base = None if request.like is None else client.template(request.like, kind)
     values = gathered(app, kind, given, request.config_file, request.settings, base=base)
@@ -315,7 +303,9 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         spec,
         front=request.front,
         after=request.after,
-        at=_start(request),
+        at=at,
+        delay_s=delay_s,
+        needs=needs,
         retries=request.retries,
         timeout_s=None if request.timeout is None else parse_duration("timeout", request.timeout),
         init=init,
@@ -325,6 +315,8 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         render.json_line(client.job(job_id))
     else:
         click.echo(job_id)
+    if needs:
+        _note_unmet(app, client, needs)
     if not request.wait:
         if sys.stderr.isatty():
             note(f"Follow it with: {app.command(f'tail {job_id}')}")
@@ -332,6 +324,16 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
     from .watch import follow
 
     return follow(app, client, job_id, sys.stderr)
+
+
+def _note_unmet(app: App, client: Client, needs: Mapping[str, str]) -> None:
+    """Say so when no machine has the labels that a job needs."""
+    missing = client.unmet_needs(needs)
+    if missing:
+        note(
+            f"No machine has {line_of(missing)} now: the job waits for one. "
+            f"See: {app.command('nodes')}"
+        )
 
 
 def gathered(
@@ -409,13 +411,14 @@ def _plan(client: Client, spec: Spec, checked: dict[str, Any]) -> dict[str, str]
     return found
 
 
-def _start(request: _Request) -> datetime | None:
-    now = datetime.now().astimezone()
+def _start(request: _Request) -> tuple[datetime | None, float | None]:
+    """Return when to queue the job: at a time, or after some seconds."""
     if request.at is not None and request.in_ is not None:
         raise SpecError("at", "must not be given together with --in")
     if request.in_ is not None:
-        return now + timedelta(seconds=parse_duration("in", request.in_))
-    return None if request.at is None else parse_time("at", request.at, now=now)
+        return None, parse_duration("in", request.in_)
+    now = datetime.now().astimezone()
+    return None if request.at is None else parse_time("at", request.at, now=now), None
 
 
 def _from_file(path: Path | None) -> dict[str, Any]:
