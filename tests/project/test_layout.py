@@ -119,6 +119,7 @@ ALLOWED = {
         "jobs.data",
         "jobs.files",
         "jobs.models",
+        "jobs.statistics",
         "jobs.user_code",
     ),
     "jobs.packing": (
