@@ -106,6 +106,11 @@ class _Request:
     name: str | None = None
     tags: tuple[str, ...] = ()
     init_from: str | None = None
+    sweep: tuple[str, ...] = ()
+    seeds: str | None = None
+    array: str | None = None
+    halving: str | None = None
+    metric: str | None = None
 
 
 def file_options() -> list[click.Option]:
@@ -189,6 +194,47 @@ def _request_options() -> list[click.Option]:
     ]
 
 
+def _sweep_options() -> list[click.Option]:
+    """The options that make several jobs of one submission."""
+    return [
+        GroupedOption(
+            ["--sweep"],
+            heading="Sweep",
+            multiple=True,
+            metavar="OPTION=VALUE,…",
+            help="Values of an option, each for jobs of its own; several options: all combinations "
+            "of their values.  [default: one job]",
+        ),
+        GroupedOption(
+            ["--seeds"],
+            heading="Sweep",
+            metavar="N",
+            help="Jobs per combination, with the seeds seed, seed + 1, …  [default: 1]",
+        ),
+        GroupedOption(
+            ["--array"],
+            heading="Sweep",
+            metavar="N",
+            help="Number of jobs with the seeds seed, seed + 1, …; {index} in text options is "
+            "replaced by 0, 1, …  [default: one job]",
+        ),
+        GroupedOption(
+            ["--halving"],
+            heading="Sweep",
+            metavar="N",
+            help="Successive halving: compare all combinations after a part of the steps, and "
+            "continue the best 1/N of them for N times as many.  [default: train all to the end]",
+        ),
+        GroupedOption(
+            ["--metric"],
+            heading="Sweep",
+            metavar="NAME",
+            help="Metric of the comparison: eval_NAME of held-out data, or one of the steps, by "
+            "its mean over the last tenth.  [default: reward or loss, held-out if there is data]",
+        ),
+    ]
+
+
 _INIT_FROM = GroupedOption(
     ["--init-from"],
     heading=GROUPS["model"],
@@ -202,7 +248,7 @@ def _kind_command(kind: str) -> click.Command:
     options = spec_class(kind).options()
     requests = _request_options()
     if issubclass(spec_class(kind), TrainingSpec):
-        requests.insert(0, _INIT_FROM)
+        requests = [_INIT_FROM, *_sweep_options(), *requests]
 
     argument = spec_class(kind).argument
     arguments = [] if argument is None else [argument_of(options[argument])]
@@ -232,7 +278,7 @@ def _like_command() -> click.Command:
     return click.command(
         _LIKE,
         cls=GroupedCommand,
-        params=[_INIT_FROM, *_request_options()],
+        params=[_INIT_FROM, *_sweep_options(), *_request_options()],
         help="Queue a job with the options of another; KIND is that of the other.",
     )(common_options(callback))
 
@@ -308,19 +354,28 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         init = client.weights(base.init_from)
     if init is not None:
         values["model"] = init.name
+    varied = _varied(values, request, spec_class(kind))
+    how: dict[str, Any] = {
+        "front": request.front,
+        "after": request.after,
+        "at": _start(request),
+        "retries": request.retries,
+        "timeout_s": (
+            None if request.timeout is None else parse_duration("timeout", request.timeout)
+        ),
+        "init": init,
+        "labels": labels,
+    }
+    if varied:
+        from .sweep import submit_sweep
+
+        return submit_sweep(
+            app, kind, values, varied, how, dry_run=request.dry_run, wait=request.wait
+        )
     spec = spec_class(kind).parse(values)
     if request.dry_run:
         return _dry_run(app, client, spec, client.check(spec, init=init))
-    job_id = client.submit(
-        spec,
-        front=request.front,
-        after=request.after,
-        at=_start(request),
-        retries=request.retries,
-        timeout_s=None if request.timeout is None else parse_duration("timeout", request.timeout),
-        init=init,
-        labels=labels,
-    )
+    job_id = client.submit(spec, **how)
     if app.as_json:
         render.json_line(client.job(job_id))
     else:
@@ -332,6 +387,18 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
     from .watch import follow
 
     return follow(app, client, job_id, sys.stderr)
+
+
+def _varied(values: dict[str, Any], request: _Request, spec: type[Spec]) -> dict[str, Any]:
+    """Take what describes a sweep out of the options of a job file; options take precedence."""
+    from ...daemon.sweeps.plan import KEYS
+
+    found = {name: values.pop(name) for name in KEYS if name in values}
+    given = {name: getattr(request, name) for name in KEYS}
+    found |= {name: value for name, value in given.items() if value not in (None, ())}
+    if found and not issubclass(spec, TrainingSpec):
+        raise SpecError(next(iter(found)), f"must be of a kind that trains, got {spec.kind}")
+    return found
 
 
 def gathered(

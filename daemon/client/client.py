@@ -1,19 +1,16 @@
 """The client: everything that users of the queue do with jobs. Imports no torch.
 
 Each of its base classes has a module: `submitting`, `reading`, `steering` (cancel, kill, pause),
-`resuming`,
-`labeling`, `comparison`, `digest` and `removing`; `connection` has what they share.
+`resuming`, `labeling`, `comparison`, `digest`, `removing` and `sweeping`; `connection` has what
+they share.
 """
 
 from __future__ import annotations
 
 from .comparison import Comparing
-from .digest import Digesting
 from .labeling import Labeling
-from .removing import Removing
-from .resuming import Resuming
-from .submitting import Submitting
+from .sweeping import Sweeping
 
 
-class Client(Submitting, Digesting, Resuming, Labeling, Comparing, Removing):
+class Client(Sweeping, Labeling, Comparing):
     """The jobs of one home."""

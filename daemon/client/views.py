@@ -125,6 +125,7 @@ def _view(
         "queue": job.origin,
         "model": document.get("spec", {}).get("model"),
         "init_from": document.get("init_from"),
+        "sweep": document.get("sweep"),
         "step": _step(recent),
         "steps_total": steps_total,
         "rows_done": estimate.rows_done,

@@ -291,6 +291,7 @@ def _run(
         pause=control.pause,
         working=activity.working,
         stop_at=document.get("stop_at"),
+        eval_at_stop=bool(document.get("eval_at_stop")),
         queued_s=waited,
     )
     run = run_function(document["kind"])

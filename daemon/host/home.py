@@ -7,6 +7,7 @@ HOME/
   models.json        the warm models
   notify.json        the events that were notified of
   runs/JOB/          run directories
+  sweeps/SWEEP/      sweeps: which jobs belong to them, and what was decided
   cache/             data shared by jobs, such as tokenized corpora
   server/            append-only file of the embedded Redis
   logs/              rotated logs
@@ -50,6 +51,11 @@ class Home:
     def runs(self) -> Path:
         """The folder of run directories."""
         return self.path / "runs"
+
+    @property
+    def sweeps(self) -> Path:
+        """The folder of sweeps."""
+        return self.path / "sweeps"
 
     @property
     def logs(self) -> Path:

@@ -35,6 +35,7 @@ from ..host.messages import (
     Message,
     ModelsLoaded,
     NotifierSettings,
+    SweepSettings,
     WantedModel,
     WorkerSettings,
     ZygoteSettings,
@@ -45,6 +46,7 @@ from ..queue.due import DueJobs
 from ..queue.jobs import JobStore
 from ..queue.lease import LEASE_S
 from ..runs.rundir import remove_stale_staging
+from ..sweeps import folder as sweeps
 from .children import MAX_QUICK_KILLS, Child, GatewayChild, OptionalChild, WorkerChild
 from .control_server import ControlServer
 from .orphans import Orphans
@@ -97,6 +99,7 @@ class Supervisor:
         self.workers = [WorkerChild(worker) for worker in config.workers]
         self.gateway = GatewayChild()
         self.notifier = OptionalChild("notify")
+        self.sweeps = OptionalChild("sweeps")
         self.warm_set = WarmSet(self.home, config.models, flags.run_id)
         self._selector = selectors.DefaultSelector()
         self.is_warm = False
@@ -119,6 +122,7 @@ class Supervisor:
                 self._start_zygote()
                 self._start_gateway_if_due()
                 self._start_notifier_if_due()
+                sweeps.finish_removals(self.home)
                 self._retention.start()
                 while self.stopping is None:
                     self._tick()
@@ -169,6 +173,7 @@ class Supervisor:
             if self.is_warm:
                 self._orphans.requeue_of_other_daemons()
                 self._due.enqueue()
+                self._start_sweeps_if_due()
             self.is_redis_down = False
         except redis.RedisError as error:
             self.is_redis_down = True
@@ -275,6 +280,16 @@ class Supervisor:
                 on_message=lambda _: None,
             )
 
+    def _start_sweeps_if_due(self) -> None:
+        if self.sweeps.must_start() and sweeps.active(self.home):
+            self.sweeps.start(
+                self._selector,
+                "warmd.daemon.sweeps",
+                self.home,
+                SweepSettings(self.url),
+                on_message=lambda _: None,
+            )
+
     def _start_worker(self, worker: WorkerChild) -> None:
         worker.redis_name = f"{worker.name}:{self.home.key}:{secrets.token_hex(3)}"
         worker.start(
@@ -360,7 +375,7 @@ class Supervisor:
             if worker.process.poll() is None:
                 worker.process.kill()
                 worker.process.wait()
-        for child in (self.zygote, self.gateway, self.notifier):
+        for child in (self.zygote, self.gateway, self.notifier, self.sweeps):
             if child.process is not None:
                 child.process.kill()
                 child.process.wait()

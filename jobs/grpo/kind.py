@@ -60,6 +60,7 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     with _reward_process(spec, functions, prompts + eval_prompts) as process:
         log = _reward_log(spec, ctx, checkpoint)
         trainer = _trainer(spec, ctx, warm, config, prompts, functions, data, process, log)
+        trainer.held_out = eval_prompts
         seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
         gemm = recorded_choice(ctx.run_dir / "gemm", ctx.device)
         _announce(spec, ctx, trainer, checkpoint, gemm, seconds)
@@ -67,9 +68,9 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         with fast_kernels(onednn=gemm == ONEDNN):
             if checkpoint is None and eval_prompts:
                 trainer.check_weights()
-                trainer.reward_before = _evaluate(ctx, trainer, eval_prompts, "before")
+                trainer.reward_before = trainer.evaluate("before")
             trainer.train_to_end(checkpoint)
-            reward_after = _evaluate(ctx, trainer, eval_prompts, "after") if eval_prompts else None
+            reward_after = trainer.evaluate("after") if eval_prompts else None
     trainer.save_final_model(ctx.run_dir / "model")
     return {
         "steps": trainer.state.global_step,
@@ -244,9 +245,3 @@ def _announce(
         **compute_summary(ctx.device),
         **seconds,
     )
-
-
-def _evaluate(ctx: Context, trainer: GroupTrainer, prompts: Sequence[Prompt], phase: str) -> float:
-    reward = trainer.mean_reward(prompts)
-    ctx.emit("eval", step=trainer.state.global_step, phase=phase, reward=reward, n=len(prompts))
-    return reward

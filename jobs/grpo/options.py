@@ -60,6 +60,7 @@ class GrpoSpec(RecordsSpec, TrainingSpec, SamplingSpec, LossSpec):
     )
     changeable: ClassVar[tuple[str, ...]] = (*TrainingSpec.changeable, "log_completions")
     judged_by: ClassVar[tuple[str, ...]] = ("loss", "reward", "kl")
+    compared_by: ClassVar[tuple[str, str]] = ("eval_reward", "reward")
     # Advantages have a magnitude of about 1, so the loss varies around 0. A diverging policy has a
     # larger loss, a large KL from the reference (nats), or a high entropy.
     watched: ClassVar[Mapping[str, float]] = {"loss": 1.0, "kl": 1.0, "entropy": 1.0}
@@ -257,6 +258,11 @@ class GrpoSpec(RecordsSpec, TrainingSpec, SamplingSpec, LossSpec):
     log_completions: int = option(
         2, "completions in each step event", group="evaluation", minimum=0, maximum=1000
     )
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there are held-out prompts."""
+        return self.eval_dataset is not None or self.eval_samples > 0
 
     @property
     def steps_total(self) -> int:

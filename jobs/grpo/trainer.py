@@ -86,6 +86,7 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         self.rewards = rewards
         self.data = dict(data)
         self._prompts = list(prompts)
+        self.held_out: Sequence[Prompt] = ()
         self._has_own_rewards = any(
             isinstance(reward, PositionalReward | KeywordReward) for reward in rewards.values()
         )
@@ -355,6 +356,17 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         return fields
 
     # Evaluation.
+
+    def evaluate(self, phase: str) -> float:
+        """Measure the mean reward on the held-out prompts, emit the event and return it."""
+        reward = self.mean_reward(self.held_out)
+        step = self.state.global_step
+        self.job.emit("eval", step=step, phase=phase, reward=reward, n=len(self.held_out))
+        return reward
+
+    def evaluate_at_stop(self) -> None:
+        if self.held_out:
+            self.evaluate("during")
 
     def mean_reward(self, prompts: Sequence[Prompt]) -> float:
         """Return the mean reward of one sampled completion per prompt.
