@@ -29,31 +29,16 @@ def rm(app: App, jobs: tuple[str, ...]) -> None:
     A sweep is removed with all its jobs. All of them or none: a job that runs or waits, or that
     another job still needs, is refused.
     """
-    from ...daemon.client.removing import refuse_removal
-
     client = app.client()
     freed = client.finish_removals()  # of a call that was killed
     ids = [client.find_any(job) for job in jobs if not any(half.startswith(job) for half in freed)]
-    needed = client.needed()
-    each = [one for job_id in ids for one in _jobs_of(client, job_id)]
-    for job_id in each:
-        needed_by = [one for one in needed.get(job_id, ()) if one not in each]
-        refuse_removal(client.job(job_id), needed_by)
+    client.check_removal(ids)
     for half, num_bytes in freed.items():
         _show(app, half, num_bytes, is_removed=True)
     for job_id in dict.fromkeys(ids):
         freed[job_id] = client.remove(job_id)
         _show(app, job_id, freed[job_id], is_removed=True)
     _sum_up(freed, is_removed=True)
-
-
-def _jobs_of(client: Client, job_id: str) -> list[str]:
-    """The job itself, or those jobs of a sweep that are still there."""
-    from ...daemon.sweeps.folder import is_sweep_id
-
-    if not is_sweep_id(job_id):
-        return [job_id]
-    return [job["id"] for job in client.several(client.sweep_members(job_id))]
 
 
 @click.command()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -31,7 +32,7 @@ from ..sweeps.plan import SweepOptions
 from . import sweep_views
 from .connection import needs_redis
 from .digest import Digesting
-from .removing import Removing
+from .removing import Removing, refuse_removal
 from .resuming import Resuming
 from .submitting import Submitting
 
@@ -145,7 +146,9 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
             "retries": retries,
             "timeout_s": timeout_s,
         }
-        sweep = Sweep(**{**sweep.__dict__, "origin": origin, "queueing": queueing})
+        sweep = replace(sweep, origin=origin, queueing=queueing)
+        if origin == "http":  # no folder to import from: a request must not name code
+            sweep = replace(sweep, document={**sweep.document, "python_path": []})
         with SweepFolder.creating(self.home, sweep, state) as staging:
             if init is not None:
                 weights.link(init, staging / "init")
@@ -277,14 +280,28 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
                 files |= dict.fromkeys(super().changed_sources(member_id))
         return list(files)
 
+    def check_removal(self, ids: Sequence[str]) -> None:
+        """Raise Conflict for a job, or a job of a sweep, that runs, waits or is needed by others.
+
+        Those that are removed together may need each other.
+        """
+        jobs = []
+        for one in ids:
+            if sweeps.is_sweep_id(one):
+                jobs += self.several(self.sweep_members(one))
+            else:
+                jobs.append(self.job(one))
+        removed = {job["id"] for job in jobs}
+        needed = self.needed()
+        for job in jobs:
+            refuse_removal(job, [one for one in needed.get(job["id"], ()) if one not in removed])
+
     def remove(self, job_id: str) -> int:
         """Remove an ended job, or a sweep with all its jobs; return the bytes freed."""
         if not sweeps.is_sweep_id(job_id):
             return super().remove(job_id)
+        self.check_removal([job_id])
         folder, _, state = self._sweep(job_id)
-        for job in self._jobs_of(state).values():
-            if job["status"] not in (*(status.value for status in ENDED), "unregistered"):
-                raise Conflict(f"job: {job['id']} is {job['status']}: cancel {job_id} first")
         with folder.changing():
             folder.update(phase=CANCELED)
         freed = sum(super(Sweeping, self).remove(member.id) for member in state.members)

@@ -33,16 +33,23 @@ def advance(store: JobStore, runs: Path, folder: SweepFolder) -> None:
             return
         if state.decisions:
             _extend(store, runs, sweep, state)
-        if len(state.decisions) == len(sweep.rungs) - 1:
-            folder.set_active(False)
-            return
-        members = state.members_of(state.kept)
-        jobs = store.fetch_many([member.id for member in members])
-        if all(job is None or job.get_status(refresh=False) in ENDED for job in jobs):
+        if _has_rung(sweep, state) and _have_ended(store, state):
             decision = _decide(runs, sweep, state)
             state = folder.update(decisions=[*state.decisions, decision])
             log.info("%s: step %d: %s continue", sweep.id, decision.step, _kept(state))
             _extend(store, runs, sweep, state)
+        folder.set_active(_has_rung(sweep, state))
+
+
+def _has_rung(sweep: Sweep, state: State) -> bool:
+    """Whether there is another decision to be made."""
+    return len(state.decisions) < len(sweep.rungs) - 1 and bool(state.kept)
+
+
+def _have_ended(store: JobStore, state: State) -> bool:
+    """Whether all members of the kept points have ended, or were removed."""
+    jobs = store.fetch_many([member.id for member in state.members_of(state.kept)])
+    return all(job is None or job.get_status(refresh=False) in ENDED for job in jobs)
 
 
 def _decide(runs: Path, sweep: Sweep, state: State) -> Decision:

@@ -6,6 +6,7 @@ the lock of the sweep.
 
 from __future__ import annotations
 
+import shutil
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,11 @@ def _submit(
     rundir = RunDir.ensure(runs, member.id, document_of(sweep, member))
     name = None if sweep.name is None else f"{sweep.name}/{number}"
     labels.write(rundir, Labels(name=name, tags=(*sweep.tags, sweep.id)))
-    options = rundir.read_spec()["spec"]
-    source.record_submission(rundir, options, Path(sweep.document["python_path"][0]))
+    for folder_submitted_from in sweep.document["python_path"]:
+        source.record_submission(rundir, rundir.read_spec()["spec"], Path(folder_submitted_from))
     if folder.init.is_dir():
         own = rundir.path / "init"
+        shutil.rmtree(own, ignore_errors=True)  # of a process that was killed
         weights.link(Weights(sweep.document["init_from"], folder.init), own)
         # Models are identified by name: see Submitting.submit.
         rundir.annotate(model=ModelConfig(name=f"{member.id}:init", path=str(own)).__dict__)
