@@ -57,8 +57,9 @@ def _t_quantile(degrees: int) -> float:
     """Return the quantile; beyond the table by its expansion (Abramowitz & Stegun, 26.7.5)."""
     if degrees <= len(_T):
         return _T[degrees - 1]
-    z = _Z
-    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+    z, cubed = _Z, _Z * _Z * _Z
+    second = 5 * cubed * z * z + 16 * cubed + 3 * z
+    return z + (cubed + z) / (4 * degrees) + second / (96 * degrees * degrees)
 
 
 def mcnemar(gained: int, lost: int) -> float:

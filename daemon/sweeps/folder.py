@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -151,7 +151,8 @@ class SweepFolder:
         document = self._load("sweep.json")
         if document.get("schema") != SCHEMA:
             raise Conflict(f"{self.path}: written by another version of warmd")
-        return _built(Sweep, document, self.path)
+        with _reading(self.path):
+            return Sweep(**document)
 
     def state(self) -> State:
         """Return how far it is. Raises Conflict if it cannot be read."""
@@ -161,7 +162,7 @@ class SweepFolder:
             document["decisions"] = [Decision(**one) for one in document["decisions"]]
             if not all(is_job_id(member.id) for member in document["members"]):
                 raise ValueError("a member's id is no job id")
-        return _built(State, document, self.path)
+            return State(**document)
 
     def update(self, **parts: Any) -> State:
         """Replace parts of the state and return it; within `changing`."""
@@ -234,8 +235,3 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except (KeyError, TypeError, ValueError) as error:
         raise Conflict(f"{path}: cannot be read: {error}") from error
-
-
-def _built(kind: Any, document: Mapping[str, Any], path: Path) -> Any:
-    with _reading(path):
-        return kind(**document)

@@ -29,7 +29,7 @@ def score(rundir: RunDir, metric: str, step: int) -> float | None:
     ]
     first = step - max(step // _SHARE, 1)
     of_steps = [
-        event[metric]
+        float(event[metric])
         for event in found
         if event["type"] == "step" and first < event["step"] <= step
         if _is_number(event.get(metric))

@@ -68,9 +68,9 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         with fast_kernels(onednn=gemm == ONEDNN):
             if checkpoint is None and eval_prompts:
                 trainer.check_weights()
-                trainer.reward_before = trainer.evaluate("before")
+                trainer.reward_before = trainer.evaluate_held_out("before")
             trainer.train_to_end(checkpoint)
-            reward_after = trainer.evaluate("after") if eval_prompts else None
+            reward_after = trainer.evaluate_held_out("after") if eval_prompts else None
     trainer.save_final_model(ctx.run_dir / "model")
     return {
         "steps": trainer.state.global_step,

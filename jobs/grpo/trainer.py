@@ -357,7 +357,7 @@ class GroupTrainer(JobTrainer, PackedTrainer):
 
     # Evaluation.
 
-    def evaluate(self, phase: str) -> float:
+    def evaluate_held_out(self, phase: str) -> float:
         """Measure the mean reward on the held-out prompts, emit the event and return it."""
         reward = self.mean_reward(self.held_out)
         step = self.state.global_step
@@ -366,7 +366,7 @@ class GroupTrainer(JobTrainer, PackedTrainer):
 
     def evaluate_at_stop(self) -> None:
         if self.held_out:
-            self.evaluate("during")
+            self.evaluate_held_out("during")
 
     def mean_reward(self, prompts: Sequence[Prompt]) -> float:
         """Return the mean reward of one sampled completion per prompt.

@@ -136,8 +136,13 @@ ALLOWED = {
     "daemon.queue": ("configs", "jobs", "daemon.host", "daemon.runs"),
     "daemon.fork": ("configs", "jobs", "daemon.host", "daemon.runs"),
     "daemon.work": ("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue"),
-    "daemon.supervise": ("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue"),
-    "daemon.client": ("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue"),
+    "daemon.sweeps": ("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue"),
+    "daemon.supervise": (
+        *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.sweeps"),
+    ),
+    "daemon.client": (
+        *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.sweeps"),
+    ),
     "daemon.api": (
         *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs", "daemon.queue"),
     ),
