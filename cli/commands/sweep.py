@@ -164,7 +164,7 @@ def _score(point: Mapping[str, Any]) -> str:
 def _status(point: Mapping[str, Any]) -> str:
     if point["dropped_at"] is not None:
         return f"not continued after step {point['dropped_at']}"
-    statuses = [job["status"] for job in point["jobs"]]
+    statuses = [str(job["status"]) for job in point["jobs"]]
     counts = {status: statuses.count(status) for status in dict.fromkeys(statuses)}
     if len(counts) == 1:
         return statuses[0]

@@ -107,7 +107,7 @@ class Session:
         `halving`: continue only the best 1/N at each comparison. `metric`: of the comparison. The
         rest is as for `submit`.
         """
-        varied = {"sweep": over, "seeds": seeds, "array": array}
+        varied: dict[str, Any] = {"sweep": over, "seeds": seeds, "array": array}
         varied |= {"halving": halving, "metric": metric}
         given = {option: value for option, value in varied.items() if value is not None}
         if not given:

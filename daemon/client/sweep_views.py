@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ...jobs.statistics import mean_interval
 from ..runs.rundir import RunDir
-from ..sweeps.folder import PAUSED, RUNNING, Member, State, Sweep
+from ..sweeps.folder import PAUSED, RUNNING, Member, State, Sweep, SweepFolder
 from ..sweeps.scores import mean, score
 
 _WAITING = ("queued", "scheduled", "deferred")
 _GONE = "removed"  # status of a member without files and record
 
 
-def line_of(sweep: Sweep, state: State, members: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def line_of(
+    folder: SweepFolder, sweep: Sweep, state: State, members: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     """Return a sweep with the fields of a job that lists show.
 
     `members`: what is known of its jobs, as `Client.job` returns it, by id. `step` and
@@ -33,7 +36,7 @@ def line_of(sweep: Sweep, state: State, members: Mapping[str, Mapping[str, Any]]
         "kind": sweep.kind,
         "name": sweep.name,
         "tags": sweep.tags,
-        "status": status_of(sweep, state, counts),
+        "status": status_of(counts, is_deciding=folder.is_active and state.phase == RUNNING),
         "paused": state.phase == PAUSED,
         "queue": next((job["queue"] for job in found), None),
         "model": next((job["model"] for job in found), None),
@@ -55,15 +58,16 @@ def line_of(sweep: Sweep, state: State, members: Mapping[str, Mapping[str, Any]]
     }
 
 
-def status_of(sweep: Sweep, state: State, counts: Mapping[str, int]) -> str:
-    """Return a status of RQ for all jobs of a sweep."""
-    if counts["started"]:
-        return "started"
+def status_of(counts: Mapping[str, int], *, is_deciding: bool) -> str:
+    """Return a status of RQ for a sweep, by how many of its jobs have which.
+
+    `is_deciding`: whether its process may still queue jobs.
+    """
     waiting = next((status for status in _WAITING if counts[status]), None)
+    if counts["started"] or (is_deciding and not waiting and not counts["paused"]):
+        return "started"
     if waiting or counts["paused"]:
         return waiting or "scheduled"
-    if len(state.decisions) < len(sweep.rungs) - 1 and state.kept:
-        return "started" if state.phase == RUNNING else "stopped"  # a decision is due
     for status in ("failed", "canceled"):
         if counts[status]:
             return status
@@ -81,7 +85,11 @@ def steps_total(sweep: Sweep, state: State) -> int:
 
 
 def table_of(
-    sweep: Sweep, state: State, members: Mapping[str, Mapping[str, Any]], runs: Any
+    folder: SweepFolder,
+    sweep: Sweep,
+    state: State,
+    members: Mapping[str, Mapping[str, Any]],
+    runs: Path,
 ) -> dict[str, Any]:
     """Return a sweep with its points: their jobs, scores, and the best one.
 
@@ -89,7 +97,7 @@ def table_of(
     """
     points = [_point(sweep, state, index, members, runs) for index in range(len(state.points))]
     return {
-        **line_of(sweep, state, members),
+        **line_of(folder, sweep, state, members),
         "metric": sweep.metric,
         "lower_is_better": sweep.lower_is_better,
         "halving": sweep.halving,
@@ -116,7 +124,7 @@ def _point(
     state: State,
     index: int,
     members: Mapping[str, Mapping[str, Any]],
-    runs: Any,
+    runs: Path,
 ) -> dict[str, Any]:
     """One point; its scores are those of the last step at which points were compared."""
     of_point = state.members_of([index])
@@ -142,7 +150,7 @@ def _point(
     }
 
 
-def _scores(sweep: Sweep, members: Sequence[Member], step: int, runs: Any) -> dict[str, float]:
+def _scores(sweep: Sweep, members: Sequence[Member], step: int, runs: Path) -> dict[str, float]:
     found = {member.id: score(RunDir(runs / member.id), sweep.metric, step) for member in members}
     return {job_id: value for job_id, value in found.items() if value is not None}
 

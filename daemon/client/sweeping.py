@@ -178,8 +178,9 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
 
     def sweep(self, sweep_id: str) -> dict[str, Any]:
         """Return a sweep with its points, their scores and jobs. Raises NotFound and Conflict."""
-        _, sweep, state = self._sweep(sweep_id)
-        return sweep_views.table_of(sweep, state, self._jobs_of(state), self.home.runs)
+        folder, sweep, state = self._sweep(sweep_id)
+        jobs = self._jobs_of(state)
+        return sweep_views.table_of(folder, sweep, state, jobs, self.home.runs)
 
     def sweeps(self, limit: int | None = None) -> list[dict[str, Any]]:
         """Return the sweeps of this home, newest first, each as one line of a list of jobs."""
@@ -188,13 +189,13 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
             if len(found) == limit:
                 break
             with suppress(Conflict, NotFound):  # it cannot be read, or was removed just now
-                _, sweep, state = self._sweep(sweep_id)
-                found.append(sweep_views.line_of(sweep, state, self._jobs_of(state)))
+                folder, sweep, state = self._sweep(sweep_id)
+                found.append(sweep_views.line_of(folder, sweep, state, self._jobs_of(state)))
         return found
 
     def sweep_members(self, sweep_id: str | None = None) -> list[str]:
         """Return the ids of the jobs of a sweep, or of all sweeps."""
-        found = []
+        found: list[str] = []
         for one in sweeps.sweep_ids(self.home) if sweep_id is None else [sweep_id]:
             with suppress(Conflict):
                 found += [member.id for member in self._sweep(one)[2].members]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_a_sweep_ends_the_same_whatever_is_killed_meanwhile(sturdy):
     members = sturdy.client.sweep_members(sweep_id)
     kills = 0
     for job_id in members:
-        wait_until(lambda job=job_id: sturdy.events(job, "step"), timeout_s=60)
+        wait_until(partial(sturdy.events, job_id, "step"), timeout_s=60)
         with contextlib.suppress(Exception):  # it may have ended just now
             os.kill(sturdy.pid("horse"), signal.SIGKILL)
             kills += 1

@@ -11,10 +11,12 @@ from warmd.daemon.sweeps.plan import (
     rungs_for,
     variant,
 )
-from warmd.jobs import spec_class
 from warmd.jobs.errors import SpecError
+from warmd.jobs.grpo.options import GrpoSpec
+from warmd.jobs.sft.options import SftSpec
+from warmd.jobs.training.options import TrainingSpec
 
-GRPO = spec_class("grpo")
+GRPO: type[TrainingSpec] = GrpoSpec
 
 
 def test_all_combinations_of_the_values_are_points():
@@ -74,7 +76,7 @@ def test_the_metric_is_that_of_held_out_data_if_there_is_any():
     with pytest.raises(SpecError, match="metric: must go with held-out data"):
         metric_for(spec, "eval_reward")
     assert is_lower_better(GRPO, "kl")
-    assert is_lower_better(spec_class("sft"), "eval_loss")
+    assert is_lower_better(SftSpec, "eval_loss")
     assert not is_lower_better(GRPO, "eval_reward")
 
 
