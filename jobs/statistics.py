@@ -119,8 +119,14 @@ class Comparison:
         return f"{UNDECIDED}: about {self.more_questions} more questions would be needed"
 
 
-def compare(first: Sequence[float], second: Sequence[float], *, seed: int = 0) -> Comparison:
-    """Compare two models by their values on the same questions; higher is better.
+def compare(
+    first: Sequence[float],
+    second: Sequence[float],
+    *,
+    lower_is_better: bool = False,
+    seed: int = 0,
+) -> Comparison:
+    """Compare two models by their values on the same questions.
 
     Decided at the 5 % level: by the exact McNemar test where all values are 0 or 1, else by whether
     the interval of the paired bootstrap contains 0. Raises ValueError without pairs, or where the
@@ -128,16 +134,17 @@ def compare(first: Sequence[float], second: Sequence[float], *, seed: int = 0) -
     """
     differences = [b - a for a, b in zip(first, second, strict=True)]
     low, high = bootstrap(differences, seed=seed)
-    gained = sum(d > 0 for d in differences)
-    lost = sum(d < 0 for d in differences)
+    above, below = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+    gained, lost = (below, above) if lower_is_better else (above, below)
     mean = math.fsum(differences) / len(differences)
     p = None
     if {*first, *second} <= {0, 1}:
         p = mcnemar(gained, lost)
         is_decided = p < _LEVEL
     else:
-        is_decided = (low > 0 or high < 0) and gained + lost >= _LEAST_DIFFERENT
-    verdict = (BETTER if mean > 0 else WORSE) if is_decided else UNDECIDED
+        is_decided = (low > 0 or high < 0) and above + below >= _LEAST_DIFFERENT
+    is_better = mean < 0 if lower_is_better else mean > 0
+    verdict = (BETTER if is_better else WORSE) if is_decided else UNDECIDED
     more = None if is_decided else questions_needed(differences)
     return Comparison(len(differences), mean, low, high, gained, lost, p, verdict, more)
 

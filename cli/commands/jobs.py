@@ -120,7 +120,7 @@ def _waits_for(job: dict[str, Any]) -> str:
     "kinds",
     multiple=True,
     type=click.Choice(list(KINDS)),
-    help="Only jobs of that kind. May be repeated.  [default: those that train]",
+    help="Only jobs of that kind. May be repeated.  [default: those that train, and eval]",
 )
 @click.option(
     "--status",
@@ -162,7 +162,7 @@ def jobs(
     tags: tuple[str, ...],
     limit: int,
 ) -> None:
-    """List training jobs, newest first.
+    """List training jobs and evaluations, newest first.
 
     A sweep is one line; `--tag SWEEP` lists its jobs.
     """
@@ -172,7 +172,7 @@ def jobs(
     wanted = {*named, *(_PAUSABLE if "paused" in named else ())}
     # Whether a job is paused is known only of its view; few jobs run or wait.
     first = None if wanted & _PAUSABLE else limit + 1
-    of_kinds = kinds or (None if all_ else _training_kinds())
+    of_kinds = kinds or (None if all_ else _kept_kinds())
     client = app.reader()
     # With a filter by name or tag, the jobs of a sweep are listed one by one.
     is_grouped = name is None and not tags
@@ -218,8 +218,9 @@ def jobs(
         note(f"only the newest {limit} are shown: see --limit")
 
 
-def _training_kinds() -> tuple[str, ...]:
-    return tuple(kind for kind in KINDS if spec_class(kind).queue == "train")
+def _kept_kinds() -> tuple[str, ...]:
+    specs = {kind: spec_class(kind) for kind in KINDS}
+    return tuple(kind for kind, spec in specs.items() if spec.queue == "train" or spec.is_kept)
 
 
 def _took_s(job: dict[str, Any]) -> float | None:

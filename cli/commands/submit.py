@@ -18,39 +18,17 @@ import click
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import SpecError
 from ...jobs.spec import GROUPS, OptionInfo
-from ...jobs.training.options import TrainingSpec
 from ..shared.app import App, common_options, note
+from ..shared.grouped import GroupedCommand, GroupedOption
 from ..shared.job_argument import complete_job
 from ..view import render
 from ..view.times import parse_duration, parse_time
+from .sweep import submit_sweep, sweep_options
 
 if TYPE_CHECKING:
     from ...daemon.client.client import Client
     from ...daemon.client.submitting import Template
     from ...jobs.spec import OptionInfo, Spec
-
-
-class GroupedOption(click.Option):
-    """An option that `--help` lists under the heading of its group."""
-
-    def __init__(self, *args: Any, heading: str = "Queueing", **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.heading = heading
-
-
-class GroupedCommand(click.Command):
-    """A command whose `--help` lists its options by group, in the order of its parameters."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                heading = getattr(parameter, "heading", "Other options")
-                sections.setdefault(heading, []).append(record)
-        for heading, records in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
 
 
 class KindGroup(click.Group):
@@ -194,47 +172,6 @@ def _request_options() -> list[click.Option]:
     ]
 
 
-def _sweep_options() -> list[click.Option]:
-    """The options that make several jobs of one submission."""
-    return [
-        GroupedOption(
-            ["--sweep"],
-            heading="Sweep",
-            multiple=True,
-            metavar="OPTION=VALUE,…",
-            help="Values of an option, each for jobs of its own; several options: all combinations "
-            "of their values.  [default: one job]",
-        ),
-        GroupedOption(
-            ["--seeds"],
-            heading="Sweep",
-            metavar="N",
-            help="Jobs per combination, with the seeds seed, seed + 1, …  [default: 1]",
-        ),
-        GroupedOption(
-            ["--array"],
-            heading="Sweep",
-            metavar="N",
-            help="Number of jobs with the seeds seed, seed + 1, …; {index} in text options is "
-            "replaced by 0, 1, …  [default: one job]",
-        ),
-        GroupedOption(
-            ["--halving"],
-            heading="Sweep",
-            metavar="N",
-            help="Successive halving: compare all combinations after a part of the steps, and "
-            "continue the best 1/N of them for N times as many.  [default: train all to the end]",
-        ),
-        GroupedOption(
-            ["--metric"],
-            heading="Sweep",
-            metavar="NAME",
-            help="Metric of the comparison: eval_NAME of held-out data, or one of the steps, by "
-            "its mean over the last tenth.  [default: reward or loss, held-out if there is data]",
-        ),
-    ]
-
-
 _INIT_FROM = GroupedOption(
     ["--init-from"],
     heading=GROUPS["model"],
@@ -248,7 +185,9 @@ def _kind_command(kind: str) -> click.Command:
     options = spec_class(kind).options()
     requests = _request_options()
     if issubclass(spec_class(kind), TrainingSpec):
-        requests = [_INIT_FROM, *_sweep_options(), *requests]
+        requests = [*sweep_options(), *requests]
+    if spec_class(kind).takes_weights:
+        requests.insert(0, _INIT_FROM)
 
     argument = spec_class(kind).argument
     arguments = [] if argument is None else [argument_of(options[argument])]
@@ -278,7 +217,7 @@ def _like_command() -> click.Command:
     return click.command(
         _LIKE,
         cls=GroupedCommand,
-        params=[_INIT_FROM, *_sweep_options(), *_request_options()],
+        params=[_INIT_FROM, *sweep_options(), *_request_options()],
         help="Queue a job with the options of another; KIND is that of the other.",
     )(common_options(callback))
 
@@ -367,8 +306,6 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         "labels": labels,
     }
     if varied:
-        from .sweep import submit_sweep
-
         return submit_sweep(
             app, kind, values, varied, how, dry_run=request.dry_run, wait=request.wait
         )

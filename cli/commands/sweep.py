@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..shared.app import App, common_options, note
+from ..shared.grouped import GroupedOption
 from ..view import render
 
 if TYPE_CHECKING:
@@ -169,6 +170,47 @@ def _status(point: Mapping[str, Any]) -> str:
     if len(counts) == 1:
         return statuses[0]
     return ", ".join(f"{number} {status}" for status, number in counts.items())
+
+
+def sweep_options() -> list[click.Option]:
+    """The options that make several jobs of one submission."""
+    return [
+        GroupedOption(
+            ["--sweep"],
+            heading="Sweep",
+            multiple=True,
+            metavar="OPTION=VALUE,…",
+            help="Values of an option, each for jobs of its own; several options: all combinations "
+            "of their values.  [default: one job]",
+        ),
+        GroupedOption(
+            ["--seeds"],
+            heading="Sweep",
+            metavar="N",
+            help="Jobs per combination, with the seeds seed, seed + 1, …  [default: 1]",
+        ),
+        GroupedOption(
+            ["--array"],
+            heading="Sweep",
+            metavar="N",
+            help="Number of jobs with the seeds seed, seed + 1, …; {index} in text options is "
+            "replaced by 0, 1, …  [default: one job]",
+        ),
+        GroupedOption(
+            ["--halving"],
+            heading="Sweep",
+            metavar="N",
+            help="Successive halving: compare all combinations after a part of the steps, and "
+            "continue the best 1/N of them for N times as many.  [default: train all to the end]",
+        ),
+        GroupedOption(
+            ["--metric"],
+            heading="Sweep",
+            metavar="NAME",
+            help="Metric of the comparison: eval_NAME of held-out data, or one of the steps, by "
+            "its mean over the last tenth.  [default: reward or loss, held-out if there is data]",
+        ),
+    ]
 
 
 def submit_sweep(

@@ -15,11 +15,11 @@ from ..context import Context, WarmModel, step_of
 from ..data.reader import report_skipped
 from ..errors import JobFailed
 from ..models.architectures import check_can_generate
-from . import problems, rewards
+from ..rewards import problems, rewards
+from ..rewards.prompts import Prompt, completion_room, encode
+from ..rewards.user_rewards import KeywordReward
 from .options import COMPLETION_LENGTH, GrpoSpec
-from .prompts import Prompt, completion_room, encode
 from .reward_log import RewardLog
-from .user_rewards import KeywordReward
 
 if TYPE_CHECKING:
     from trl.trainer.grpo_config import GRPOConfig

@@ -20,6 +20,10 @@ from ..context import Context
 from ..engine.sampling import NotFiniteError
 from ..errors import JobFailed, Stopped
 from ..packing.passes import stored_number
+from ..rewards.prompts import Prompt
+from ..rewards.reward_calls import as_trl_calls
+from ..rewards.rewards import Reward
+from ..rewards.user_rewards import KeywordReward, PositionalReward
 from ..training.deprecations import no_deprecations
 from ..training.options import TrainingSpec
 from ..training.trainer import JobTrainer
@@ -28,13 +32,9 @@ from .groups import Group, Weights
 from .loss_options import NORMALIZE_FIRST
 from .packed_trainer import DRIFT, PackedTrainer
 from .prompt_order import EpochSampler, PromptStream
-from .prompts import Prompt
 from .replay import ReplayBuffer
-from .reward_calls import as_trl_calls
 from .reward_log import RewardLog
 from .reward_process import RewardFailed, RewardProcess
-from .rewards import Reward
-from .user_rewards import KeywordReward, PositionalReward
 
 SHOWN_CHARACTERS = 200  # of a prompt or completion in an event
 EVAL_BATCH = 16

@@ -59,6 +59,8 @@ class SaveInterval:
 class TrainingSpec(Spec, ABC):
     """The options that every training kind has."""
 
+    takes_weights: ClassVar[bool] = True
+
     # Not data, model, batches, masks, rewards and seed: they determined the checkpoint. Not weight
     # decay: the optimizer state of a checkpoint holds it.
     changeable: ClassVar[tuple[str, ...]] = (

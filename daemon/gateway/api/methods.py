@@ -14,8 +14,8 @@ import orjson
 from ....jobs import KINDS, spec_class
 from ....jobs.errors import SpecError
 from ....jobs.graders import grader as graders
-from ....jobs.grpo import problems, rewards
 from ....jobs.mlm.options import CODE_GRAPH
+from ....jobs.rewards import problems, rewards
 from ....jobs.spec import HttpMethod, OptionInfo
 from ..core.file_store import FileStore
 
