@@ -18,6 +18,7 @@ import click
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import SpecError
 from ...jobs.spec import GROUPS, OptionInfo
+from ...jobs.training.options import TrainingSpec
 from ..shared.app import App, common_options, note
 from ..shared.grouped import GroupedCommand, GroupedOption
 from ..shared.job_argument import complete_job
