@@ -411,7 +411,7 @@ class NotifierSettings(Message, op="notifier_settings"):
 
 
 @dataclass(frozen=True)
-class SweepSettings(Message, op="sweep_settings"):
+class GroupSettings(Message, op="group_settings"):
     url: str  # of Redis; may hold a password
 
 

@@ -31,11 +31,11 @@ from ..host.messages import (
     ChildReady,
     Failure,
     GatewaySettings,
+    GroupSettings,
     LocalModel,
     Message,
     ModelsLoaded,
     NotifierSettings,
-    SweepSettings,
     WantedModel,
     WorkerSettings,
     ZygoteSettings,
@@ -46,7 +46,7 @@ from ..queue.due import DueJobs
 from ..queue.jobs import JobStore
 from ..queue.lease import LEASE_S
 from ..runs.rundir import remove_stale_staging
-from ..sweeps import folder as sweeps
+from ..sweeps import group
 from .children import MAX_QUICK_KILLS, Child, GatewayChild, OptionalChild, WorkerChild
 from .control_server import ControlServer
 from .orphans import Orphans
@@ -99,7 +99,7 @@ class Supervisor:
         self.workers = [WorkerChild(worker) for worker in config.workers]
         self.gateway = GatewayChild()
         self.notifier = OptionalChild("notify")
-        self.sweeps = OptionalChild("sweeps")
+        self.groups = OptionalChild("groups")
         self.warm_set = WarmSet(self.home, config.models, flags.run_id)
         self._selector = selectors.DefaultSelector()
         self.is_warm = False
@@ -122,7 +122,8 @@ class Supervisor:
                 self._start_zygote()
                 self._start_gateway_if_due()
                 self._start_notifier_if_due()
-                sweeps.finish_removals(self.home)
+                for parent in (self.home.sweeps, self.home.curricula):
+                    group.finish_removals(parent)
                 self._retention.start()
                 while self.stopping is None:
                     self._tick()
@@ -173,7 +174,7 @@ class Supervisor:
             if self.is_warm:
                 self._orphans.requeue_of_other_daemons()
                 self._due.enqueue()
-                self._start_sweeps_if_due()
+                self._start_groups_if_due()
             self.is_redis_down = False
         except redis.RedisError as error:
             self.is_redis_down = True
@@ -280,13 +281,14 @@ class Supervisor:
                 on_message=lambda _: None,
             )
 
-    def _start_sweeps_if_due(self) -> None:
-        if self.sweeps.must_start() and sweeps.active(self.home):
-            self.sweeps.start(
+    def _start_groups_if_due(self) -> None:
+        parents = (self.home.sweeps, self.home.curricula)
+        if self.groups.must_start() and any(map(group.active, parents)):
+            self.groups.start(
                 self._selector,
-                "warmd.daemon.sweeps",
+                "warmd.daemon.curriculum",
                 self.home,
-                SweepSettings(self.url),
+                GroupSettings(self.url),
                 on_message=lambda _: None,
             )
 
@@ -375,7 +377,7 @@ class Supervisor:
             if worker.process.poll() is None:
                 worker.process.kill()
                 worker.process.wait()
-        for child in (self.zygote, self.gateway, self.notifier, self.sweeps):
+        for child in (self.zygote, self.gateway, self.notifier, self.groups):
             if child.process is not None:
                 child.process.kill()
                 child.process.wait()
