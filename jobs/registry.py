@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "warmd.kinds"  # of entry points
-_RESERVED = ("sweep",)  # begins the ids of sweeps
+_RESERVED = ("sweep", "curriculum")  # begin the ids of groups
 _NAME = re.compile(r"[a-z][a-z0-9]{0,15}")  # it begins the ids of its jobs
 
 

@@ -241,10 +241,12 @@ def show(app: App, job: str | None, has_source: bool) -> None:
     """Show everything about JOB."""
     client = app.reader()
     job_id = client.find_any(job)
-    if job_id.startswith("sweep-"):
+    if job_id.startswith(("sweep-", "curriculum-")):
+        from .curriculum import show_curriculum
         from .sweep import show_sweep
 
-        show_sweep(app, client, job_id)
+        show_group = show_sweep if job_id.startswith("sweep-") else show_curriculum
+        show_group(app, client, job_id)
         return
     if has_source:
         from .source import show_source

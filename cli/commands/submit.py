@@ -24,6 +24,7 @@ from ..shared.grouped import GroupedCommand, GroupedOption
 from ..shared.job_argument import complete_job
 from ..view import render
 from ..view.times import parse_duration, parse_time
+from .curriculum import submit_curriculum
 from .sweep import submit_sweep, sweep_options
 
 if TYPE_CHECKING:
@@ -306,6 +307,11 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         "init": init,
         "labels": labels,
     }
+    staged = {name: values.pop(name) for name in ("stages", "gate") if name in values}
+    if staged:
+        return submit_curriculum(
+            app, kind, values, {**varied, **staged}, how, dry_run=request.dry_run, wait=request.wait
+        )
     if varied:
         return submit_sweep(
             app, kind, values, varied, how, dry_run=request.dry_run, wait=request.wait

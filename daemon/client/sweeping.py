@@ -27,6 +27,7 @@ from ..runs.rundir import fresh_id
 from ..runs.weights import Weights
 from ..sweeps import folder as sweeps, halving, plan
 from ..sweeps.folder import CANCELED, PAUSED, RUNNING, Member, State, Sweep, SweepFolder
+from ..sweeps.group import is_group_id
 from ..sweeps.members import submit_all
 from ..sweeps.plan import SweepOptions
 from . import sweep_views
@@ -281,6 +282,10 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
                 files |= dict.fromkeys(super().changed_sources(member_id))
         return list(files)
 
+    def group_members(self, group_id: str) -> list[str]:
+        """Return the ids of the jobs of a group that are there."""
+        return [job["id"] for job in self.several(self.sweep_members(group_id))]
+
     def check_removal(self, ids: Sequence[str]) -> None:
         """Raise Conflict for a job, or a job of a sweep, that runs, waits or is needed by others.
 
@@ -288,8 +293,8 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
         """
         jobs = []
         for one in ids:
-            if sweeps.is_sweep_id(one):
-                jobs += self.several(self.sweep_members(one))
+            if is_group_id(one):
+                jobs += self.several(self.group_members(one))
             else:
                 jobs.append(self.job(one))
         removed = {job["id"] for job in jobs}

@@ -43,6 +43,7 @@ class JobView(BaseModel):
     model: str | None
     init_from: str | None
     sweep: str | None
+    curriculum: str | None
     step: int
     steps_total: int | None
     rows_done: int | None
