@@ -163,13 +163,18 @@ class Curricula(Sweeping):
         folder = CurriculumFolder.open(self.home, curriculum_id)
         return folder, folder.read(), folder.state()
 
+    def _is_named(self, curriculum_id: str, name: str) -> bool:
+        with suppress(Conflict, NotFound):
+            return self._curriculum(curriculum_id)[1].name == name
+        return False
+
     def find_any(self, text: str | None) -> str:
         """Return the id of a job, a sweep or a curriculum, by id, unique prefix or name."""
         if text is not None and text != "-":
             known = curricula.curriculum_ids(self.home)
             is_id = text.startswith(curricula.KIND)
             matches = [one for one in known if is_id and one.startswith(text)]
-            matches = matches or [one for one in known if self._curriculum(one)[1].name == text]
+            matches = matches or [one for one in known if self._is_named(one, text)]
             if len(matches) > 1:
                 raise SpecError("curriculum", f"{text!r} may be any of {len(matches)}")
             if matches:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...jobs.statistics import mean_interval
 from ..runs.rundir import RunDir
-from ..sweeps.folder import PAUSED, RUNNING, Member, State, Sweep, SweepFolder
+from ..sweeps.folder import PAUSED, RUNNING, Member, State, Sweep
 from ..sweeps.scores import mean, score
 
 _WAITING = ("queued", "scheduled", "deferred")
@@ -17,10 +17,11 @@ _GONE = "removed"  # status of a member without files and record
 
 
 def line_of(
-    folder: SweepFolder, sweep: Sweep, state: State, members: Mapping[str, Mapping[str, Any]]
+    is_active: bool, sweep: Sweep, state: State, members: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Return a sweep with the fields of a job that lists show.
 
+    `is_active`: whether the process of groups had something to do before `members` were read.
     `members`: what is known of its jobs, as `Client.job` returns it, by id. `step` and
     `steps_total` are sums over all jobs.
     """
@@ -36,7 +37,7 @@ def line_of(
         "kind": sweep.kind,
         "name": sweep.name,
         "tags": sweep.tags,
-        "status": status_of(counts, is_deciding=folder.is_active and state.phase == RUNNING),
+        "status": status_of(counts, is_deciding=is_active and state.phase == RUNNING),
         "paused": state.phase == PAUSED,
         "queue": next((job["queue"] for job in found), None),
         "model": next((job["model"] for job in found), None),
@@ -85,7 +86,7 @@ def steps_total(sweep: Sweep, state: State) -> int:
 
 
 def table_of(
-    folder: SweepFolder,
+    is_active: bool,
     sweep: Sweep,
     state: State,
     members: Mapping[str, Mapping[str, Any]],
@@ -97,7 +98,7 @@ def table_of(
     """
     points = [_point(sweep, state, index, members, runs) for index in range(len(state.points))]
     return {
-        **line_of(folder, sweep, state, members),
+        **line_of(is_active, sweep, state, members),
         "metric": sweep.metric,
         "lower_is_better": sweep.lower_is_better,
         "halving": sweep.halving,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -168,7 +168,7 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
             return text
         matches = [one for one in known if one.startswith(text)]
         if not text.startswith(sweeps.KIND) or not matches:
-            matches = [one for one in known if self._sweep(one)[1].name == text]
+            matches = [one for one in known if self._name_of(one) == text]
         if len(matches) > 1:
             raise SpecError("sweep", f"{text!r} may be any of {len(matches)}: {matches[-1]}, …")
         if matches:
@@ -177,11 +177,17 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
             raise NotFound(f"sweep: no sweep {text!r} in {self.home.sweeps}")
         return self.find(text)
 
+    def _name_of(self, sweep_id: str) -> str | None:
+        with suppress(Conflict, NotFound):
+            return self._sweep(sweep_id)[1].name
+        return None
+
     def sweep(self, sweep_id: str) -> dict[str, Any]:
         """Return a sweep with its points, their scores and jobs. Raises NotFound and Conflict."""
         folder, sweep, state = self._sweep(sweep_id)
+        is_active = folder.is_active  # before the jobs: what it queues meanwhile is seen
         jobs = self._jobs_of(state)
-        return sweep_views.table_of(folder, sweep, state, jobs, self.home.runs)
+        return sweep_views.table_of(is_active, sweep, state, jobs, self.home.runs)
 
     def sweeps(self, limit: int | None = None) -> list[dict[str, Any]]:
         """Return the sweeps of this home, newest first, each as one line of a list of jobs."""
@@ -191,14 +197,15 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
                 break
             with suppress(Conflict, NotFound):  # it cannot be read, or was removed just now
                 folder, sweep, state = self._sweep(sweep_id)
-                found.append(sweep_views.line_of(folder, sweep, state, self._jobs_of(state)))
+                is_active = folder.is_active
+                found.append(sweep_views.line_of(is_active, sweep, state, self._jobs_of(state)))
         return found
 
     def sweep_members(self, sweep_id: str | None = None) -> list[str]:
         """Return the ids of the jobs of a sweep, or of all sweeps."""
         found: list[str] = []
         for one in sweeps.sweep_ids(self.home) if sweep_id is None else [sweep_id]:
-            with suppress(Conflict):
+            with suppress(Conflict, NotFound) if sweep_id is None else nullcontext():
                 found += [member.id for member in self._sweep(one)[2].members]
         return found
 

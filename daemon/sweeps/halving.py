@@ -38,7 +38,9 @@ def advance(store: JobStore, runs: Path, folder: SweepFolder) -> None:
             state = folder.update(decisions=[*state.decisions, decision])
             log.info("%s: step %d: %s continue", sweep.id, decision.step, _kept(state))
             _extend(store, runs, sweep, state)
-        folder.set_active(_has_rung(sweep, state))
+        # Until the best have ended: if Redis loses its latest writes, they are queued again.
+        is_extended = bool(state.decisions) and not _have_ended(store, state)
+        folder.set_active(_has_rung(sweep, state) or is_extended)
 
 
 def _has_rung(sweep: Sweep, state: State) -> bool:

@@ -15,7 +15,7 @@ from desks import Desk, Run
 from warmd.configs.config import load
 from warmd.daemon.client.client import Client
 
-WATCHED = ("sweeps", "runs", "queue", "files")  # folders whose lines count
+WATCHED = ("sweeps", "curriculum", "runs", "queue", "files")  # folders whose lines count
 
 
 def planned(desk: Desk, **given: Any) -> str:
@@ -41,12 +41,12 @@ def advance(desk: Desk, sweep_id: str) -> None:
 
 def lines_of_advance(desk: Desk, sweep_id: str) -> int:
     """The same in another process; return the lines of warmd that it ran."""
-    return _ended_at(None, lambda: _advance_anew(desk.home.path, sweep_id))
+    return ended_at(None, lambda: _advance_anew(desk.home.path, sweep_id))
 
 
 def advance_killed(desk: Desk, sweep_id: str, line: int) -> None:
     """The same in a process that is killed before it runs that line."""
-    _ended_at(line, lambda: _advance_anew(desk.home.path, sweep_id))
+    ended_at(line, lambda: _advance_anew(desk.home.path, sweep_id))
 
 
 def _advance_anew(home: Path, sweep_id: str) -> None:
@@ -57,7 +57,7 @@ def _advance_anew(home: Path, sweep_id: str) -> None:
     advance(client.store, client.home.runs, SweepFolder(client.home, sweep_id))
 
 
-def _ended_at(line: int | None, work: Callable[[], None]) -> int:
+def ended_at(line: int | None, work: Callable[[], None]) -> int:
     """Do some work in a process of its own; return the lines of `WATCHED` that it ran.
 
     It kills itself before the given one; None: it does all of it.
