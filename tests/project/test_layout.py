@@ -146,11 +146,15 @@ ALLOWED = {
     "daemon.fork": ("configs", "jobs", "daemon.host", "daemon.runs"),
     "daemon.work": ("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue"),
     "daemon.sweeps": ("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue"),
+    "daemon.curriculum": (
+        *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.sweeps"),
+    ),
     "daemon.supervise": (
         *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.sweeps"),
     ),
     "daemon.client": (
         *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.sweeps"),
+        "daemon.curriculum",
     ),
     "daemon.api": (
         *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs", "daemon.queue"),
