@@ -62,6 +62,7 @@ SECTIONS = {
         "digest": ("digest", "Summarize what happened since a time."),
         "result": ("jobs", "Print the result of JOB."),
         "samples": ("samples", "Show completions that GRPO JOB was trained on."),
+        "leaderboard": ("leaderboard", "List all evaluations of DATASET, best first."),
         "diff": ("diff", "Compare two jobs: options, data, code and results."),
         "plot": ("plot", "Plot the curves of JOB, or compare several."),
     },

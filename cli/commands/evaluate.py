@@ -40,8 +40,11 @@ def _evaluate(
         models = (str(values.pop("model", "demo")),)
     if len(set(models)) < len(models):
         raise SpecError("model", f"must be given once each, got {' '.join(models)}")
+    named = [_model(client, text) for text in models]
+    for model, init in named:  # all of them before the first is queued
+        client.check(spec_class(_KIND).parse({**values, "model": model}), init=init)
     jobs: list[str] = []
-    for model, init in [_model(client, text) for text in models]:
+    for model, init in named:
         against = jobs[0] if jobs and values.get("against") is None else values.get("against")
         spec = spec_class(_KIND).parse({**values, "model": model, "against": against})
         jobs.append(client.submit(spec, init=init))

@@ -179,7 +179,8 @@ _INIT_FROM = GroupedOption(
     heading=GROUPS["model"],
     metavar="JOB[@STEP]",
     shell_complete=complete_job,
-    help="Initial weights: the final model of a job, or its checkpoint at STEP.",
+    help="Initial weights: the final model of a job, or its checkpoint at STEP; "
+    "-: the latest job that trained such a model.",
 )
 
 
@@ -290,7 +291,7 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
     if request.init_from is not None:
         if given.get("model") is not None:
             raise SpecError("init_from", "must not be given together with --model")
-        init = client.weights(request.init_from)
+        init = client.weights(request.init_from, kind)
     elif base is not None and base.init_from is not None and "model" not in values:
         init = client.weights(base.init_from)
     if init is not None:

@@ -140,7 +140,7 @@ class Session:
             return values, None
         if "model" in options:
             raise SpecError("init_from", "must not be given together with model")
-        init = self._client.weights(_id(init_from))
+        init = self._client.weights(_id(init_from), kind)
         return {**values, "model": init.name}, init
 
     def job(self, job: str) -> Job:

@@ -1,8 +1,8 @@
 """The client: everything that users of the queue do with jobs. Imports no torch.
 
 Each of its base classes has a module: `submitting`, `reading`, `steering` (cancel, kill, pause),
-`resuming`, `labeling`, `comparison`, `digest`, `removing`, `sweeping` and `curricula`;
-`connection` has what they share.
+`resuming`, `labeling`, `comparison`, `digest`, `leaderboard`, `removing`, `sweeping` and
+`curricula`; `connection` has what they share.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from .comparison import Comparing
 from .curricula import Curricula
 from .labeling import Labeling
+from .leaderboard import Ranking
 
 
-class Client(Curricula, Labeling, Comparing):
+class Client(Curricula, Labeling, Comparing, Ranking):
     """The jobs of one home."""

@@ -9,8 +9,10 @@ from typing import Any
 
 from ...configs.config import ModelConfig
 from ...configs.queues import TRAIN
+from ...jobs import KINDS, spec_class
 from ...jobs.errors import SpecError
 from ...jobs.spec import Spec
+from ...jobs.training.options import TrainingSpec
 from ..host.warm_set import known_models
 from ..queue import runs_owner
 from ..runs import labels as job_labels, source, weights
@@ -33,12 +35,15 @@ class Template:
 class Submitting(ClientConnection):
     """Checks and queues new jobs."""
 
-    def weights(self, text: str) -> Weights:
+    def weights(self, text: str, kind: str | None = None) -> Weights:
         """Return the verified weights of `JOB` (its final model) or `JOB@STEP`. Needs no Redis.
 
-        Raises SpecError, NotFound and CheckpointDamaged.
+        `kind`: that of a job that is to start from them; then `-` is the latest job that trained
+        what it trains. Raises SpecError, NotFound and CheckpointDamaged.
         """
         job, at, step = text.partition("@")
+        if job == "-" and kind is not None:
+            job = self.lookup.latest(_kinds_like(kind))
         rundir = self.rundir(self.find(job))
         if not at:
             return weights.final_model(rundir)
@@ -163,3 +168,11 @@ class Submitting(ClientConnection):
             rundir.remove()
             raise
         return rundir.path.name
+
+
+def _kinds_like(kind: str) -> list[str]:
+    """Return the kinds that train the same sort of model."""
+    trained = {
+        name: spec.trains for name in KINDS if issubclass(spec := spec_class(name), TrainingSpec)
+    }
+    return [name for name, sort in trained.items() if sort == trained.get(kind)]

@@ -74,10 +74,10 @@ def _evaluate(
     from ..compute.levels import compute_summary
     from ..engine.scheduler import engine_of
     from .asking import ask, cancel_on_exit
-    from .generation import Generation
+    from .tasks import task_of
 
     engine = engine_of(warm, spec.precision or warm.precision)
-    task = Generation(spec, warm, questions)
+    task = task_of(spec, warm, questions)
     total, done = len(questions), len(journal.rows)
     ctx.emit("begin", rows=total, done=done, model=spec.model, **compute_summary(ctx.device))
     ctx.emit("progress", done=done, total=total)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -203,15 +203,19 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
 
     def questions(self, reading: Reading | None = None) -> list[Question]:
         """Read the questions, as the model is asked. Raises SpecError."""
-        reading = reading or self.reading()
-        found = questions.taken(self._all_questions(reading), self.samples, self.source)
+        found = self.raw_questions(reading)
         if self.variant is None:
             return found
         asked = [str(question.problem.prompt) for question in found]
         prompts = gsm8k.prompts(self.variant, asked, self._examples(), self.num_examples)
         return [questions.with_prompt(q, text) for q, text in zip(found, prompts, strict=True)]
 
-    def _all_questions(self, reading: Reading) -> Any:
+    def raw_questions(self, reading: Reading | None = None) -> list[Question]:
+        """Read the questions, without the examples of GSM8K. Raises SpecError."""
+        found = self._all_questions(reading or self.reading())
+        return questions.taken(found, self.samples, self.source)
+
+    def _all_questions(self, reading: Reading) -> Iterator[Question]:
         if self.task == PERPLEXITY:
             return questions.documents(self.source, reading)
         if self.task == CHOICE:

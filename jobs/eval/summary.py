@@ -6,18 +6,20 @@ Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
 from ..statistics import Comparison, bootstrap, compare, wilson
 
-LOWER_IS_BETTER = ("bits_per_byte",)
+BITS_PER_BYTE = "bits_per_byte"
+LOWER_IS_BETTER = (BITS_PER_BYTE,)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A mean over questions with its 95 % interval: Wilson's for shares, else the bootstrap's."""
+    """A mean over questions with its 95 % interval: Wilson's of 0s and 1s, else the bootstrap's."""
 
     value: float
     low: float
@@ -28,14 +30,45 @@ class Metric:
 def metrics_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Metric]:
     """Return the metrics of rows, in the order of the first row: its first is the primary one."""
     names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
-    return {
-        name: _metric([r["metrics"][name] for r in rows if name in r["metrics"]]) for name in names
-    }
+    found = {name: _metric(_values(rows, name)) for name in names}
+    if BITS_PER_BYTE in found:
+        found |= _perplexities(rows, found[BITS_PER_BYTE])
+    return found
+
+
+def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    """Return a metric of each row that has it; their mean is the metric of all.
+
+    Bits per byte are weighted by the length of the text.
+    """
+    values = [row["metrics"][name] for row in rows if name in row["metrics"]]
+    if name != BITS_PER_BYTE:
+        return values
+    mean = fmean(row["bytes"] for row in rows)
+    return [value * row["bytes"] / mean for value, row in zip(values, rows, strict=True)]
+
+
+def _perplexities(rows: Sequence[Mapping[str, Any]], found: Metric) -> dict[str, Metric]:
+    """Return perplexities per byte, word and token, from the bits per byte.
+
+    One that is beyond the largest float is left out.
+    """
+    totals = {unit: sum(row[unit] for row in rows) for unit in ("bytes", "words", "tokens")}
+    perplexities = {}
+    for unit, count in totals.items():
+        with suppress(OverflowError):
+            value, low, high = (
+                2.0 ** (bits * totals["bytes"] / count)
+                for bits in (found.value, found.low, found.high)
+            )
+            name = f"{unit.removesuffix('s')}_perplexity"
+            perplexities[name] = Metric(value, low, high, found.n)
+    return perplexities
 
 
 def _metric(values: Sequence[float]) -> Metric:
     mean, n = fmean(values), len(values)
-    if all(0 <= value <= 1 for value in values):
+    if {*values} <= {0, 1}:
         return Metric(mean, *wilson(mean, n), n)
     return Metric(mean, *bootstrap(values), n)
 
@@ -85,7 +118,7 @@ def pair(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
         return None
     found = {}
     for name in names:
-        first, second = ([both[i]["metrics"][name] for both in pairs] for i in (0, 1))
+        first, second = (_values([both[i] for both in pairs], name) for i in (0, 1))
         found[name] = compare(first, second, lower_is_better=name in LOWER_IS_BETTER)
     primary = names[0]
     sign = -1 if primary in LOWER_IS_BETTER else 1

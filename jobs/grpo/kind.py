@@ -59,8 +59,9 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     functions = spec.reward_functions(training)
     with _reward_process(spec, functions, prompts + eval_prompts) as process:
         log = _reward_log(spec, ctx, checkpoint)
-        trainer = _trainer(spec, ctx, warm, config, prompts, functions, data, process, log)
-        trainer.held_out = eval_prompts
+        trainer = _trainer(
+            spec, ctx, warm, config, prompts, eval_prompts, functions, data, process, log
+        )
         seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
         gemm = recorded_choice(ctx.run_dir / "gemm", ctx.device)
         _announce(spec, ctx, trainer, checkpoint, gemm, seconds)
@@ -68,9 +69,9 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         with fast_kernels(onednn=gemm == ONEDNN):
             if checkpoint is None and eval_prompts:
                 trainer.check_weights()
-                trainer.reward_before = trainer.evaluate_held_out("before")
+                trainer.reward_before = trainer.evaluate_before()["reward"]
             trainer.train_to_end(checkpoint)
-            reward_after = trainer.evaluate_held_out("after") if eval_prompts else None
+            reward_after = trainer.evaluate_after()["reward"] if eval_prompts else None
     trainer.save_final_model(ctx.run_dir / "model")
     return {
         "steps": trainer.state.global_step,
@@ -165,6 +166,7 @@ def _trainer(
     warm: WarmModel,
     config: GRPOConfig,
     prompts: Sequence[Prompt],
+    held_out: Sequence[Prompt],
     functions: Mapping[str, rewards.Reward | KeywordReward],
     data: Mapping[str, str],
     process: RewardProcess | None,
@@ -199,6 +201,8 @@ def _trainer(
         replay=spec.replay,
         reward_process=process,
         reward_log=log,
+        held_out=held_out,
+        eval_every=spec.eval_every,
     )
 
 

@@ -23,6 +23,7 @@ from ..rewards import problems
 from ..rewards.options import RewardsSpec
 from ..rewards.prompts import field_of, messages_of, too_long
 from ..spec import HttpMethod, option, override, path_of
+from ..training.eval_options import EvaluatedSpec
 from ..training.options import (
     DEFAULT_TEMPLATE,
     MOST_AT_ONCE,
@@ -41,7 +42,7 @@ _CHECK_S = 1.0  # for rendering and counting the tokens of prompts at submit
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrpoSpec(RecordsSpec, RewardsSpec, TrainingSpec, SamplingSpec, LossSpec):
+class GrpoSpec(RecordsSpec, RewardsSpec, EvaluatedSpec, SamplingSpec, LossSpec):
     """Train a causal language model by GRPO: groups of completions, scored by reward functions."""
 
     kind: ClassVar[str] = "grpo"
@@ -57,8 +58,8 @@ class GrpoSpec(RecordsSpec, RewardsSpec, TrainingSpec, SamplingSpec, LossSpec):
         ),
         renamed={"n_epochs": "epochs", "batch_size": "prompts_per_step"},
     )
-    changeable: ClassVar[tuple[str, ...]] = (*TrainingSpec.changeable, "log_completions")
-    judged_by: ClassVar[tuple[str, ...]] = ("loss", "reward", "kl")
+    changeable: ClassVar[tuple[str, ...]] = (*EvaluatedSpec.changeable, "log_completions")
+    judged_by: ClassVar[tuple[str, ...]] = ("loss", "reward", "kl", "eval_reward")
     compared_by: ClassVar[tuple[str, str]] = ("eval_reward", "reward")
     # Advantages have a magnitude of about 1, so the loss varies around 0. A diverging policy has a
     # larger loss, a large KL from the reference (nats), or a high entropy.
@@ -182,19 +183,13 @@ class GrpoSpec(RecordsSpec, RewardsSpec, TrainingSpec, SamplingSpec, LossSpec):
     )
     warmup_steps: int = override(TrainingSpec, "warmup_steps", default=0)
 
-    eval_dataset: str | None = option(
-        None,
-        "data set of held-out prompts",
-        group="evaluation",
-        default_text="the prompts of dataset after those trained on",
-    )
-    eval_samples: int = option(
-        0,
-        "number of held-out prompts whose reward is measured before and after training (0: all of "
-        "eval_dataset, otherwise none)",
-        group="evaluation",
-        minimum=0,
-        maximum=MOST_ROWS,
+    eval_samples: int = override(
+        EvaluatedSpec,
+        "eval_samples",
+        default=0,
+        help="number of held-out prompts whose reward is measured (0: all of eval_dataset, "
+        "otherwise none)",
+        default_text=None,
     )
     reward_log: str | None = option(
         None,
@@ -205,11 +200,6 @@ class GrpoSpec(RecordsSpec, RewardsSpec, TrainingSpec, SamplingSpec, LossSpec):
     log_completions: int = option(
         2, "completions in each step event", group="evaluation", minimum=0, maximum=1000
     )
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether there are held-out prompts."""
-        return self.eval_dataset is not None or self.eval_samples > 0
 
     @property
     def steps_total(self) -> int:

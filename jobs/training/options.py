@@ -80,6 +80,9 @@ class TrainingSpec(Spec, ABC):
     )
     otherwise: ClassVar[str] = "start a new job from its weights with --init-from JOB"
 
+    # The sort of model that is trained; kinds that share it can start from each other's models.
+    trains: ClassVar[str] = "decoder"
+
     # The metrics that `keep_best` accepts, fields of step and eval events; and those to minimize.
     judged_by: ClassVar[tuple[str, ...]] = ("loss",)
     lower_is_better: ClassVar[tuple[str, ...]] = (

@@ -8,6 +8,7 @@ import { useCurves } from "../parts/curves.js";
 import { useEvents } from "../parts/events.js";
 import { Copy, Eta, Heading, Labels, Problem, Progress, Scroll, Status } from "../parts/elements.js";
 import { clock, duration, NOTHING, now, number, optionText, size } from "../parts/format.js";
+import { useLoaded } from "../parts/loaded.js";
 import { isPending, useOverview } from "../parts/overview.js";
 import { ActionButtons } from "./overview.js";
 import { Completions } from "./completions.js";
@@ -186,8 +187,9 @@ function Options({ job, detail }) {
   if (!kinds) return html`<p>Loading …</p>`;
   const kind = kinds.data.find((one) => one.kind === job.kind);
   const known = new Map((kind?.options ?? []).map((option) => [option.name, option]));
-  const command = commandOf(job.kind, kind?.options ?? [], detail.options);
-  const differs = (name, value) => known.has(name) && !isSame(value, known.get(name).default);
+  const defaults = kind?.defaults ?? {};
+  const command = commandOf(job.kind, defaults, detail.options);
+  const differs = (name, value) => name in defaults && !isSame(value, defaults[name]);
   const rows = Object.entries(detail.options).sort(([a, x], [b, y]) => differs(b, y) - differs(a, x));
   return html`
     <div class="card">
@@ -208,7 +210,7 @@ function Options({ job, detail }) {
             ([name, value]) => html`<tr key=${name}>
               <th scope="row">${name}</th>
               <td class=${differs(name, value) ? "different" : ""}><pre>${optionText(value)}</pre></td>
-              <td class="quiet">${known.has(name) ? (known.get(name).default_text ?? optionText(known.get(name).default)) : ""}</td>
+              <td class="quiet">${name in defaults ? (known.get(name)?.default_text ?? optionText(defaults[name])) : ""}</td>
             </tr>`,
           )}
         </tbody>
@@ -276,20 +278,4 @@ function Log({ job }) {
   if (error) return html`<${Problem} error=${error} />`;
   if (text === null) return html`<p>Loading …</p>`;
   return text ? html`<pre class="card" tabindex="0">${text}</pre>` : html`<p class="empty">The log is empty.</p>`;
-}
-
-// What a request returns, and its error; requested again when `causes` change.
-function useLoaded(request, causes) {
-  const [state, setState] = useState([null, null]);
-  useEffect(() => {
-    let isGone = false;
-    request().then(
-      (found) => !isGone && setState([found, null]),
-      (error) => !isGone && setState([null, error]),
-    );
-    return () => {
-      isGone = true;
-    };
-  }, causes);
-  return state;
 }
