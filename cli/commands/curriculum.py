@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -181,7 +181,7 @@ def submit_curriculum(
     else:
         click.echo(curriculum_id)
     if wait:
-        return follow_curriculum(app, client, curriculum_id, has_events=False)
+        return follow_curriculum(app, client, curriculum_id)
     if sys.stderr.isatty():
         note(f"Follow it with: {app.command(f'tail {curriculum_id}')}")
     return 0
@@ -192,14 +192,15 @@ def _refused(how: Mapping[str, Any]) -> list[str]:
 
 
 def follow_curriculum(
-    app: App, client: Client, curriculum_id: str, *, has_events: bool = True
+    app: App,
+    client: Client,
+    curriculum_id: str,
+    follow: Callable[[App, Client, str, TextIO], int] | None = None,
 ) -> int:
     """Follow a curriculum from stage to stage until it ends; return the exit code of its end.
 
-    `has_events`: show the events of its trainings, and not only the decisions.
+    `follow`: shows the events of a job until it ends; None: only the decisions are shown.
     """
-    from .watch import follow
-
     shown: set[str] = set()
     decided = 0
     try:
@@ -209,7 +210,7 @@ def follow_curriculum(
                 if attempt["job"] not in shown and attempt["status"] != "removed":
                     shown.add(attempt["job"])
                     _say(app, {"type": "stage", **attempt})
-                    if has_events:
+                    if follow is not None:
                         follow(app, client, attempt["job"], sys.stdout)
             for attempt in found["attempts"][decided:]:
                 if attempt["decision"] is not None:

@@ -43,7 +43,7 @@ def tail(app: App, job: str | None, samples: bool) -> int:
     if job_id.startswith("curriculum-"):
         from .curriculum import follow_curriculum
 
-        return follow_curriculum(app, client, job_id)
+        return follow_curriculum(app, client, job_id, follow)
     if job_id.startswith("sweep-"):
         from .sweep import follow as follow_sweep
 

@@ -61,9 +61,9 @@ class SweepOptions:
         count = self.seeds * math.prod(map(len, self.axes.values())) * (self.array or 1)
         if count > MOST_MEMBERS:
             raise SpecError("sweep", f"must make at most {MOST_MEMBERS} jobs, got {count}")
-        metrics = metrics_of(spec)
-        if self.metric is not None and self.metric not in metrics:
-            raise SpecError("metric", f"must be one of {', '.join(metrics)}, got {self.metric!r}")
+        if self.metric not in (None, *spec.judged_by):
+            names = ", ".join(spec.judged_by)
+            raise SpecError("metric", f"must be one of {names}, got {self.metric!r}")
         if self.halving is not None and not self.axes:
             raise SpecError("halving", "must go with sweep, got it alone")
 
@@ -74,16 +74,6 @@ class SweepOptions:
             return [{"index": index} for index in range(self.array)]
         names = list(self.axes)
         return [dict(zip(names, v, strict=True)) for v in itertools.product(*self.axes.values())]
-
-
-def metrics_of(spec: type[TrainingSpec]) -> tuple[str, ...]:
-    """Return the metrics that points of a kind can be compared by.
-
-    `eval_NAME` is measured on held-out data; a metric of the steps counts by its mean over the last
-    tenth of them.
-    """
-    plain = (name for name in spec.judged_by if not name.startswith("eval_"))
-    return tuple(dict.fromkeys([*spec.judged_by, *(f"eval_{name}" for name in plain)]))
 
 
 def is_lower_better(spec: type[TrainingSpec], metric: str) -> bool:

@@ -60,7 +60,7 @@ def test_jobs_of_a_point_differ_in_the_seed_and_those_of_an_array_in_their_index
         ({"halving": 3}, "halving: must go with sweep"),
         ({"halving": 1, "sweep": ["beta=0"]}, "halving: must be an integer from 2 to 16"),
         ({"sweep": ["beta=0,1"], "seeds": 501}, "sweep: must make at most 1000 jobs, got 1002"),
-        ({"metric": "accuracy"}, "metric: must be one of loss, reward, kl, eval_loss"),
+        ({"metric": "accuracy"}, "metric: must be one of loss, reward, kl, eval_reward, got"),
     ],
 )
 def test_a_wrong_plan_is_refused_with_the_field_and_the_problem(given, problem):
