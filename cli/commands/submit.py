@@ -308,7 +308,7 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         "init": init,
         "labels": labels,
     }
-    staged = {name: values.pop(name) for name in ("stages", "gate") if name in values}
+    staged: dict[str, Any] = {n: values.pop(n) for n in ("stages", "gate") if n in values}
     if staged:
         return submit_curriculum(
             app, kind, values, {**varied, **staged}, how, dry_run=request.dry_run, wait=request.wait

@@ -56,14 +56,14 @@ class Curricula(Sweeping):
                 raise SpecError("stages", f"{stage.name}: {error}") from error
             found.append(Stage(stage.name, document, stage.has_gate))
         gate = gate_of(given.get("gate"))
-        document = None
+        evaluation: dict[str, Any] | None = None
         if gate is not None:
             model = found[0].document["spec"].get("model")
             if model is None:
                 raise SpecError("gate", "must be of a model that generates text, got a new model")
             options = {**gate.options, "model": model, "samples": gate.most_questions}
             try:
-                document = self.check(spec_class(_EVAL).parse(options), init=init)
+                evaluation = self.check(spec_class(_EVAL).parse(options), init=init)
             except SpecError as error:
                 raise SpecError("gate", str(error)) from error
         plan = Curriculum(
@@ -73,7 +73,7 @@ class Curricula(Sweeping):
             name=labels.name,
             tags=list(labels.tags),
             stages=found,
-            gate=document,
+            gate=evaluation,
             questions=0 if gate is None else gate.questions,
             most_questions=0 if gate is None else gate.most_questions,
             queueing={},

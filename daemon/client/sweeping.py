@@ -191,7 +191,7 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
 
     def sweeps(self, limit: int | None = None) -> list[dict[str, Any]]:
         """Return the sweeps of this home, newest first, each as one line of a list of jobs."""
-        found = []
+        found: list[dict[str, Any]] = []
         for sweep_id in reversed(sweeps.sweep_ids(self.home)):
             if len(found) == limit:
                 break

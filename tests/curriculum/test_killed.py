@@ -55,7 +55,7 @@ def queued(desk: Desk, queue: str) -> list[str]:
 
 def finish(desk: Desk, queue: str, result: dict[str, Any]) -> str:
     """Play the worker of the next job."""
-    [popped] = [desk.client.connection.lpop(f"rq:queue:{queue}")]
+    popped: Any = desk.client.connection.lpop(f"rq:queue:{queue}")
     store = desk.client.store
     taken = store.begin(popped, queue, "w")
     assert taken is not None
