@@ -51,6 +51,8 @@ SECTIONS = {
     "Train and process files": {
         "data": ("data", "Show what is in a data set, or remove kept tokens."),
         "submit": ("submit", "Queue a job of KIND and print its id."),
+        "sweep": ("sweep", "Show sweeps, and which of their combinations is best."),
+        "curriculum": ("curriculum", "Show curricula: stages, gates and decisions."),
         "note": ("note", "Add a note to JOB, or print its notes."),
         "queue": ("jobs", "Show running and waiting jobs, in queue order."),
         "cancel": ("steer", "Remove JOB from its queue, or save and stop it."),

@@ -1,4 +1,4 @@
-"""Statistics of evaluations: intervals of shares, paired comparisons, pass@k and maj@k.
+"""Statistics of evaluations: intervals of shares and means, paired comparisons, pass@k and maj@k.
 
 Imports no torch, and numpy only where values are resampled. All intervals are 95 %.
 """
@@ -33,6 +33,33 @@ def wilson(share: float, n: int) -> tuple[float, float]:
     middle = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = _Z / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
     return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % interval of a mean by Student's t, for values such as those of some seeds.
+
+    None for fewer than two values. Unlike `bootstrap` it is wide enough for three values.
+    """
+    n = len(values)
+    if n < 2:
+        return None
+    mean = math.fsum(values) / n
+    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    half = _t_quantile(n - 1) * spread / math.sqrt(n)
+    return mean - half, mean + half
+
+
+# Two-sided 95 % of Student's t distribution, for 1, 2, … degrees of freedom.
+_T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
+
+
+def _t_quantile(degrees: int) -> float:
+    """Return the quantile; beyond the table by its expansion (Abramowitz & Stegun, 26.7.5)."""
+    if degrees <= len(_T):
+        return _T[degrees - 1]
+    z, cubed = _Z, _Z * _Z * _Z
+    second = 5 * cubed * z * z + 16 * cubed + 3 * z
+    return z + (cubed + z) / (4 * degrees) + second / (96 * degrees * degrees)
 
 
 def mcnemar(gained: int, lost: int) -> float:

@@ -59,8 +59,14 @@ _PENDING = ("started", "queued", "scheduled", "deferred")
 @common_options
 @click.pass_obj
 def queue(app: App) -> None:
-    """Show running and waiting jobs, in queue order."""
-    jobs = app.reader().jobs(statuses=_PENDING)
+    """Show running and waiting jobs, in queue order.
+
+    A sweep is one line, with the steps of all its jobs.
+    """
+    client = app.reader()
+    members = client.sweep_members()
+    jobs = client.jobs(statuses=_PENDING, hidden=members)
+    jobs += [sweep for sweep in client.sweeps() if sweep["status"] in _PENDING] if members else []
     jobs.sort(key=_queue_order)
     if app.as_json:
         for job in jobs:
@@ -159,7 +165,10 @@ def jobs(
     tags: tuple[str, ...],
     limit: int,
 ) -> None:
-    """List training jobs and evaluations, newest first."""
+    """List training jobs and evaluations, newest first.
+
+    A sweep is one line; `--tag SWEEP` lists its jobs.
+    """
     from ...daemon.runs.labels import Labels
 
     named = {name for word in statuses for name in _WORDS.get(word, (word,))}
@@ -167,9 +176,19 @@ def jobs(
     # Whether a job is paused is known only of its view; few jobs run or wait.
     first = None if wanted & _PAUSABLE else limit + 1
     of_kinds = kinds or (None if all_ else _kept_kinds())
-    found = app.reader().jobs(
-        statuses=wanted or None, limit=first, kinds=of_kinds, labels=Labels(name=name, tags=tags)
+    client = app.reader()
+    # With a filter by name or tag, the jobs of a sweep are listed one by one.
+    is_grouped = name is None and not tags
+    found = client.jobs(
+        statuses=wanted or None,
+        limit=first,
+        kinds=of_kinds,
+        labels=Labels(name=name, tags=tags),
+        hidden=client.sweep_members() if is_grouped else (),
     )
+    if is_grouped:
+        sweeps = [one for one in client.sweeps(limit + 1) if not kinds or one["kind"] in kinds]
+        found = sorted([*found, *sweeps], key=lambda job: job["created_at"], reverse=True)
     if named:
         found = [job for job in found if _status(job) in named]
     has_more = len(found) > limit
@@ -224,7 +243,14 @@ def _took_s(job: dict[str, Any]) -> float | None:
 def show(app: App, job: str | None, has_source: bool) -> None:
     """Show everything about JOB."""
     client = app.reader()
-    job_id = client.find(job)
+    job_id = client.find_any(job)
+    if job_id.startswith(("sweep-", "curriculum-")):
+        from .curriculum import show_curriculum
+        from .sweep import show_sweep
+
+        show_group = show_sweep if job_id.startswith("sweep-") else show_curriculum
+        show_group(app, client, job_id)
+        return
     if has_source:
         from .source import show_source
 

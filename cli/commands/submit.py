@@ -19,11 +19,14 @@ from ...configs.labels import line_of, read_labels
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import SpecError
 from ...jobs.spec import GROUPS, OptionInfo
+from ...jobs.training.options import TrainingSpec
 from ..shared.app import App, common_options, note
 from ..shared.grouped import GroupedCommand, GroupedOption
 from ..shared.job_argument import complete_job
 from ..view import render
 from ..view.times import parse_duration, parse_time
+from .curriculum import submit_curriculum
+from .sweep import submit_sweep, sweep_options
 
 if TYPE_CHECKING:
     from ...daemon.client.client import Client
@@ -85,6 +88,11 @@ class _Request:
     tags: tuple[str, ...] = ()
     init_from: str | None = None
     needs: str | None = None
+    sweep: tuple[str, ...] = ()
+    seeds: str | None = None
+    array: str | None = None
+    halving: str | None = None
+    metric: str | None = None
 
 
 def file_options() -> list[click.Option]:
@@ -187,6 +195,8 @@ _INIT_FROM = GroupedOption(
 def _kind_command(kind: str) -> click.Command:
     options = spec_class(kind).options()
     requests = _request_options()
+    if issubclass(spec_class(kind), TrainingSpec):
+        requests = [*sweep_options(), *requests]
     if spec_class(kind).takes_weights:
         requests.insert(0, _INIT_FROM)
 
@@ -218,7 +228,7 @@ def _like_command() -> click.Command:
     return click.command(
         _LIKE,
         cls=GroupedCommand,
-        params=[_INIT_FROM, *_request_options()],
+        params=[_INIT_FROM, *sweep_options(), *_request_options()],
         help="Queue a job with the options of another; KIND is that of the other.",
     )(common_options(callback))
 
@@ -296,21 +306,33 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         init = client.weights(base.init_from)
     if init is not None:
         values["model"] = init.name
+    varied = _varied(values, request, spec_class(kind))
+    how: dict[str, Any] = {
+        "front": request.front,
+        "after": request.after,
+        "at": at,
+        "delay_s": delay_s,
+        "needs": needs or None,
+        "retries": request.retries,
+        "timeout_s": (
+            None if request.timeout is None else parse_duration("timeout", request.timeout)
+        ),
+        "init": init,
+        "labels": labels,
+    }
+    staged: dict[str, Any] = {n: values.pop(n) for n in ("stages", "gate") if n in values}
+    if staged:
+        return submit_curriculum(
+            app, kind, values, {**varied, **staged}, how, dry_run=request.dry_run, wait=request.wait
+        )
+    if varied:
+        return submit_sweep(
+            app, kind, values, varied, how, dry_run=request.dry_run, wait=request.wait
+        )
     spec = spec_class(kind).parse(values)
     if request.dry_run:
         return _dry_run(app, client, spec, client.check(spec, init=init))
-    job_id = client.submit(
-        spec,
-        front=request.front,
-        after=request.after,
-        at=at,
-        delay_s=delay_s,
-        needs=needs,
-        retries=request.retries,
-        timeout_s=None if request.timeout is None else parse_duration("timeout", request.timeout),
-        init=init,
-        labels=labels,
-    )
+    job_id = client.submit(spec, **how)
     if app.as_json:
         render.json_line(client.job(job_id))
     else:
@@ -334,6 +356,18 @@ def _note_unmet(app: App, client: Client, needs: Mapping[str, str]) -> None:
             f"No machine has {line_of(missing)} now: the job waits for one. "
             f"See: {app.command('nodes')}"
         )
+
+
+def _varied(values: dict[str, Any], request: _Request, spec: type[Spec]) -> dict[str, Any]:
+    """Take what describes a sweep out of the options of a job file; options take precedence."""
+    from ...daemon.sweeps.plan import KEYS
+
+    found = {name: values.pop(name) for name in KEYS if name in values}
+    given = {name: getattr(request, name) for name in KEYS}
+    found |= {name: value for name, value in given.items() if value not in (None, ())}
+    if found and not issubclass(spec, TrainingSpec):
+        raise SpecError(next(iter(found)), f"must be of a kind that trains, got {spec.kind}")
+    return found
 
 
 def gathered(

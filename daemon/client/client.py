@@ -1,21 +1,18 @@
 """The client: everything that users of the queue do with jobs. Imports no torch.
 
 Each of its base classes has a module: `submitting`, `reading`, `steering` (cancel, kill, pause),
-`resuming`, `labeling`, `comparison`, `digest`, `leaderboard`, `removing` and `nodes`; `connection`
-has what they share.
+`resuming`, `labeling`, `comparison`, `digest`, `leaderboard`, `removing`, `sweeping`, `curricula`
+and `nodes`; `connection` has what they share.
 """
 
 from __future__ import annotations
 
 from .comparison import Comparing
-from .digest import Digesting
+from .curricula import Curricula
 from .labeling import Labeling
 from .leaderboard import Ranking
 from .nodes import Nodes
-from .removing import Removing
-from .resuming import Resuming
-from .submitting import Submitting
 
 
-class Client(Submitting, Digesting, Resuming, Labeling, Comparing, Ranking, Removing, Nodes):
+class Client(Curricula, Labeling, Comparing, Ranking, Nodes):
     """The jobs of one home."""

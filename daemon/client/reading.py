@@ -42,13 +42,19 @@ class Reading(ClientConnection):
         labels: Labels = NO_LABELS,
         text: str = "",
         older_than: str | None = None,
+        hidden: Collection[str] = (),
     ) -> list[dict[str, Any]]:
         """Return all jobs, or those that the filters leave, newest first, at most `limit`.
 
         `labels`: tags that a job must have, and a pattern of its name. `text`: a part of the id.
-        `older_than`: a job id, to continue a list behind it.
+        `older_than`: a job id, to continue a list behind it. `hidden`: ids that are left out.
         """
-        return self.lookup.jobs(statuses, limit, kinds, labels, text, older_than)
+        return self.lookup.jobs(statuses, limit, kinds, labels, text, older_than, hidden)
+
+    @reads_offline
+    def several(self, ids: list[str]) -> list[dict[str, Any]]:
+        """Return all that is known of these jobs, without those that were removed."""
+        return self.lookup.several(ids)
 
     def step_times(self, kind: str) -> Iterator[tuple[str, dict[str, Any], float]]:
         """Yield recent jobs of a kind with their options and seconds per step. Needs no Redis."""

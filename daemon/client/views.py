@@ -127,6 +127,8 @@ def _view(
         "queue": job.origin,
         "model": document.get("spec", {}).get("model"),
         "init_from": document.get("init_from"),
+        "sweep": document.get("sweep"),
+        "curriculum": document.get("curriculum"),
         "step": _step(recent),
         "steps_total": steps_total,
         "rows_done": estimate.rows_done,

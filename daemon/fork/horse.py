@@ -330,6 +330,7 @@ def _run(
         working=activity.working,
         stop_at=document.get("stop_at"),
         code_folders=tuple(document.get("python_path", ())),
+        eval_at_stop=bool(document.get("eval_at_stop")),
         queued_s=waited,
     )
     run = run_function(document["kind"])

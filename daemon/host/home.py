@@ -7,6 +7,8 @@ HOME/
   models.json        the warm models
   notify.json        the events that were notified of
   runs/JOB/          run directories
+  sweeps/SWEEP/      sweeps: which jobs belong to them, and what was decided
+  curricula/ID/      curricula: their stages, and what was decided between them
   cache/             data shared by jobs, such as tokenized corpora
   server/            append-only file of the embedded Redis
   logs/              rotated logs
@@ -50,6 +52,16 @@ class Home:
     def runs(self) -> Path:
         """The folder of run directories."""
         return self.path / "runs"
+
+    @property
+    def sweeps(self) -> Path:
+        """The folder of sweeps."""
+        return self.path / "sweeps"
+
+    @property
+    def curricula(self) -> Path:
+        """The folder of curricula."""
+        return self.path / "curricula"
 
     @property
     def logs(self) -> Path:

@@ -430,6 +430,11 @@ class NotifierSettings(Message, op="notifier_settings"):
 
 
 @dataclass(frozen=True)
+class GroupSettings(Message, op="group_settings"):
+    url: str  # of Redis; may hold a password
+
+
+@dataclass(frozen=True)
 class Alive(Message, op="alive"):
     """Heartbeat: the child's main loop is running."""
 

@@ -107,6 +107,11 @@ class _Slots:
 _slots = _Slots()
 
 
+def fresh_id(kind: str) -> str:
+    """Return an id that this process has not used yet, for a job that is created later."""
+    return new_id(kind, _slots.take())
+
+
 @dataclass(frozen=True)
 class RunDir:
     """One run directory."""
@@ -139,14 +144,7 @@ class RunDir:
             staging = runs / f"{_STAGING}{job_id}"
             try:
                 staging.mkdir(mode=0o700)
-                spec = {
-                    "schema": SCHEMA,
-                    "id": job_id,
-                    "kind": kind,
-                    "revision": 1,
-                    "created": datetime.now().astimezone().isoformat(timespec="seconds"),
-                    **document,
-                }
+                spec = _spec_json(job_id, kind, document)
                 if durable:
                     write_atomic(staging / "spec.json", _pretty(spec))
                 else:
@@ -163,6 +161,23 @@ class RunDir:
             if durable:
                 fsync(runs)
             return cls(runs / job_id)
+
+    @classmethod
+    def ensure(cls, runs: Path, job_id: str, document: dict[str, Any]) -> RunDir:
+        """Create the run directory with this id unless it is there, atomically.
+
+        The caller prevents a second call for the same id at the same time. `document`: as in
+        `create`.
+        """
+        if not (runs / job_id).is_dir():
+            staging = runs / f"{_STAGING}{job_id}"
+            shutil.rmtree(staging, ignore_errors=True)  # of a process that was killed
+            staging.mkdir(mode=0o700)
+            kind = job_id.partition("-")[0]
+            write_atomic(staging / "spec.json", _pretty(_spec_json(job_id, kind, document)))
+            staging.rename(runs / job_id)
+            fsync(runs)
+        return cls(runs / job_id)
 
     @classmethod
     def open(cls, runs: Path, job_id: str) -> RunDir:
@@ -310,6 +325,18 @@ class RunDir:
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, _signature(os.getpid()), 0)
                 return fd
+
+
+def _spec_json(job_id: str, kind: str, document: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a new spec.json."""
+    return {
+        "schema": SCHEMA,
+        "id": job_id,
+        "kind": kind,
+        "revision": 1,
+        "created": datetime.now().astimezone().isoformat(timespec="seconds"),
+        **document,
+    }
 
 
 def remove_stale_staging(runs: Path) -> None:

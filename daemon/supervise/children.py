@@ -156,10 +156,13 @@ class OptionalChild(Child):
         """Return whether it is dead and the delay is over; counts a death."""
         if self.process is not None and self.has_died():
             lived = time.monotonic() - self.started
-            self.quick_deaths = self.quick_deaths + 1 if lived < _QUICK_DEATH_S else 0
-            wait_s = min(2.0**self.quick_deaths - 1, _MAX_RETRY_S)
-            code = self.process.returncode
-            log.error("%s: ended (%s), restarting in %g s", self.name, code, wait_s)
+            code, wait_s = self.process.returncode, 0.0
+            if code == 0:  # it has nothing left to do
+                self.quick_deaths = 0
+            else:
+                self.quick_deaths = self.quick_deaths + 1 if lived < _QUICK_DEATH_S else 0
+                wait_s = min(2.0**self.quick_deaths - 1, _MAX_RETRY_S)
+                log.error("%s: ended (%s), restarting in %g s", self.name, code, wait_s)
             self.process = None
             self._start_at = time.monotonic() + wait_s
         return self.process is None and time.monotonic() >= self._start_at

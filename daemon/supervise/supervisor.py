@@ -31,6 +31,7 @@ from ..host.messages import (
     ChildReady,
     Failure,
     GatewaySettings,
+    GroupSettings,
     HorsePlan,
     JobsHeld,
     LocalModel,
@@ -47,6 +48,7 @@ from ..queue.due import DueJobs
 from ..queue.jobs import JobStore
 from ..queue.lease import LEASE_S
 from ..runs.rundir import remove_stale_staging
+from ..sweeps import group
 from .children import MAX_QUICK_KILLS, Child, GatewayChild, OptionalChild, WorkerChild
 from .control_server import ControlServer
 from .membership import Membership
@@ -101,6 +103,7 @@ class Supervisor:
         self.node = Membership(self.store, config, self.home, self.workers)
         self.gateway = GatewayChild()
         self.notifier = OptionalChild("notify")
+        self.groups = OptionalChild("groups")
         self.warm_set = WarmSet(self.home, config.models, flags.run_id)
         self._selector = selectors.DefaultSelector()
         self.is_warm = False
@@ -128,6 +131,8 @@ class Supervisor:
                     self._become_warm()
                 self._start_gateway_if_due()
                 self._start_notifier_if_due()
+                for parent in (self.home.sweeps, self.home.curricula):
+                    group.finish_removals(parent)
                 self._retention.start(self.node.election.was_leader)
                 while self.stopping is None:
                     self._tick()
@@ -176,6 +181,8 @@ class Supervisor:
             self._start_notifier_if_due()
             self._restart_dead_children()
             self._take_part()
+            if self.is_warm:
+                self._start_groups_if_due()
             self.is_redis_down = False
         except redis.RedisError as error:
             self.is_redis_down = True
@@ -306,6 +313,17 @@ class Supervisor:
                 on_message=lambda _: None,
             )
 
+    def _start_groups_if_due(self) -> None:
+        parents = (self.home.sweeps, self.home.curricula)
+        if self.groups.must_start() and any(map(group.active, parents)):
+            self.groups.start(
+                self._selector,
+                "warmd.daemon.curriculum",
+                self.home,
+                GroupSettings(self.url),
+                on_message=lambda _: None,
+            )
+
     def _start_worker(self, worker: WorkerChild) -> None:
         worker.redis_name = f"{worker.name}:{self.home.key}:{secrets.token_hex(3)}"
         worker.start(
@@ -406,7 +424,7 @@ class Supervisor:
             if worker.process.poll() is None:
                 worker.process.kill()
                 worker.process.wait()
-        for child in (self.zygote, self.gateway, self.notifier):
+        for child in (self.zygote, self.gateway, self.notifier, self.groups):
             if child.process is not None:
                 child.process.kill()
                 child.process.wait()

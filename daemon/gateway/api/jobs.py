@@ -42,6 +42,8 @@ class JobView(BaseModel):
     queue: str
     model: str | None
     init_from: str | None
+    sweep: str | None
+    curriculum: str | None
     step: int
     steps_total: int | None
     rows_done: int | None
