@@ -38,7 +38,8 @@ from ..runs.checkpoints import Checkpoints
 from ..runs.events import EventLog, read
 from ..runs.rundir import RunDir
 from .activity import ActivityReporter
-from .models import HorseModels, WarmModels
+from .horse_models import HorseModels
+from .models import WarmModels
 from .own_device import own_device
 from .placement import Placement
 from .worker_connection import JobControl, WorkerConnection
@@ -57,7 +58,7 @@ def run_jobs(channel: Channel, request: RunJob, models: WarmModels) -> None:
     write_stacks_on_signal()
     _prefer_for_oom_kill()
     keep_freed_memory()
-    connection = WorkerConnection(channel, request)
+    connection = WorkerConnection(channel, request, forget_model=models.forget_in_fork)
     connection.send(HorseStarted(os.getpid()))
     _hold_files(models, request.model)
     own = own_device(request.device, request.gpu_memory / 100)
@@ -182,8 +183,14 @@ def _execute(
         names = {}
         if request.model is not None:
             names[document["spec"]["model"]] = request.model.config.name
-        copies = is_resident and kind.queue == TRAIN
-        models = HorseModels(warm, names, copies=copies, placement=placement)
+            warm.attach_in_fork(request.model)
+        models = HorseModels(
+            warm,
+            names,
+            copies=is_resident and kind.queue == TRAIN,
+            takes_adapters=kind.takes_adapters,
+            placement=placement,
+        )
         # Jobs of queue infer run no user code, and several of them share this process.
         folders = document.get("python_path", ()) if kind.queue == TRAIN else None
         with own_modules(folders) if folders is not None else nullcontext():

@@ -297,14 +297,15 @@ class Engine:
         else:
             end = max(begin + room, begin + 1)
             end = min(-(-end // chunk) * chunk, len(ids))
+        adapter = sequence.request.adapter
         if sequence.images is None:
-            adapter = sequence.request.adapter
             return Part(sequence.kv, ids[begin:end], end == len(ids), adapter=adapter)
         return Part(
             sequence.kv,
             ids[begin:end],
             end == len(ids),
             positions=sequence.images.positions[:, begin:end],
+            adapter=adapter,
             features=sequence.images.features(begin, end),
         )
 

@@ -164,6 +164,7 @@ def _prepare(
         num_completions=spec.n,
         max_tokens=room(spec, warm, len(ids)),
         stop=spec.stop,
+        adapter=warm.adapter,
         grammar=grammar,
         is_canceled=is_canceled,
     )

@@ -22,6 +22,7 @@ from shell import warmd
 from transformers import AutoModelForCausalLM
 
 from warmd.configs.config import ModelConfig, WorkerConfig
+from warmd.daemon.fork.adapters import MergedModels
 from warmd.daemon.fork.models import WarmModels
 from warmd.daemon.host import fetch
 from warmd.jobs.errors import JobFailed, NotFound
@@ -67,6 +68,11 @@ def load(folder: Path, **settings: Any) -> Any:
     return WarmModels(10**9).ensure(config, fetch.local_folder(config), in_use=())
 
 
+def whole(loaded: Any) -> Any:
+    """The model that a job gets which computes with no adapters, as all but infer jobs."""
+    return MergedModels().of(loaded.warm).model
+
+
 def logits_of(model: Any) -> Any:
     with torch.inference_mode():
         return model(IDS).logits
@@ -109,9 +115,10 @@ def test_a_served_adapter_equals_peft(tiny_model, tmp_path, config):
     wanted = write_adapter(tmp_path / "adapter", tiny_model, config)
     assert not torch.allclose(logits_of(tiny.model()), wanted, atol=0.1)
     loaded = load(tmp_path / "adapter")
-    torch.testing.assert_close(logits_of(loaded.warm.model), wanted, rtol=1e-5, atol=1e-5)
-    assert type(loaded.warm.model).__name__ == "LlamaForCausalLM"
-    assert all(parameter.requires_grad for parameter in loaded.warm.model.parameters())
+    model = whole(loaded)
+    torch.testing.assert_close(logits_of(model), wanted, rtol=1e-5, atol=1e-5)
+    assert type(model).__name__ == "LlamaForCausalLM"
+    assert all(parameter.requires_grad for parameter in model.parameters())
     assert loaded.warm.tokenizer("1+1=")["input_ids"] == tiny.tokenizer()("1+1=")["input_ids"]
 
 
@@ -121,8 +128,8 @@ def test_every_supported_adapter_kind_has_a_test():
 
 def test_adapter_of_a_bfloat16_base_is_merged_with_the_rounding_of_bfloat16(tiny_model, tmp_path):
     write_adapter(tmp_path / "adapter", tiny_model, lora(), dtype=torch.bfloat16)
-    exact = load(tmp_path / "adapter", dtype="float32").warm.model
-    rounded = load(tmp_path / "adapter", dtype="bfloat16").warm.model
+    exact = whole(load(tmp_path / "adapter", dtype="float32"))
+    rounded = whole(load(tmp_path / "adapter", dtype="bfloat16"))
     for wanted, found in zip(exact.parameters(), rounded.parameters(), strict=True):
         assert found.dtype == torch.bfloat16
         # The base, the change and their sum are rounded, each by 2**-9 of itself at most.
@@ -265,7 +272,7 @@ def test_base_on_the_hub_is_found_in_its_cache(hub, tiny_model, tmp_path, revisi
     tiny.model(seed).save_pretrained(own)
     tiny.tokenizer().save_pretrained(own)
     same = write_plain(tmp_path / "same", tiny_model, base_model_name_or_path=str(own))
-    found, wanted = (logits_of(load(path).warm.model) for path in (folder, same))
+    found, wanted = (logits_of(whole(load(path))) for path in (folder, same))
     assert torch.equal(found, wanted)
     assert fetch.hub_id(ModelConfig(name="a", path=str(folder))) == (
         "org/tiny" if revision is None else "org/tiny@v7"
@@ -333,7 +340,7 @@ def warm(daemon: Daemon) -> set[str]:
 
 def full_model(folder: Path, adapter: Path) -> Path:
     """The adapter merged into its base, by PEFT."""
-    load(adapter).warm.model.save_pretrained(folder)
+    whole(load(adapter)).save_pretrained(folder)
     tiny.tokenizer().save_pretrained(folder)
     return folder
 
@@ -378,7 +385,7 @@ def test_training_may_start_from_an_adapter(daemon, tiny_model, tmp_path):
     job = daemon.wait(daemon.submit(model=str(folder)))
     assert job["status"] == "finished", job["error"]
     (weights,) = (daemon.home.runs / job["id"] / "model").glob("*.safetensors")
-    trained, begun = load_file(weights), load(folder).warm.model.state_dict()
+    trained, begun = load_file(weights), whole(load(folder)).state_dict()
     name = "model.layers.0.self_attn.q_proj.weight"
     assert 0 < (trained[name] - begun[name]).abs().max() < 0.01
 
