@@ -75,6 +75,7 @@ def attach(base: WarmModel, config: ModelConfig, folder: Path) -> Attachment:
         tokenizer=tokenizer,
         precision=config.precision,
         adapter=adapter,
+        weights_digest=None,
     )
     return Attachment(warm, adapters.rank_of(folder), adapter.num_parameters, adapter.num_bytes)
 

@@ -88,16 +88,13 @@ class Horse:
                     about_jobs.append(message)
         return about_jobs
 
-    def hand_over(self, other: Horse) -> None:
-        """Give all jobs to another horse, as the zygote asks in `instead`."""
-        assert self.instead is not None
-        other.models += [model for model in self.models if model not in other.models]
-        is_changed = self.instead.is_model_changed
-        other.send(replace(self._request, is_model_changed=is_changed))
-        for message in self._unsent:
-            other.send(message)
-        other.job_ids |= self.job_ids
-        self.job_ids = set()
+    def take_over(self, other: Horse, instead: UseHorse) -> None:
+        """Take the jobs of a horse that was not forked, as the zygote asks in `instead`."""
+        self.models += [model for model in other.models if model not in self.models]
+        self.send(replace(other._request, is_model_changed=instead.is_model_changed))
+        for message in other._unsent:
+            self.send(message)
+        self.job_ids |= other.job_ids
 
     @property
     def has_started(self) -> bool:
@@ -172,11 +169,19 @@ class HorsePool:
                 return horse
         return None
 
-    def referred(self, horse: Horse) -> Horse | None:
-        """Return the horse that the zygote refers to instead; None if it is ending."""
+    def hand_over(self, horse: Horse) -> Horse | None:
+        """Give the jobs of a horse that was not forked to the one in `instead`; return that one.
+
+        None if that one is ending: the jobs need a new horse.
+        """
         assert horse.instead is not None
-        pid = horse.instead.pid
-        return next((h for h in self.horses if h.pid == pid and _takes_jobs(h)), None)
+        self.horses.remove(horse)
+        horse.channel.close()
+        for other in self.horses:
+            if other.pid == horse.instead.pid and _takes_jobs(other):
+                other.take_over(horse, horse.instead)
+                return other
+        return None
 
     def sweep(self) -> None:
         """Remove horses that have ended, and resident ones that are leaving and have no job."""

@@ -268,16 +268,12 @@ class Worker:
 
     def _hand_over(self, horse: Horse, attempts: list[Attempt]) -> None:
         """Give the jobs of a horse that the zygote did not fork to the one that has their model."""
-        other = self.horses.referred(horse)
+        other = self.horses.hand_over(horse)
         for attempt in attempts:
             if other is None:
                 attempt.detach()  # the next step requests a horse again
             else:
                 attempt.horse = other
-        if other is None:
-            horse.job_ids.clear()
-        else:
-            horse.hand_over(other)
 
     def _run_timers(self) -> None:
         """Check time limits, stalls and the lease, and request horses for jobs without one."""

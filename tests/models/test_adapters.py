@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ import peft
 import pytest
 import tiny
 import torch
+from adapters import IDS, lora, write_adapter
 from daemons import Daemon
 from safetensors.torch import load_file, save_file
 from shell import warmd
-from transformers import AutoModelForCausalLM
 
 from warmd.configs.config import ModelConfig, WorkerConfig
 from warmd.daemon.fork.adapters import MergedModels
@@ -28,31 +27,7 @@ from warmd.daemon.host import fetch
 from warmd.jobs.errors import JobFailed, NotFound
 from warmd.jobs.models.adapters import MERGED, WEIGHTS, model_folder
 
-IDS = torch.tensor([[5, 6, 7, 8, 9]])
 GREEDY = ("--temperature", "0", "--max-tokens", "12")
-
-
-def lora(*targets: str, **settings: Any) -> peft.LoraConfig:
-    names = list(targets or ("q_proj", "down_proj"))
-    return peft.LoraConfig(r=2, lora_alpha=6, lora_dropout=0.1, target_modules=names, **settings)
-
-
-def write_adapter(folder: Path, base: Path, config: Any, *, dtype: Any = torch.float32) -> Any:
-    """Have PEFT make an adapter that changes the base far; return the logits of the PeftModel."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of PEFT: of what may go wrong with tied layers
-        torch.manual_seed(0)  # PEFT begins from random numbers
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
-        wrapped = peft.get_peft_model(model, config).eval()
-        generator = torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            for parameter in wrapped.parameters():
-                if parameter.requires_grad:
-                    noise = torch.randn(parameter.shape, generator=generator)
-                    parameter += 0.3 * noise.to(parameter.dtype)
-            logits = wrapped(IDS).logits
-        wrapped.save_pretrained(folder)
-    return logits
 
 
 def write_plain(folder: Path, base: Path, **settings: Any) -> Path:
