@@ -369,7 +369,8 @@ class WarmModels:
     def _make_room(self, config: ModelConfig, needed: int, in_use: Collection[str]) -> None:
         held = sum(model.size_bytes for model in self.loaded.values())
         idle = sorted(
-            (m for name, m in self.loaded.items() if name not in in_use), key=lambda m: m.used_at
+            (m for name, m in self.loaded.items() if name not in in_use),
+            key=lambda m: (m.used_at, m.base is None),
         )
         freeable = sum(model.size_bytes for model in idle)
         if held - freeable + needed > self.budget_bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import torch
@@ -55,7 +55,7 @@ def with_adapter(warm: WarmModel, model: Any, spec: TrainingSpec) -> PeftModel:
             reason = str(error).partition("\n")[0]
             raise JobFailed(f"lora_targets: must be layers of the model: {reason}") from error
     config.base_model_name_or_path = str(warm.path.absolute())
-    wrapped.base_weights_digest = warm.weights_digest
+    wrapped.base_weights_digest = cast(Any, warm.weights_digest)  # torch types attributes
     return wrapped
 
 

@@ -7,16 +7,20 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import orjson
 import peft
 import pytest
 import tiny
 import torch
 from adapters import IDS, lora, write_adapter
 from daemons import Daemon
+from needs import needs
 from safetensors.torch import load_file, save_file
 from shell import warmd
 
@@ -24,6 +28,7 @@ from warmd.configs.config import ModelConfig, WorkerConfig
 from warmd.daemon.fork.adapters import MergedModels
 from warmd.daemon.fork.models import WarmModels
 from warmd.daemon.host import fetch
+from warmd.jobs.compute import levels, onednn
 from warmd.jobs.errors import JobFailed, NotFound
 from warmd.jobs.models.adapters import MERGED, WEIGHTS, model_folder
 
@@ -341,9 +346,29 @@ def test_adapter_is_served_by_its_folder_and_compared_with_its_base(daemon, tiny
     assert warm(daemon) - before == {"adapter", "full"}
 
 
+@pytest.fixture
+def int8_daemon(
+    make_daemon: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Daemon]:
+    """A daemon on a processor that was measured to be faster with int8."""
+    needs(onednn.has_exact_int8(), "exact int8 kernels")
+    # The name of the processor's own level: it computes as before, but is measured separately.
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", torch.backends.cpu.get_cpu_capability().lower())
+    measured = levels._path()
+    assert measured is not None
+    found = replace(levels.levels(), int8="onednn")
+    measured.write_bytes(orjson.dumps(asdict(found)))
+    infer = WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=4, threads=1)
+    started = make_daemon(workers=(infer,))
+    started.start()
+    yield started
+    measured.unlink()
+
+
 def test_adapter_is_compared_in_the_precision_that_its_base_was_loaded_with(
-    daemon, tiny_model, tmp_path
+    int8_daemon, tiny_model, tmp_path
 ):
+    daemon = int8_daemon
     base = shutil.copytree(tiny_model, tmp_path / "rough")
     folder = write_plain(tmp_path / "of-rough", base)
     home = daemon.home.path

@@ -229,6 +229,7 @@ def test_a_base_that_changes_is_loaded_again_for_all_its_adapters(tiny_model, tm
 
 def test_an_adapter_that_records_another_base_is_refused(tiny_model, folders, tmp_path):
     digest = ensure(WarmModels(10**9), "b", tiny_model).warm.weights_digest
+    assert digest is not None
     folder = shutil.copytree(folders[0], tmp_path / "a")
     tensors = load_file(folder / WEIGHTS)
     save_file(tensors, folder / WEIGHTS, {BASE_DIGEST: digest})
