@@ -111,9 +111,7 @@ def _check_adapter(folder: Path) -> None:
         check_files(folder)
     except Exception as error:  # safetensors raises its own for a damaged header
         reason = str(error).partition("\n")[0]
-        raise SpecError(
-            "model", f"must be an adapter that can be served: {folder}: {reason}"
-        ) from error
+        raise SpecError("model", f"must be a sound adapter, got {folder}: {reason}") from error
 
 
 def _has_chat_template(folder: Path) -> bool:
