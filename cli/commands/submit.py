@@ -18,7 +18,6 @@ import click
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import SpecError
 from ...jobs.spec import GROUPS, OptionInfo
-from ...jobs.training.options import TrainingSpec
 from ..shared.app import App, common_options, note
 from ..shared.job_argument import complete_job
 from ..view import render
@@ -194,14 +193,15 @@ _INIT_FROM = GroupedOption(
     heading=GROUPS["model"],
     metavar="JOB[@STEP]",
     shell_complete=complete_job,
-    help="Initial weights: the final model of a job, or its checkpoint at STEP.",
+    help="Initial weights: the final model of a job, or its checkpoint at STEP; "
+    "-: the latest job that trained such a model.",
 )
 
 
 def _kind_command(kind: str) -> click.Command:
     options = spec_class(kind).options()
     requests = _request_options()
-    if issubclass(spec_class(kind), TrainingSpec):
+    if spec_class(kind).takes_weights:
         requests.insert(0, _INIT_FROM)
 
     argument = spec_class(kind).argument
@@ -303,7 +303,7 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
     if request.init_from is not None:
         if given.get("model") is not None:
             raise SpecError("init_from", "must not be given together with --model")
-        init = client.weights(request.init_from)
+        init = client.weights(request.init_from, kind)
     elif base is not None and base.init_from is not None and "model" not in values:
         init = client.weights(base.init_from)
     if init is not None:

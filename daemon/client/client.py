@@ -2,7 +2,7 @@
 
 Each of its base classes has a module: `submitting`, `reading`, `steering` (cancel, kill, pause),
 `resuming`,
-`labeling`, `comparison`, `digest` and `removing`; `connection` has what they share.
+`labeling`, `comparison`, `digest`, `leaderboard` and `removing`; `connection` has what they share.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from .comparison import Comparing
 from .digest import Digesting
 from .labeling import Labeling
+from .leaderboard import Ranking
 from .removing import Removing
 from .resuming import Resuming
 from .submitting import Submitting
 
 
-class Client(Submitting, Digesting, Resuming, Labeling, Comparing, Removing):
+class Client(Submitting, Digesting, Resuming, Labeling, Comparing, Ranking, Removing):
     """The jobs of one home."""

@@ -169,7 +169,7 @@ class WarmModels:
         return self._add(
             Loaded(
                 config=config,
-                warm=replace(warm, weights_digest=of_weights),
+                warm=replace(warm, weights=weights, weights_digest=of_weights),
                 dtype=str(warm.model.dtype).removeprefix("torch."),
                 num_parameters=sum(p.numel() for p in warm.model.parameters()),
                 size_bytes=sum(t.numel() * t.element_size() for t in tensors_of),
@@ -247,7 +247,7 @@ class WarmModels:
     ) -> Loaded:
         return Loaded(
             config=config,
-            warm=attachment.warm,
+            warm=replace(attachment.warm, weights=weights),
             dtype=base.dtype,
             num_parameters=attachment.num_parameters,
             size_bytes=attachment.size_bytes,

@@ -31,6 +31,7 @@ from ..host.messages import (
     ChildReady,
     Failure,
     GatewaySettings,
+    HorsePlan,
     LocalModel,
     Message,
     ModelsLoaded,
@@ -229,9 +230,17 @@ class Supervisor:
             self._selector,
             "warmd.daemon.fork.zygote",
             self.home,
-            ZygoteSettings(budget, models),
+            ZygoteSettings(budget, models, self._standbys()),
             on_message=self._on_zygote_message,
         )
+
+    def _standbys(self) -> list[HorsePlan]:
+        workers = (worker.config for worker in self.workers)
+        return [
+            HorsePlan(worker.device, worker.gpu_memory, worker.niceness)
+            for worker in workers
+            if worker.standby
+        ]
 
     def _on_zygote_message(self, message: Message) -> None:
         match message:
