@@ -7,7 +7,7 @@ are mapped from its file.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -101,24 +101,18 @@ class MergedModels:
             return self._found[warm.adapter]
 
 
-def free_name(wanted: str, is_taken: Callable[[str], bool]) -> str:
-    """Return a name for a base that nobody has named: the wanted one, or with a number."""
-    name, number = wanted, 2
-    while is_taken(name):
-        name, number = f"{wanted}-{number}", number + 1
-    return name
+def base_config(config: ModelConfig, folder: Path, taken: Collection[str]) -> ModelConfig:
+    """Return the model that an adapter's base is loaded as.
 
-
-def base_config(config: ModelConfig, folder: Path, is_taken: Callable[[str], bool]) -> ModelConfig:
-    """Return the model that an adapter's base is loaded as; its name is that of its folder or id.
-
-    `config`: of the adapter in `folder`.
+    Its name is that of its folder or id, with a number if that one is `taken`. `config`: of the
+    adapter in `folder`.
     """
     path = adapters.base_of(folder)
-    name = Path(path).name if Path(path).is_absolute() else path.replace("/", "--")
-    return ModelConfig(
-        name=free_name(name, is_taken), path=path, dtype=config.dtype, task=config.task
-    )
+    wanted = Path(path).name if Path(path).is_absolute() else path.replace("/", "--")
+    name, number = wanted, 2
+    while name in taken:
+        name, number = f"{wanted}-{number}", number + 1
+    return ModelConfig(name=name, path=path, dtype=config.dtype, task=config.task)
 
 
 def _tokenizer(base: WarmModel, folder: Path) -> Any:

@@ -273,7 +273,7 @@ class WarmModels:
                 break
         else:
             is_for_adapters = True
-            wanted = attached_adapters.base_config(config, folder, self.loaded.__contains__)
+            wanted = attached_adapters.base_config(config, folder, {*self.loaded, config.name})
             base = self.ensure(wanted, place, in_use=in_use)
         base.is_for_adapters = is_for_adapters
         return base
@@ -352,6 +352,8 @@ class WarmModels:
     def _remove(self, name: str) -> None:
         for removed in (*self.adapters_of(name), name):
             self.loaded.pop(removed).held.give_back()
+        if self._root is not None:
+            return  # in a fork a collection would copy every page that holds an object
         gc.unfreeze()
         gc.collect()
         gc.freeze()

@@ -160,6 +160,13 @@ def test_adapters_of_another_dtype_get_a_base_of_that_dtype(folders):
     assert (one.dtype, other.dtype) == ("float32", "bfloat16")
 
 
+def test_an_adapter_may_have_the_name_of_its_base_s_folder(folders):
+    models = WarmModels(10**9)
+    loaded = ensure(models, "tiny", folders[0])
+    assert loaded.base == "tiny-2"
+    assert set(models.loaded) == {"tiny", "tiny-2"}
+
+
 MERGED: dict[str, tuple[Any, str]] = {
     "dora": (lora(use_dora=True), "use_dora"),
     "head": (lora("q_proj", "lm_head"), "changes lm_head"),
