@@ -300,6 +300,24 @@ def test_grpo_is_submitted_from_the_form_and_compared_with_its_model(page, daemo
     assert browser.problems() == []
 
 
+def test_evaluations_are_shown_with_their_intervals_and_comparisons(page, daemon):
+    options = {"model": "tiny", "dataset": "arithmetic", "samples": 8, "max_tokens": 4}
+    first = daemon.client.submit(spec_class("eval").parse(options))
+    assert daemon.wait(first)["status"] == "finished"
+    second = daemon.client.submit(spec_class("eval").parse({**options, "against": first}))
+    assert daemon.wait(second)["status"] == "finished"
+    browser = page.open("compare")
+    browser.wait_for("arithmetic, task reward, 8 questions")
+    rows = browser.js(
+        "return [...document.querySelectorAll('section[aria-labelledby=evaluations] tbody tr')]"
+        ".map((row) => row.innerText)"
+    )
+    assert len(rows) == 2
+    assert all(row.startswith("tiny") and " to " in row for row in rows)
+    assert sum(first in row for row in rows) == 2  # the second one was compared with it
+    assert_clean(browser)
+
+
 def test_a_text_is_completed_with_its_tokens_counted(page):
     browser = page.open("chat")
     browser.type("input[name=max_tokens]", "12")
