@@ -308,10 +308,10 @@ class Zygote:
         if model is not None:
             model.is_reloaded = False
         if model is not None and request.isolation == "resident":
-            for pid, user in self.horses.items():
+            for found, user in self.horses.items():
                 if user.serves(request.worker, self.models.root(model)):
                     user.note(model)
-                    channel.send(UseHorse(pid, is_model_changed))
+                    channel.send(UseHorse(found, is_model_changed))
                     channel.close()
                     return
         request = replace(request, is_model_changed=is_model_changed, forked_at=time.monotonic())
