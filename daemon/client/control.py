@@ -138,8 +138,12 @@ def load_model(config: DaemonConfig, model: ModelConfig, *, is_kept: bool = True
 
 
 def unload_model(config: DaemonConfig, name: str) -> dict[str, Any]:
-    """Unload a model. Jobs that run with it keep it until they end."""
-    return {"unloaded": request(Home(config.home), UnloadModel(name), Unloaded).name}
+    """Unload a model. Jobs that run with it keep it until they end.
+
+    Returns `unloaded`, its name, and `kept_for`: the adapters until whose unloading it stays.
+    """
+    reply = request(Home(config.home), UnloadModel(name), Unloaded)
+    return {"unloaded": reply.name, "kept_for": reply.kept_for}
 
 
 def request(

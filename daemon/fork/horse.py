@@ -48,7 +48,8 @@ from ..runs.events import EventLog, read
 from ..runs.fence import Fence, Superseded
 from ..runs.rundir import RunDir
 from .activity import ActivityReporter
-from .models import HorseModels, WarmModels
+from .horse_models import HorseModels
+from .models import WarmModels
 from .own_device import OwnDevice, own_device, start_libraries
 from .placement import Placement
 from .standby import wait_for_job
@@ -86,7 +87,7 @@ def _become_process(plan: HorsePlan) -> None:
 
 def _run_jobs(channel: Channel, request: RunJob, models: WarmModels, own: OwnDevice | None) -> None:
     """`own`: the device, where it has been chosen."""
-    connection = WorkerConnection(channel, request)
+    connection = WorkerConnection(channel, request, forget_model=models.forget_in_fork)
     connection.send(HorseStarted(os.getpid()))
     _hold_files(models, request.model)
     own = own or own_device(request.device, request.gpu_memory / 100)
@@ -216,8 +217,14 @@ def _execute(
         names = {}
         if request.model is not None:
             names[document["spec"]["model"]] = request.model.config.name
-        copies = is_resident and kind.queue == TRAIN
-        models = HorseModels(warm, names, copies=copies, placement=placement)
+            warm.attach_in_fork(request.model)
+        models = HorseModels(
+            warm,
+            names,
+            copies=is_resident and kind.queue == TRAIN,
+            takes_adapters=kind.takes_adapters,
+            placement=placement,
+        )
         # Jobs of queue infer run no user code, and several of them share this process.
         folders = document.get("python_path", ()) if kind.queue == TRAIN else None
         with own_modules(folders) if folders is not None else nullcontext():

@@ -25,6 +25,7 @@ from typing import Any, NoReturn, cast
 
 from ...jobs import KINDS, import_all
 from ...jobs.errors import Conflict, JobFailed, WarmdError
+from ...jobs.models.adapters import is_adapter
 from ..host import memory
 from ..host.channel import Channel, listen
 from ..host.descendants import adopt_orphans, kill_children
@@ -33,6 +34,7 @@ from ..host.messages import (
     BootProgress,
     ChildReady,
     Failure,
+    ForgetModel,
     HorseExit,
     HorsePlan,
     LoadFolder,
@@ -45,6 +47,7 @@ from ..host.messages import (
     RunJob,
     Unloaded,
     UnloadModel,
+    UseHorse,
     WantedModel,
     ZygoteSettings,
     ZygoteStatus,
@@ -113,7 +116,8 @@ class Zygote:
         _report(
             BootProgress("imports", True, seconds=self.imports_s, memory_bytes=_resident_bytes())
         )
-        for wanted in models:
+        # Adapters come last: they are served on the bases that are loaded before.
+        for wanted in sorted(models, key=lambda wanted: is_adapter(_folder(wanted.model))):
             name = wanted.model.config.name
             _report(BootProgress("model", False, name=name))
             try:
@@ -227,10 +231,10 @@ class Zygote:
             case LoadFolder():
                 return ModelReply(self._ensure(request.model).to_json())
             case UnloadModel():
-                self.models.unload(request.name)
+                kept_for = self.models.unload(request.name)
                 self._retire_residents()
                 self._report_loaded()
-                return Unloaded(request.name)
+                return Unloaded(request.name, kept_for)
             case Malformed():
                 raise ValueError(request.problem)
             case _:
@@ -263,8 +267,10 @@ class Zygote:
     def _release_to_writers(self) -> None:
         """Unload models whose files another process waits to write to; horses hold own leases."""
         for name in [name for name, m in self.models.loaded.items() if m.held.is_wanted()]:
+            if name not in self.models.loaded:
+                continue  # an adapter, unloaded with its base
             log.warning("zygote: %s: its files are being written to: the next use reloads it", name)
-            self.models.unload(name)
+            self.models.drop(name)
             self._retire_residents()
             self._report_loaded()
 
@@ -273,20 +279,41 @@ class Zygote:
         _report(ModelsLoaded([model.config for model in self.models.loaded.values()]))
 
     def _retire_residents(self) -> None:
-        """Retire resident horses whose model is no longer the loaded one, by their workers."""
-        loaded_at = {name: model.loaded_at for name, model in self.models.loaded.items()}
+        """Retire resident horses whose model is no longer the loaded one, by their workers.
+
+        A horse lives as long as its base; adapters that are no longer loaded are forgotten.
+        """
         for user in self.horses.values():
-            is_current = user.model is None or loaded_at.get(user.model) == user.loaded_at
-            if user.is_resident and not is_current:
+            if not user.is_resident or user.is_retired or user.root is None:
+                continue
+            root = self.models.loaded.get(user.root)
+            if root is None or root.loaded_at != user.root_loaded_at:
+                user.is_retired = True
                 user.channel.send_nowait(RetireHorse())
+                continue
+            for name, loaded_at in list(user.adapters.items()):
+                adapter = self.models.loaded.get(name)
+                if adapter is None or adapter.loaded_at != loaded_at:
+                    del user.adapters[name]
+                    user.channel.send_nowait(ForgetModel(name))
 
     def _fork(self, channel: Channel, request: RunJob) -> None:
-        """Fork a horse for a job; it inherits the connection to the worker."""
+        """Fork a horse for a job; it inherits the connection to the worker.
+
+        If a resident horse of the worker has the model's base, the worker is referred to it.
+        """
         model = self._ensure(request.model) if request.model is not None else None
         # Reported once, by the job that the model is reloaded for.
         is_model_changed = model is not None and model.is_reloaded
         if model is not None:
             model.is_reloaded = False
+        if model is not None and request.isolation == "resident":
+            for found, user in self.horses.items():
+                if user.serves(request.worker, self.models.root(model)):
+                    user.note(model)
+                    channel.send(UseHorse(found, is_model_changed))
+                    channel.close()
+                    return
         request = replace(request, is_model_changed=is_model_changed, forked_at=time.monotonic())
         pid = self._hand_over(channel, request)
         if pid is None:
@@ -296,7 +323,8 @@ class Zygote:
                 horse.run_jobs(channel, request, self.models)
 
             pid = self._fork_process(run)
-        self.horses[pid] = Horse(channel, request, model)
+        root = None if model is None else self.models.root(model)
+        self.horses[pid] = Horse(channel, request, model, root)
 
     def _hand_over(self, channel: Channel, request: RunJob) -> int | None:
         """Give a job to a standby horse; return its process id, None if there is none."""
@@ -374,12 +402,31 @@ class Zygote:
 class Horse:
     """A running horse, as the zygote sees it."""
 
-    def __init__(self, channel: Channel, request: RunJob, model: Loaded | None) -> None:
+    def __init__(
+        self, channel: Channel, request: RunJob, model: Loaded | None, root: Loaded | None
+    ) -> None:
+        """`root`: the base of an adapter, any other model itself."""
         self.channel = channel
         self.model = model.config.name if model is not None else None
-        self.loaded_at = model.loaded_at if model is not None else None
+        self.root = root.config.name if root is not None else None
+        self.root_loaded_at = root.loaded_at if root is not None else None
+        self.adapters: dict[str, float] = {}  # that it has: when each was loaded
         self.is_resident = request.isolation == "resident"
+        self.is_retired = False
         self.worker = request.worker
+        if model is not None:
+            self.note(model)
+
+    def serves(self, worker: str, root: Loaded) -> bool:
+        """Whether it runs jobs of a worker with a base or its adapters."""
+        is_current = self.is_resident and not self.is_retired and self.worker == worker
+        is_same = self.root == root.config.name and self.root_loaded_at == root.loaded_at
+        return is_current and is_same
+
+    def note(self, model: Loaded) -> None:
+        """Note that it is given a job with a model."""
+        if model.base is not None:
+            self.adapters[model.config.name] = model.loaded_at
 
     def to_json(self, pid: int) -> dict[str, Any]:
         return {"pid": pid, "worker": self.worker, "memory_bytes": memory.resident_bytes(pid)}

@@ -6,9 +6,9 @@
 | supervisor | client | control socket | Stopping, Model, Unloaded, Models, Status, Ready, Failure |
 | supervisor | zygote | zygote socket | LoadFolder, UnloadModel, GetStatus |
 | zygote | supervisor | zygote socket | Model, Unloaded, ZygoteStatus, Failure |
-| worker | zygote, horse | horse connection | RunJob, StopJob, PauseJob |
+| worker | zygote, horse | horse connection | RunJob, StopJob, PauseJob, ForgetModel |
 | horse | worker | horse connection | HorseStarted, JobEvent, JobActivity, JobOutcome |
-| zygote | worker | horse connection | HorseExit, RetireHorse, Failure |
+| zygote | worker | horse connection | HorseExit, RetireHorse, UseHorse, ForgetModel, Failure |
 | download process | its owner | its stdin and stdout | DownloadProgress, Downloaded, Failure |
 | supervisor | its children | stdin | ZygoteSettings, WorkerSettings, … |
 | children | supervisor | stdout | Alive, BootProgress, ModelsLoaded, ChildReady, JobsHeld, … |
@@ -204,9 +204,10 @@ class Model(Message, op="model"):
 
 @dataclass(frozen=True)
 class Unloaded(Message, op="unloaded"):
-    """The model is no longer loaded."""
+    """The model is no longer loaded, unless it is `kept_for` adapters until they are unloaded."""
 
     name: str
+    kept_for: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -360,6 +361,21 @@ class HorseExit(Message, op="exit"):
 @dataclass(frozen=True)
 class RetireHorse(Message, op="retire"):
     """Give the resident horse no more jobs: its model was unloaded or loaded again."""
+
+
+@dataclass(frozen=True)
+class UseHorse(Message, op="use_horse"):
+    """Send the job to this resident horse of the worker: it has the base of the job's model."""
+
+    pid: int
+    is_model_changed: bool  # as in RunJob
+
+
+@dataclass(frozen=True)
+class ForgetModel(Message, op="forget"):
+    """An adapter was unloaded or loaded again: request the next job with it of the zygote."""
+
+    name: str
 
 
 # --- download process -------------------------------------------------------------------------
