@@ -44,6 +44,7 @@ SECTIONS = {
     "Train and process files": {
         "data": ("data", "Show what is in a data set, or remove kept tokens."),
         "submit": ("submit", "Queue a job of KIND and print its id."),
+        "estimate": ("estimate", "Estimate what a job of KIND would take; queue nothing."),
         "note": ("note", "Add a note to JOB, or print its notes."),
         "queue": ("jobs", "Show running and waiting jobs, in queue order."),
         "cancel": ("steer", "Remove JOB from its queue, or save and stop it."),

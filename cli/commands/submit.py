@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from ..view.times import parse_duration, parse_time
 if TYPE_CHECKING:
     from ...daemon.client.client import Client
     from ...daemon.client.submitting import Template
+    from ...daemon.runs.weights import Weights
     from ...jobs.spec import OptionInfo, Spec
 
 
@@ -60,26 +61,34 @@ class KindGroup(click.Group):
         return list(KINDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name == _LIKE:
-            return _like_command()
-        return _kind_command(name) if name in KINDS else None
+        if name == LIKE:
+            return self.like_command()
+        return self.kind_command(name) if name in KINDS else None
+
+    def kind_command(self, kind: str) -> click.Command:
+        """Make the subcommand of a kind."""
+        return _kind_command(kind)
+
+    def like_command(self) -> click.Command:
+        """Make the subcommand for `--like JOB` without a KIND."""
+        return _like_command()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # Without a KIND, --like gives it.
         is_like = any(arg.partition("=")[0] == "--like" for arg in args)
         if is_like and not {*args[:1]} & KINDS.keys():
-            args = [_LIKE, *args]
+            args = [LIKE, *args]
         return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in (*KINDS, _LIKE) and not args[0].startswith("-"):
+        if args[0] not in (*KINDS, LIKE) and not args[0].startswith("-"):
             spec_class(args[0])  # raises NotFound with the kinds there are
         return super().resolve_command(ctx, args)
 
 
-_LIKE = "like"  # the command for `submit --like JOB`, which no list shows
+LIKE = "like"  # the command for `submit --like JOB`, which no list shows
 
 
 @click.command(cls=KindGroup, subcommand_metavar="KIND [OPTIONS]...")
@@ -126,8 +135,9 @@ def file_options() -> list[click.Option]:
     ]
 
 
-def _request_options() -> list[click.Option]:
-    return [
+def origin_options(kind: str) -> list[click.Option]:
+    """The options that take options from elsewhere; for a training also the initial weights."""
+    options = [
         *file_options(),
         GroupedOption(
             ["--like"],
@@ -135,6 +145,12 @@ def _request_options() -> list[click.Option]:
             shell_complete=complete_job,
             help="Job whose options are the defaults of this one; all others take precedence.",
         ),
+    ]
+    return [INIT_FROM, *options] if issubclass(spec_class(kind), TrainingSpec) else options
+
+
+def _request_options() -> list[click.Option]:
+    return [
         GroupedOption(
             ["--name"],
             metavar="NAME",
@@ -189,7 +205,7 @@ def _request_options() -> list[click.Option]:
     ]
 
 
-_INIT_FROM = GroupedOption(
+INIT_FROM = GroupedOption(
     ["--init-from"],
     heading=GROUPS["model"],
     metavar="JOB[@STEP]",
@@ -200,10 +216,7 @@ _INIT_FROM = GroupedOption(
 
 def _kind_command(kind: str) -> click.Command:
     options = spec_class(kind).options()
-    requests = _request_options()
-    if issubclass(spec_class(kind), TrainingSpec):
-        requests.insert(0, _INIT_FROM)
-
+    requests = [*origin_options(kind), *_request_options()]
     argument = spec_class(kind).argument
     arguments = [] if argument is None else [argument_of(options[argument])]
 
@@ -230,9 +243,9 @@ def _like_command() -> click.Command:
         return _submit(app, app.client().find(request.like).split("-")[0], {}, request)
 
     return click.command(
-        _LIKE,
+        LIKE,
         cls=GroupedCommand,
-        params=[_INIT_FROM, *_request_options()],
+        params=[*origin_options("grpo"), *_request_options()],
         help="Queue a job with the options of another; KIND is that of the other.",
     )(common_options(callback))
 
@@ -297,18 +310,16 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
 
     labels = Labels.parse(request.name, request.tags)
     client = app.client()
-    base = None if request.like is None else client.template(request.like, kind)
-    values = gathered(app, kind, given, request.config_file, request.settings, base=base)
-    init = None
-    if request.init_from is not None:
-        if given.get("model") is not None:
-            raise SpecError("init_from", "must not be given together with --model")
-        init = client.weights(request.init_from)
-    elif base is not None and base.init_from is not None and "model" not in values:
-        init = client.weights(base.init_from)
-    if init is not None:
-        values["model"] = init.name
-    spec = spec_class(kind).parse(values)
+    spec, init = parsed(
+        app,
+        client,
+        kind,
+        given,
+        config_file=request.config_file,
+        settings=request.settings,
+        like=request.like,
+        init_from=request.init_from,
+    )
     if request.dry_run:
         return _dry_run(app, client, spec, client.check(spec, init=init))
     job_id = client.submit(
@@ -332,6 +343,32 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
     from .watch import follow
 
     return follow(app, client, job_id, sys.stderr)
+
+
+def parsed(
+    app: App,
+    client: Client,
+    kind: str,
+    given: Mapping[str, Any],
+    *,
+    config_file: Path | None,
+    settings: Iterable[str],
+    like: str | None,
+    init_from: str | None,
+) -> tuple[Spec, Weights | None]:
+    """Return the spec that the options describe, and the weights that it starts from, if any."""
+    base = None if like is None else client.template(like, kind)
+    values = gathered(app, kind, given, config_file, settings, base=base)
+    init = None
+    if init_from is not None:
+        if given.get("model") is not None:
+            raise SpecError("init_from", "must not be given together with --model")
+        init = client.weights(init_from)
+    elif base is not None and base.init_from is not None and "model" not in values:
+        init = client.weights(base.init_from)
+    if init is not None:
+        values["model"] = init.name
+    return spec_class(kind).parse(values), init
 
 
 def gathered(
@@ -358,16 +395,19 @@ def gathered(
 
 def _dry_run(app: App, client: Client, spec: Spec, checked: dict[str, Any]) -> int:
     """Print what the job would take, and the options that are not the defaults."""
+    found = client.estimate(spec, checked)
     if app.as_json:
-        render.json_line({"kind": spec.kind, **checked})
+        render.json_line({"kind": spec.kind, **checked, "estimate": asdict(found)})
         return 0
     import yaml
+
+    from ..view import plan
 
     back = "--config"
     if "init_from" in checked:
         back += f" with --init-from {checked['init_from']}"
     click.echo(f"# {spec.kind}: this would be queued; {back} reads it back")
-    for name, text in _plan(client, spec, checked).items():
+    for name, text in plan.lines(spec.kind, checked["spec"], found):
         click.echo(f"# {name}: {text}")
     home_defaults = app.config().defaults.get(spec.kind, {})
     options = spec.options()
@@ -383,30 +423,6 @@ def _dry_run(app: App, client: Client, spec: Spec, checked: dict[str, Any]) -> i
 
 def _plain(default: Any) -> Any:
     return list(default) if isinstance(default, tuple) else default
-
-
-def _plan(client: Client, spec: Spec, checked: dict[str, Any]) -> dict[str, str]:
-    """What the job would take; its time by the latest job of this home that is alike."""
-    import time
-
-    from ..view.plan import is_alike, plan
-
-    found = plan(spec.kind, checked["spec"], checked.get("model"))
-    located = spec.parse(checked["spec"])  # its records are counted
-    steps = getattr(located, "steps_total", None)
-    if steps is None:
-        return found
-    found["steps"] = str(steps)
-    for job_id, other, pace in client.step_times(spec.kind):
-        if is_alike(checked["spec"], other):
-            seconds = steps * pace
-            found["time"] = (
-                f"about {render.duration(seconds)}, done at {render.clock(time.time() + seconds)} "
-                f"when it starts now ({render.duration(pace)} a step, as in {job_id})"
-            )
-            return found
-    found["time"] = "not known: no job like this has run in this home"
-    return found
 
 
 def _start(request: _Request) -> datetime | None:

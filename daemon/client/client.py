@@ -2,18 +2,19 @@
 
 Each of its base classes has a module: `submitting`, `reading`, `steering` (cancel, kill, pause),
 `resuming`,
-`labeling`, `comparison`, `digest` and `removing`; `connection` has what they share.
+`estimating`, `labeling`, `comparison`, `digest` and `removing`; `connection` has what they share.
 """
 
 from __future__ import annotations
 
 from .comparison import Comparing
 from .digest import Digesting
+from .estimating import Estimating
 from .labeling import Labeling
 from .removing import Removing
 from .resuming import Resuming
 from .submitting import Submitting
 
 
-class Client(Submitting, Digesting, Resuming, Labeling, Comparing, Removing):
+class Client(Submitting, Estimating, Digesting, Resuming, Labeling, Comparing, Removing):
     """The jobs of one home."""
