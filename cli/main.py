@@ -26,6 +26,10 @@ SECTIONS = {
     "Run the daemon": {
         "start": ("control", "Start the daemon and return when its workers are ready."),
         "stop": ("control", "Stop the daemon; unfinished jobs resume at the next start."),
+        "reload": (
+            "reload",
+            "Replace zygote and workers after an upgrade; running jobs end undisturbed.",
+        ),
         "status": ("control", "Show the daemon, its workers, models and queues."),
         "ui": ("ui", "Open the dashboard in the browser."),
         "logs": ("logs", "Show the log of the daemon, or of JOB (`-`: the latest)."),

@@ -219,6 +219,8 @@ def _took_s(job: dict[str, Any]) -> float | None:
 @click.pass_obj
 def show(app: App, job: str | None, has_source: bool) -> None:
     """Show everything about JOB."""
+    from ...daemon.client import control
+
     client = app.reader()
     job_id = client.find(job)
     if has_source:
@@ -260,6 +262,8 @@ def show(app: App, job: str | None, has_source: bool) -> None:
         if changed := changed_options(client.rundir(job_id).read_spec()):
             shown["options"] = ", ".join(render.phrase(f"{n} {v}") for n, v in changed.items())
     render.print_fields(shown)
+    if upgrades := control.upgrades(client.home):
+        note(f"upgraded since the daemon started: {', '.join(upgrades)}: `warmd reload`")
 
 
 def _remark(note: Mapping[str, Any]) -> str:

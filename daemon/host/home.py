@@ -118,6 +118,11 @@ class Home:
         return self.sockets / "zygote.sock"
 
     @property
+    def next_zygote_socket(self) -> Path:
+        """Where a zygote listens that is to replace another one; renamed when it is ready."""
+        return self.sockets / "zygote.new"
+
+    @property
     def redis_socket(self) -> Path:
         return self.sockets / "redis.sock"
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...configs.config import WorkerConfig
 from ..host.home import Home
-from ..host.messages import Alive, GatewayStatus, Malformed, Message, decode, encode
+from ..host.messages import LEAVE, Alive, GatewayStatus, Malformed, Message, decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +121,17 @@ class WorkerChild(Child):
         super().__init__(config.name)
         self.config = config
         self.redis_name = ""
+        self.is_leaving = False  # ends after its last job, and is then started again
+
+    def start(self, *args: Any, **kwargs: Any) -> None:
+        super().start(*args, **kwargs)
+        self.is_leaving = False
+
+    def leave(self) -> None:
+        """Ask it to take no more jobs and to end after the last one."""
+        assert self.process is not None
+        self.is_leaving = True
+        self.process.send_signal(LEAVE)
 
 
 class OptionalChild(Child):

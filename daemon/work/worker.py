@@ -25,6 +25,7 @@ from ..host.downloads import Downloads
 from ..host.heartbeat import Heartbeat
 from ..host.home import Home
 from ..host.messages import (
+    LEAVE,
     ChildReady,
     JobActivity,
     JobEvent,
@@ -79,6 +80,7 @@ class Worker:
         self.horses = HorsePool(home.zygote_socket, config)
         self.attempts: list[Attempt] = []
         self.draining = False
+        self.leaving = False  # takes no more jobs, and ends after the last one
         self._writer = StreamWriter(self.connection)
         self._mailbox = Mailbox(self.connection, config.queue, name)
         self._downloads = Downloads()
@@ -90,8 +92,12 @@ class Worker:
         self._saved_at = 0.0  # when the last job ended whose end is not in Redis yet
 
     def work(self) -> None:
-        """Take and run jobs until SIGTERM; then requeue the running ones and return."""
+        """Take and run jobs until SIGTERM; then requeue the running ones and return.
+
+        After LEAVE it takes no more jobs, and returns when the running ones have ended.
+        """
         signal.signal(signal.SIGTERM, self._drain)
+        signal.signal(LEAVE, self._leave)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         parent = os.getppid()
         heartbeat = Heartbeat()
@@ -110,6 +116,8 @@ class Worker:
                 os.write(1, encode(ChildReady()))
             if self.draining and self._is_done():
                 break
+            if self.leaving and not self.attempts:
+                break
             self._run_timers()
             self._wait()
         self._lease.end()
@@ -120,6 +128,9 @@ class Worker:
 
     def _drain(self, *_: Any) -> None:
         self.draining = True
+
+    def _leave(self, *_: Any) -> None:
+        self.leaving = True
 
     def _is_done(self) -> bool:
         """Whether nothing is left to do, or nothing that can be done without Redis.
@@ -194,7 +205,7 @@ class Worker:
             # A Redis that died may have popped a job without a reply; or a user moved one by hand.
             for left in self.registry.taken(self.name)[:1]:
                 self._start(left)
-        if self._has_room() and not self.draining:
+        if self._has_room() and not (self.draining or self.leaving):
             self._mailbox.wait_for_job()
 
     def _has_room(self) -> bool:
