@@ -22,7 +22,7 @@ from warmd.configs.config import WorkerConfig
 from warmd.daemon.client import control
 from warmd.daemon.host import installed
 from warmd.daemon.host.installed import Package
-from warmd.jobs.errors import Conflict, WarmdError
+from warmd.jobs.errors import WarmdError
 from warmd.jobs.infer.options import InferSpec
 
 STEPS = [1, 2, 3, 4, 5, 6]
@@ -127,6 +127,7 @@ def test_a_job_finishes_whichever_process_is_killed_during_a_reload(daemon: Daem
     elif victim in ("supervisor", "server"):
         daemon.kill(victim)
         thread.join()
+        assert outcome == ["ready"] if victim == "server" else outcome
     else:
         thread.join()
         name = before["zygote"] if victim == "old zygote" else before["workers"][0]
@@ -151,7 +152,7 @@ def test_a_daemon_stopped_during_a_reload_leaves_no_process(daemon: Daemon):
     progress = control.reload(daemon.config)
     next(progress)
     wait_until(lambda: _zygotes(daemon) - {before}, timeout_s=20)
-    with pytest.raises(Conflict, match="reloads already"):
+    with pytest.raises(WarmdError, match="reloads already"):
         list(control.reload(daemon.config))
     with pytest.raises(WarmdError, match="the daemon reloads: try again"):
         control.unload_model(daemon.config, "tiny")
@@ -215,7 +216,7 @@ def test_an_upgrade_under_the_daemon_is_reported_and_reload_or_restart_takes_it(
             with open(package / "daemon" / "host" / "messages.py", "a") as file:
                 file.write("# changed\n")
             refused = run("reload")
-            assert refused.returncode == 1
+            assert refused.returncode == 2
             assert "`warmd stop`, then `warmd start`; unfinished jobs resume" in refused.stderr
         finally:
             run("stop")
