@@ -139,7 +139,7 @@ def _waits_for(job: dict[str, Any]) -> str:
 )
 @click.option(
     "--limit",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=10_000_000),
     default=_LIMIT,
     show_default=True,
     metavar="N",

@@ -320,15 +320,18 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         like=request.like,
         init_from=request.init_from,
     )
+    at = _start(request)
+    timeout = None if request.timeout is None else parse_duration("timeout", request.timeout)
+    after = None if request.after is None else client.find(request.after)
     if request.dry_run:
         return _dry_run(app, client, spec, client.check(spec, init=init))
     job_id = client.submit(
         spec,
         front=request.front,
-        after=request.after,
-        at=_start(request),
+        after=after,
+        at=at,
         retries=request.retries,
-        timeout_s=None if request.timeout is None else parse_duration("timeout", request.timeout),
+        timeout_s=timeout,
         init=init,
         labels=labels,
     )
