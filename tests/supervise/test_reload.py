@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from daemons import Daemon
+from daemons import Daemon, gone
 from shell import CLEAN_ENVIRON
 from waiting import wait_until
 
@@ -159,7 +159,7 @@ def test_a_daemon_stopped_during_a_reload_leaves_no_process(daemon: Daemon):
     processes = daemon.processes()
     (daemon.folder / "gate").unlink()
     daemon.stop()
-    assert [p for p in processes if p.is_running() and p.status() != "zombie"] == []
+    wait_until(lambda: all(map(gone, processes)))  # the guardian ends after the supervisor
     daemon.start()
     assert is_finished_once(daemon, running)
 
