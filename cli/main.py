@@ -39,6 +39,7 @@ SECTIONS = {
         "run": ("run", "Complete PROMPT and stream the text."),
         "chat": ("chat", "Chat with MODEL."),
         "compare": ("compare", "Compare the answers to PROMPTs before and after a training."),
+        "eval": ("evaluate", "Measure MODELs on a data set, and compare them."),
     },
     "Keep models loaded": {
         "load": ("models", "Load a model and keep it in memory."),
@@ -59,11 +60,12 @@ SECTIONS = {
     },
     "Look at jobs": {
         "tail": ("watch", "Follow JOB until it ends."),
-        "jobs": ("jobs", "List training jobs, newest first."),
+        "jobs": ("jobs", "List training jobs and evaluations, newest first."),
         "show": ("jobs", "Show everything about JOB."),
         "digest": ("digest", "Summarize what happened since a time."),
         "result": ("jobs", "Print the result of JOB."),
         "samples": ("samples", "Show completions that GRPO JOB was trained on."),
+        "leaderboard": ("leaderboard", "List all evaluations of DATASET, best first."),
         "diff": ("diff", "Compare two jobs: options, data, code and results."),
         "plot": ("plot", "Plot the curves of JOB, or compare several."),
     },

@@ -2,7 +2,7 @@
 
     NAME=PATH[,dtype=DTYPE][,task=TASK][,precision=PRECISION]            a model; or PATH alone
     NAME=QUEUE[,isolation=ISOLATION][,slots=N][,threads=N][,nice=N][,device=DEVICE]
-              [,gpu_memory=SHARE]                                     a worker
+              [,gpu_memory=SHARE][,copy_threads=N][,standby=on]       a worker
 
 The same line serves options, variables and YAML; YAML also takes the keys one by one.
 """
@@ -38,6 +38,7 @@ BUILTIN_MODELS = ("builtin:demo",)
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
 _MOST_THREADS = 1024
 _MOST_SLOTS = 1024
+_MOST_COPY_THREADS = 64
 TRAINING_NICE = 15
 
 
@@ -68,6 +69,8 @@ class WorkerConfig:
     nice: int | None = None  # of its horses, as nice(1) has it; None: by the queue
     device: str = AUTO  # AUTO: the first GPU, else the CPU; CPU; cuda:N; the UUID of a GPU or MIG
     gpu_memory: int = 100  # percent of the GPU's memory that one process may take
+    copy_threads: int = 0  # that copy weights to the GPU through pinned memory; 0: torch copies
+    standby: bool = False  # whether a process is forked ahead of the next job; isolation fork only
 
     @property
     def niceness(self) -> int:
@@ -176,7 +179,17 @@ def _read_worker(field: str, value: object, base: Path) -> WorkerConfig:
         nice=None if nice == "auto" else nice,
         device=read_device(f"{field}.device", keys.get("device", WorkerConfig.device)),
         gpu_memory=_percent(f"{field}.gpu_memory", keys.get("gpu_memory", WorkerConfig.gpu_memory)),
+        copy_threads=integer(
+            f"{field}.copy_threads",
+            keys.get("copy_threads", WorkerConfig.copy_threads),
+            minimum=0,
+            maximum=_MOST_COPY_THREADS,
+        ),
+        standby=_switch(f"{field}.standby", keys.get("standby", WorkerConfig.standby)),
     )
+    if worker.standby and worker.isolation != "fork":
+        problem = f"must be off with isolation {worker.isolation}, got on: its process stays anyway"
+        raise ConfigError(f"{field}.standby", problem)
     if worker.slots > 1 and worker.isolation != "resident":
         problem = f"must be 1 with isolation {worker.isolation}, got {worker.slots}"
         raise ConfigError(f"{field}.slots", problem)
@@ -185,6 +198,12 @@ def _read_worker(field: str, value: object, base: Path) -> WorkerConfig:
         problem = f"must be 1 with queue train, got {worker.slots}: none could resume exactly"
         raise ConfigError(f"{field}.slots", problem)
     return worker
+
+
+def _switch(field: str, value: object) -> bool:
+    if isinstance(value, bool):  # YAML 1.1 reads on and off so
+        return value
+    return choice(field, value, ("on", "off")) == "on"
 
 
 def _percent(field: str, value: object) -> int:

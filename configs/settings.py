@@ -184,7 +184,8 @@ SETTINGS = (
         "WARMD_WORKERS",
         "train-0=train;infer-0=infer,isolation=resident,slots=32",
         "Workers, each NAME=QUEUE[,isolation=fork|resident][,slots=N][,threads=N][,nice=N]"
-        "[,device=DEVICE][,gpu_memory=SHARE]; auto: one for training per GPU, and infer-0.",
+        "[,device=DEVICE][,gpu_memory=SHARE][,copy_threads=N][,standby=on]; auto: one for training "
+        "per GPU, and infer-0.",
         "workers",
         read_workers,
     ),

@@ -17,6 +17,7 @@ KINDS = Kinds(
         "dpo": Kind(".dpo.options", "DpoSpec", ".dpo.kind", ".dpo.trainer"),
         "mlm": Kind(".mlm.options", "MlmSpec", ".mlm.kind", ".mlm.trainer"),
         "encode": Kind(".encode.options", "EncodeSpec", ".encode.kind", ".encode.embedder"),
+        "eval": Kind(".eval.options", "EvalSpec", ".eval.kind", ".eval.tasks"),
         "infer": Kind(".infer.options", "InferSpec", ".infer.kind", ".infer.answering"),
     }
 )

@@ -38,6 +38,7 @@ class WarmModel:
     tokenizer: Any  # transformers.PreTrainedTokenizerBase
     precision: str = "native"  # of the computation, unless a job sets another
     may_pack: bool = True  # whether a packed copy of the weights fits the memory budget
+    weights: str | None = None  # digest of the files of its weights; None: not known
 
 
 class Models(Protocol):

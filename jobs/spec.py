@@ -241,6 +241,9 @@ class Spec:
     queue: ClassVar[str] = TRAIN
     argument: ClassVar[str | None] = None  # the option that may be a positional argument
     http: ClassVar[HttpMethod | None] = None  # None: not among the fine-tuning methods
+    is_kept: ClassVar[bool] = False  # whether ended jobs stay that are not of the queue train
+    takes_weights: ClassVar[bool] = False  # whether `model` may be a checkpoint (--init-from)
+    names_jobs: ClassVar[tuple[str, ...]] = ()  # options whose value is another job
     # Of a kind from outside warmd: the module that has `run`. It is imported once, before the forks
     # of jobs, and may import torch; the module of the Spec must not.
     run_module: ClassVar[str | None] = None

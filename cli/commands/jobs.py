@@ -114,7 +114,7 @@ def _waits_for(job: dict[str, Any]) -> str:
     "kinds",
     multiple=True,
     type=click.Choice(list(KINDS)),
-    help="Only jobs of that kind. May be repeated.  [default: those that train]",
+    help="Only jobs of that kind. May be repeated.  [default: those that train, and eval]",
 )
 @click.option(
     "--status",
@@ -156,14 +156,14 @@ def jobs(
     tags: tuple[str, ...],
     limit: int,
 ) -> None:
-    """List training jobs, newest first."""
+    """List training jobs and evaluations, newest first."""
     from ...daemon.runs.labels import Labels
 
     named = {name for word in statuses for name in _WORDS.get(word, (word,))}
     wanted = {*named, *(_PAUSABLE if "paused" in named else ())}
     # Whether a job is paused is known only of its view; few jobs run or wait.
     first = None if wanted & _PAUSABLE else limit + 1
-    of_kinds = kinds or (None if all_ else _training_kinds())
+    of_kinds = kinds or (None if all_ else _kept_kinds())
     found = app.reader().jobs(
         statuses=wanted or None, limit=first, kinds=of_kinds, labels=Labels(name=name, tags=tags)
     )
@@ -199,8 +199,9 @@ def jobs(
         note(f"only the newest {limit} are shown: see --limit")
 
 
-def _training_kinds() -> tuple[str, ...]:
-    return tuple(kind for kind in KINDS if spec_class(kind).queue == "train")
+def _kept_kinds() -> tuple[str, ...]:
+    specs = {kind: spec_class(kind) for kind in KINDS}
+    return tuple(kind for kind, spec in specs.items() if spec.queue == "train" or spec.is_kept)
 
 
 def _took_s(job: dict[str, Any]) -> float | None:

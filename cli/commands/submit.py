@@ -18,7 +18,6 @@ import click
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import SpecError
 from ...jobs.spec import GROUPS, OptionInfo
-from ...jobs.training.options import TrainingSpec
 from ..shared.app import App, common_options, note
 from ..shared.job_argument import complete_job
 from ..view import render
@@ -146,7 +145,7 @@ def origin_options(kind: str) -> list[click.Option]:
             help="Job whose options are the defaults of this one; all others take precedence.",
         ),
     ]
-    return [INIT_FROM, *options] if issubclass(spec_class(kind), TrainingSpec) else options
+    return [INIT_FROM, *options] if spec_class(kind).takes_weights else options
 
 
 def _request_options() -> list[click.Option]:
@@ -210,7 +209,8 @@ INIT_FROM = GroupedOption(
     heading=GROUPS["model"],
     metavar="JOB[@STEP]",
     shell_complete=complete_job,
-    help="Initial weights: the final model of a job, or its checkpoint at STEP.",
+    help="Initial weights: the final model of a job, or its checkpoint at STEP; "
+    "-: the latest job that trained such a model.",
 )
 
 
@@ -366,7 +366,7 @@ def parsed(
     if init_from is not None:
         if given.get("model") is not None:
             raise SpecError("init_from", "must not be given together with --model")
-        init = client.weights(init_from)
+        init = client.weights(init_from, kind)
     elif base is not None and base.init_from is not None and "model" not in values:
         init = client.weights(base.init_from)
     if init is not None:

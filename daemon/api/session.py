@@ -70,7 +70,7 @@ class Session:
         if init_from is not None:
             if "model" in options:
                 raise SpecError("init_from", "must not be given together with model")
-            init = self._client.weights(_id(init_from))
+            init = self._client.weights(_id(init_from), kind)
             values["model"] = init.name
         job_id = self._client.submit(
             spec_class(kind).parse(values),

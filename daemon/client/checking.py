@@ -70,6 +70,8 @@ def resolve_model(name: str, config: DaemonConfig) -> ModelConfig:
         return ModelConfig(name=folder.resolve().name, path=str(folder.resolve()))
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         return ModelConfig(name=name.replace("/", "--"), path=name)
+    if name.startswith((".", "/", "~")):
+        raise SpecError("model", f"must be a model folder, got {name!r}: {_why_no_folder(folder)}")
     on_demand = on_demand_models(home)
     if name in on_demand:  # after folders: the user never chose these names
         return on_demand[name]
@@ -79,6 +81,10 @@ def resolve_model(name: str, config: DaemonConfig) -> ModelConfig:
         f"must be a warm model ({', '.join(sorted(known)) or 'none'}), a model folder or a hub "
         f"id, got {name!r}",
     )
+
+
+def _why_no_folder(path: Path) -> str:
+    return "a file" if os.path.isfile(path) else "no such folder"
 
 
 def _model_settings(model: ModelConfig) -> dict[str, Any] | None:

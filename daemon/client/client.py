@@ -1,8 +1,8 @@
 """The client: everything that users of the queue do with jobs. Imports no torch.
 
 Each of its base classes has a module: `submitting`, `reading`, `steering` (cancel, kill, pause),
-`resuming`,
-`estimating`, `labeling`, `comparison`, `digest` and `removing`; `connection` has what they share.
+`resuming`, `estimating`, `labeling`, `comparison`, `digest`, `leaderboard` and `removing`;
+`connection` has what they share.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from .comparison import Comparing
 from .digest import Digesting
 from .estimating import Estimating
 from .labeling import Labeling
+from .leaderboard import Ranking
 from .removing import Removing
 from .resuming import Resuming
 from .submitting import Submitting
 
 
-class Client(Submitting, Estimating, Digesting, Resuming, Labeling, Comparing, Removing):
+class Client(Submitting, Estimating, Digesting, Resuming, Labeling, Comparing, Ranking, Removing):
     """The jobs of one home."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 from collections.abc import Iterable, Mapping
@@ -13,12 +12,12 @@ from typing import Any
 from ...configs.queues import TRAIN
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, NotFound
+from ...jobs.statistics import wilson
 from ..runs import events
 from ..runs.rundir import RunDir, by_time, job_ids
 from .lookup import PENDING
 from .reading import Reading
 
-_Z = 1.959964  # 95 % of a normal distribution
 _ENDS = (*events.TERMINAL, "paused")  # after these a later start was wanted
 
 
@@ -158,17 +157,6 @@ def evaluation_of(found: Iterable[Mapping[str, Any]]) -> Evaluation | None:
 
 _SHARES = ("reward", "accuracy")
 _METRICS = (*_SHARES, "loss", "mlm_loss")
-
-
-def wilson(share: float, n: int) -> tuple[float, float]:
-    """Return the 95 % Wilson score interval of a share of n.
-
-    For the mean of values between 0 and 1 it is at least as wide as needed.
-    """
-    z2 = _Z * _Z
-    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = _Z / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
-    return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 def _is_number(value: Any) -> bool:

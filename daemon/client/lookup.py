@@ -54,7 +54,7 @@ class Lookup:
         Raises SpecError and NotFound.
         """
         if text is None or text == "-":
-            return self._latest()
+            return self.latest()
         if not is_id_prefix(text):
             if labels.is_name(text):
                 return self._named(text)
@@ -79,20 +79,28 @@ class Lookup:
             raise NotFound(f"job: no job {name!r} in {self._runs}")
         return found[0]
 
-    def _latest(self) -> str:
-        """The latest job submitted from the command line that has a run directory."""
+    def latest(self, kinds: Collection[str] | None = None) -> str:
+        """Return the latest job, of some kinds, that was submitted from the command line.
+
+        Only jobs with a run directory count. Raises NotFound.
+        """
+
+        def fits(job_id: str) -> bool:
+            return kinds is None or job_id.split("-")[0] in kinds
+
         start = 0
         with suppress(redis.RedisError):
             while found := job_index.from_cli_newest(self.indexed, start, _BATCH):
                 for job_id in found:
-                    if is_job_id(job_id) and (self._runs / job_id).is_dir():
+                    if is_job_id(job_id) and fits(job_id) and (self._runs / job_id).is_dir():
                         return job_id
                 start += len(found)
-        for job_id in sorted(job_ids(self._runs), key=by_time, reverse=True):
+        for job_id in sorted(filter(fits, job_ids(self._runs)), key=by_time, reverse=True):
             with suppress(Conflict):
                 if RunDir(self._runs / job_id).origin() == "cli":
                     return job_id
-        raise NotFound(f"job: none in {self._runs} yet: `warmd submit` creates one")
+        wanted = "none" if kinds is None else f"none of {', '.join(kinds)}"
+        raise NotFound(f"job: {wanted} in {self._runs} yet: `warmd submit` creates one")
 
     def _known(self) -> list[str]:
         """The ids in Redis, if it is reachable; includes jobs whose files are gone."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ...configs.config import ModelConfig
 from ...configs.queues import TRAIN
+from ...jobs import KINDS, spec_class
 from ...jobs.errors import SpecError
 from ...jobs.spec import Spec
+from ...jobs.training.options import TrainingSpec
 from ..host.warm_set import known_models
 from ..queue import runs_owner
 from ..runs import labels as job_labels, source, weights
@@ -33,12 +35,15 @@ class Template:
 class Submitting(ClientConnection):
     """Checks and queues new jobs."""
 
-    def weights(self, text: str) -> Weights:
+    def weights(self, text: str, kind: str | None = None) -> Weights:
         """Return the verified weights of `JOB` (its final model) or `JOB@STEP`. Needs no Redis.
 
-        Raises SpecError, NotFound and CheckpointDamaged.
+        `kind`: that of a job that is to start from them; then `-` is the latest job that trained
+        what it trains. Raises SpecError, NotFound and CheckpointDamaged.
         """
         job, at, step = text.partition("@")
+        if job == "-" and kind is not None:
+            job = self.lookup.latest(_kinds_like(kind))
         rundir = self.rundir(self.find(job))
         if not at:
             return weights.final_model(rundir)
@@ -64,9 +69,26 @@ class Submitting(ClientConnection):
     ) -> dict[str, Any]:
         """Check a spec against files and models; return the content of its spec.json.
 
-        Raises SpecError or NotFound. Needs no Redis.
+        Raises SpecError or NotFound. Needs no Redis, but for the jobs that a spec names.
         """
+        spec = self._with_full_ids(spec)
         return checking.document_of(spec, self.config, init=init, model=model)
+
+    def _with_full_ids(self, spec: Spec) -> Spec:
+        """Return the spec with whole ids of the jobs that it names. Raises SpecError, NotFound."""
+        found: dict[str, Any] = {}
+        for name in spec.names_jobs:
+            if (text := getattr(spec, name)) is not None:
+                found[name] = self.find(text)
+                if found[name].split("-")[0] != spec.kind:
+                    raise SpecError(name, f"must be a job of kind {spec.kind}, got {found[name]}")
+        return replace(spec, **found)
+
+    def _unfinished(self, spec: Spec, document: dict[str, Any]) -> str | None:
+        """Return a job that the spec names and that has no result yet."""
+        named = [document["spec"][name] for name in spec.names_jobs]
+        jobs = [job for job in named if job and self.rundir(job).read_result() is None]
+        return jobs[0] if jobs else None
 
     def model_names(self) -> list[str]:
         """Return the names of the configured and the loaded models. Needs no Redis."""
@@ -89,7 +111,8 @@ class Submitting(ClientConnection):
     ) -> str:
         """Check and queue a job; return its id. Raises SpecError, NotFound, Conflict, Unavailable.
 
-        The run directory is complete before the job is queued, and removed if that fails.
+        The run directory is complete before the job is queued, and removed if that fails. A job
+        starts after those that its spec names have finished.
         `init`: the weights to start from; the spec's `model` is their name. `model`: the model that
         the spec's `model` names, if the caller knows it. `origin`: one of rundir.ORIGINS.
         `labels`: its name and tags.
@@ -99,8 +122,7 @@ class Submitting(ClientConnection):
         self.home.create()
         if self.config.redis_url is not None:
             runs_owner.claim(self.connection, self.home)
-        if after is not None:
-            after = self.find(after)
+        after = self._unfinished(spec, document) if after is None else self.find(after)
         rundir = RunDir.create(self.home.runs, spec.kind, document)
         try:
             job_labels.write(rundir, labels)
@@ -146,3 +168,11 @@ class Submitting(ClientConnection):
             rundir.remove()
             raise
         return rundir.path.name
+
+
+def _kinds_like(kind: str) -> list[str]:
+    """Return the kinds that train the same sort of model."""
+    trained = {
+        name: spec.trains for name in KINDS if issubclass(spec := spec_class(name), TrainingSpec)
+    }
+    return [name for name, sort in trained.items() if sort == trained.get(kind)]

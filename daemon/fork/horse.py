@@ -12,6 +12,7 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 import threading
 import time
@@ -32,7 +33,15 @@ from ...jobs.user_code import tracebacks
 from ...jobs.user_code.modules import own_modules
 from ..host.channel import Channel, check_size
 from ..host.descendants import adopt_orphans, end_descendants
-from ..host.messages import HorseStarted, JobActivity, JobEvent, JobOutcome, LocalModel, RunJob
+from ..host.messages import (
+    HorsePlan,
+    HorseStarted,
+    JobActivity,
+    JobEvent,
+    JobOutcome,
+    LocalModel,
+    RunJob,
+)
 from ..host.stacks import write_stacks_on_signal
 from ..runs import source
 from ..runs.checkpoints import Checkpoints
@@ -40,8 +49,9 @@ from ..runs.events import EventLog, read
 from ..runs.rundir import RunDir
 from .activity import ActivityReporter
 from .models import HorseModels, WarmModels
-from .own_device import own_device
+from .own_device import OwnDevice, own_device, start_libraries
 from .placement import Placement
+from .standby import wait_for_job
 from .worker_connection import JobControl, WorkerConnection
 
 log = logging.getLogger(__name__)
@@ -50,19 +60,37 @@ log = logging.getLogger(__name__)
 _SMALL_MODEL = 20_000_000
 
 
+def stand_by(sock: socket.socket, plan: HorsePlan, models: WarmModels) -> None:
+    """Make the device ready, wait for a job, and run it. Called in the forked child."""
+    _become_process(plan)
+    own = own_device(plan.device, plan.gpu_memory / 100)
+    start_libraries(own)
+    channel, request = wait_for_job(sock)
+    _run_jobs(channel, request, models, own)
+
+
 def run_jobs(channel: Channel, request: RunJob, models: WarmModels) -> None:
     """Run the requested job and, if resident, the jobs after it. Called in the forked child."""
+    _become_process(request.plan)
+    _run_jobs(channel, request, models, None)
+
+
+def _become_process(plan: HorsePlan) -> None:
     os.setpgid(0, 0)
-    os.nice(request.niceness)
+    os.nice(plan.niceness)
     adopt_orphans()
     write_stacks_on_signal()
     _prefer_for_oom_kill()
     keep_freed_memory()
+
+
+def _run_jobs(channel: Channel, request: RunJob, models: WarmModels, own: OwnDevice | None) -> None:
+    """`own`: the device, where it has been chosen."""
     connection = WorkerConnection(channel, request)
     connection.send(HorseStarted(os.getpid()))
     _hold_files(models, request.model)
-    own = own_device(request.device, request.gpu_memory / 100)
-    placement = Placement(own.name, problem=own.problem)
+    own = own or own_device(request.device, request.gpu_memory / 100)
+    placement = Placement(own.name, problem=own.problem, copy_threads=request.copy_threads)
     is_resident = request.isolation == "resident"
     if is_resident and request.slots > 1:
         _run_in_threads(connection, models, placement)

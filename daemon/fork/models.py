@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,7 @@ class WarmModels:
         self._make_room(config, needed, in_use)
         with blaming(config, folder):
             warm = read(config, folder, may_pack=self._has_room_twice(needed))
+            warm = replace(warm, weights=weights)
             if model_files.fingerprint(folder) != files:
                 raise ValueError("its files were changed while they were read: try again")
         tensors_of = [*warm.model.parameters(), *warm.model.buffers()]

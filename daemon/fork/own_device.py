@@ -52,6 +52,15 @@ def _start_cuda(memory_share: float) -> None:
     torch.cuda.set_per_process_memory_fraction(memory_share, 0)
 
 
+def start_libraries(own: OwnDevice) -> None:
+    """Make what a first product on the GPU makes: cuBLAS's handle and its workspace."""
+    import torch
+
+    if own.name != CPU:
+        ones = torch.ones(8, 8, device=own.name)
+        torch.mm(ones, ones)
+
+
 def _hide_gpus() -> None:
     """Make torch and transformers compute on the CPU, although the machine may have a GPU."""
     from transformers.utils.import_utils import is_torch_cuda_available

@@ -16,10 +16,14 @@ from ...jobs.context import WarmModel
 class Placement:
     """Brings warm models to the device of this process."""
 
-    def __init__(self, device: str, *, problem: str | None = None) -> None:
-        """`problem`: why the device is not the GPU that was looked for."""
+    def __init__(self, device: str, *, problem: str | None = None, copy_threads: int = 0) -> None:
+        """`problem`: why the device is not the GPU that was looked for.
+
+        `copy_threads`: threads that copy weights through pinned buffers; 0: torch copies them.
+        """
         self.device = device
         self.problem = problem
+        self._copy_threads = copy_threads
         self._lock = threading.Lock()  # jobs that run together ask for the same model
         self._shared: dict[int, tuple[WarmModel, WarmModel]] = {}  # with what each is made of
 
@@ -47,10 +51,20 @@ class Placement:
         """
         import torch
 
+        weights = [*model.parameters(), *model.buffers()]
         moved: dict[int, Any] = {}
-        for weight in [*model.parameters(), *model.buffers()]:
-            there = weight.detach().to(self.device, non_blocking=True)
+        for weight, copied in zip(weights, self._copies(weights), strict=True):
+            there = copied
             if isinstance(weight, torch.nn.Parameter):
-                there = torch.nn.Parameter(there, requires_grad=weight.requires_grad)
+                there = torch.nn.Parameter(copied, requires_grad=weight.requires_grad)
             moved[id(weight)] = there
         return moved
+
+    def _copies(self, weights: list[Any]) -> list[Any]:
+        import torch
+
+        if self._copy_threads == 0:
+            return [weight.detach().to(self.device, non_blocking=True) for weight in weights]
+        from .pinned_copies import copy_to
+
+        return copy_to(torch.device(self.device), weights, num_threads=self._copy_threads)

@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -36,6 +36,7 @@ from ..host.messages import (
     ChildReady,
     Failure,
     HorseExit,
+    HorsePlan,
     LoadFolder,
     LocalModel,
     Malformed,
@@ -56,6 +57,7 @@ from ..host.parent_death import end_with_parent
 from . import horse, zygote_memory
 from .cuda_guard import forbid_cuda
 from .models import Loaded, WarmModels
+from .standby import Standby, Standbys
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +80,8 @@ ENVIRONMENT = {
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
 }
 
-_IDLE_S = 0.1  # without a horse, before memory is moved into huge pages
+_SEND_TIMEOUT_S = 5.0  # for a caller to read a reply
+_IDLE_S = 0.1  # without a request or a horse's end, before memory is moved or a standby forked
 # Writes of the zygote while a horse lives split huge pages again: of 83 % of the memory that lie
 # in huge pages 70 % are left after 5 and after 50 jobs, 45 % if models are loaded meanwhile.
 _FORKS_PER_MOVE = 50
@@ -87,10 +90,12 @@ _FORKS_PER_MOVE = 50
 class Zygote:
     """The state of the process: loaded models and running horses."""
 
-    def __init__(self, home: Home, budget_bytes: int) -> None:
+    def __init__(self, home: Home, budget_bytes: int, standbys: Iterable[HorsePlan] = ()) -> None:
+        """`standbys`: one plan for each standby horse."""
         self.home = home
         self.models = WarmModels(budget_bytes, holds_files=True, digests=home.weight_digests)
         self.horses: dict[int, Horse] = {}
+        self.standbys = Standbys(standbys)
         self.imports_s = 0.0
         self.started = time.time()
         self._selector = selectors.DefaultSelector()
@@ -158,7 +163,7 @@ class Zygote:
         while not (self._is_retiring and self._is_done(listener)):
             ready = self._selector.select(self._timeout_s())
             if not ready:
-                self._move_some()
+                self._prepare()
             for key, _ in ready:
                 if key.fileobj is wake:
                     with contextlib.suppress(BlockingIOError):
@@ -177,6 +182,8 @@ class Zygote:
     def _is_done(self, listener: socket.socket) -> bool:
         """Whether a retiring zygote can end: without horses and requests."""
         self._moving = None
+        self.standbys.dismiss()
+        self.standbys = Standbys(())  # no more of them
         for user in self.horses.values():
             if user.is_resident and not user.is_leaving:
                 user.is_leaving = True
@@ -191,18 +198,26 @@ class Zygote:
         self._selector.register(caller, selectors.EVENT_READ)
 
     def _timeout_s(self) -> float | None:
-        """How long to wait for a request before memory is moved; None: nothing to move now.
-
-        While a horse lives it would keep the old pages, and memory use would double.
-        """
-        if self._moving is None or self.horses:
+        """How long to wait for a request before `_prepare`; None: nothing to prepare now."""
+        if not self._may_move() and self.standbys.missing() is None:
             return None
         return max(0.0, self._idle_since + _IDLE_S - time.monotonic())
 
-    def _move_some(self) -> None:
-        """Move a few pages: a request waits for no longer than that."""
-        if self._moving is not None and next(self._moving, self) is self:
-            self._moving = None
+    def _may_move(self) -> bool:
+        """Whether there is memory to move into huge pages.
+
+        While a horse lives it would keep the old pages, and memory use would double.
+        """
+        return self._moving is not None and not self.horses
+
+    def _prepare(self) -> None:
+        """Prepare for the next jobs a little: a request waits for no longer than that."""
+        if self._moving is not None and self._may_move():
+            self.standbys.dismiss()
+            if next(self._moving, self) is self:
+                self._moving = None
+        elif (plan := self.standbys.missing()) is not None:
+            self._fork_standby(plan)
 
     def _receive(self, caller: Channel) -> None:
         """Read from a caller without blocking, so that a slow caller delays no other."""
@@ -217,7 +232,7 @@ class Zygote:
             caller.close()
 
     def _handle(self, channel: Channel, request: Message) -> None:
-        channel.sock.settimeout(5.0)
+        channel.sock.settimeout(_SEND_TIMEOUT_S)
         try:
             if isinstance(request, RunJob):
                 self._fork(channel, request)
@@ -254,6 +269,7 @@ class Zygote:
                     settled=self._moving is None,
                     budget_bytes=self.models.budget_bytes,
                     horses=[h.to_json(pid) for pid, h in self.horses.items()],
+                    standbys=self.standbys.pids(),
                     models=[m.to_json() for m in self.models.loaded.values()],
                 )
 
@@ -280,6 +296,7 @@ class Zygote:
             self._report_loaded()
 
     def _report_loaded(self) -> None:
+        self.standbys.dismiss()  # they have the models of before
         _report(ModelsLoaded([model.config for model in self.models.loaded.values()]))
 
     def _retire_residents(self) -> None:
@@ -297,15 +314,49 @@ class Zygote:
         is_model_changed = model is not None and model.is_reloaded
         if model is not None:
             model.is_reloaded = False
-        pause_openmp()
         request = replace(request, is_model_changed=is_model_changed, forked_at=time.monotonic())
+        pid = self._hand_over(channel, request)
+        if pid is None:
+
+            def run() -> None:
+                channel.sock.settimeout(None)
+                horse.run_jobs(channel, request, self.models)
+
+            pid = self._fork_process(run)
+        self.horses[pid] = Horse(channel, request, model)
+
+    def _hand_over(self, channel: Channel, request: RunJob) -> int | None:
+        """Give a job to a standby horse; return its process id, None if there is none."""
+        standby = self.standbys.take(request.plan) if request.isolation == "fork" else None
+        if standby is None:
+            return None
+        channel.sock.settimeout(None)  # the same for the horse, which blocks
+        if standby.hand_over(channel, request):
+            return standby.pid
+        channel.sock.settimeout(_SEND_TIMEOUT_S)
+        return None
+
+    def _fork_standby(self, plan: HorsePlan) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+        def run() -> None:
+            ours.close()
+            horse.stand_by(theirs, plan, self.models)
+
+        pid = self._fork_process(run)
+        theirs.close()
+        self.standbys.add(Standby(pid, plan, ours))
+
+    def _fork_process(self, run: Callable[[], None]) -> int:
+        """Fork a process that runs a function and ends; return its id."""
+        pause_openmp()
         self._forks += 1
         pid = os.fork()
         if pid == 0:
-            self._become_horse(channel, request)
-        self.horses[pid] = Horse(channel, request, model)
+            self._become_horse(run)
+        return pid
 
-    def _become_horse(self, channel: Channel, request: RunJob) -> NoReturn:
+    def _become_horse(self, run: Callable[[], None]) -> NoReturn:
         status = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -314,12 +365,12 @@ class Zygote:
                 sock.close()
             for other in (*self._callers, *(horse.channel for horse in self.horses.values())):
                 other.close()
+            self.standbys.close_in_fork()
             self._selector.close()
-            channel.sock.settimeout(None)
-            horse.run_jobs(channel, request, self.models)
+            run()
             status = 0
         except BaseException:
-            log.exception("horse: %s", request.job_id)
+            log.exception("horse")
         finally:
             os._exit(status)  # never unwind into the zygote's stack
 
@@ -332,9 +383,10 @@ class Zygote:
                 return
             if pid == 0:
                 return
+            self.standbys.note_death(pid)
             ended = self.horses.pop(pid, None)
             # All other children of this process are orphans of a horse that was killed.
-            kill_children(spare=self.horses)
+            kill_children(spare=[*self.horses, *self.standbys.pids()])
             if ended is None:
                 continue
             scale = 1 if sys.platform == "darwin" else 1024
@@ -451,7 +503,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     settings = decode(sys.stdin.buffer.read())
     assert isinstance(settings, ZygoteSettings)
-    zygote = Zygote(Home(Path(sys.argv[1])), settings.budget_bytes)
+    zygote = Zygote(Home(Path(sys.argv[1])), settings.budget_bytes, settings.standbys)
     try:
         zygote.boot(settings.models)
     except WarmdError as error:

@@ -110,6 +110,15 @@ class WantedModel:
 
 
 @dataclass(frozen=True)
+class HorsePlan:
+    """What a horse needs to know before its job: the fields of RunJob by the same names."""
+
+    device: str
+    gpu_memory: int
+    niceness: int
+
+
+@dataclass(frozen=True)
 class RunningJob:
     """A started job and the configured name of its worker."""
 
@@ -280,6 +289,7 @@ class ZygoteStatus(Message, op="zygote_status"):
     settled: bool  # whether its memory has been moved into huge pages
     budget_bytes: int
     horses: list[dict[str, Any]]
+    standbys: list[int]  # process ids
     models: list[dict[str, Any]]
 
 
@@ -299,11 +309,16 @@ class RunJob(Message, op="run"):
     niceness: int
     enqueued_at: float | None  # unix seconds
     model: LocalModel | None = None
-    device: str = AUTO  # this and the next as in WorkerConfig
+    device: str = AUTO  # this and the next two as in WorkerConfig
     gpu_memory: int = 100
+    copy_threads: int = 0
     isolation: str = "fork"  # "resident": the horse runs several jobs
     forked_at: float | None = None  # monotonic clock; set by the zygote
     is_model_changed: bool = False  # set by the zygote: it reloaded the model for this job
+
+    @property
+    def plan(self) -> HorsePlan:
+        return HorsePlan(self.device, self.gpu_memory, self.niceness)
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
@@ -405,6 +420,7 @@ class Downloaded(Message, op="downloaded"):
 class ZygoteSettings(Message, op="zygote_settings"):
     budget_bytes: int
     models: list[WantedModel] = field(default_factory=list)
+    standbys: list[HorsePlan] = field(default_factory=list)  # one per standby horse
     is_next: bool = False  # listens on next_zygote_socket: another zygote serves
 
     @classmethod
@@ -413,7 +429,8 @@ class ZygoteSettings(Message, op="zygote_settings"):
             WantedModel(LocalModel.from_json(wanted["model"]), wanted["is_required"])
             for wanted in fields["models"]
         ]
-        return cls(fields["budget_bytes"], models, fields["is_next"])
+        standbys = [HorsePlan(**plan) for plan in fields["standbys"]]
+        return cls(fields["budget_bytes"], models, standbys, fields["is_next"])
 
 
 @dataclass(frozen=True)

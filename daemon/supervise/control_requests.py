@@ -119,7 +119,8 @@ def _status(supervisor: Supervisor) -> dict[str, Any]:
         zygote = asdict(_zygote_status(supervisor, timeout_s=_STATUS_TIMEOUT_S))
     except Unavailable:
         state = "loading" if supervisor.zygote.is_ready else "starting"
-        zygote = {"pid": supervisor.zygote.pid, "state": state, "models": [], "horses": []}
+        zygote = {"pid": supervisor.zygote.pid, "state": state, "models": []}
+        zygote |= {"horses": [], "standbys": []}
     return {
         "daemon": {
             "pid": os.getpid(),

@@ -1,7 +1,8 @@
 """Retention: removes ended jobs of the queue infer ("answers"), the oldest first.
 
 An agent sends thousands of requests a day; their run directories, hashes and streams would fill the
-disk and the memory of Redis. Training jobs and jobs with an input file are never removed.
+disk and the memory of Redis. Training jobs, evaluations and jobs with an input file are never
+removed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import redis
 
+from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict
 from ..host.home import Home
 from ..host.image_store import ImageStore
@@ -123,13 +125,13 @@ class Retention:
             self._add_sizes(every)
 
     def _add_sizes(self, ended: list[tuple[bytes, float]]) -> None:
-        """Add the sizes of new answers; take jobs with an input file out of the index."""
+        """Add the sizes of new answers; take jobs that are kept out of the index."""
         for raw, at in ended:
             job_id = keys.text(raw)
             self._seen_until = max(self._seen_until, at)
             if job_id in self._sizes:
                 continue
-            if not is_job_id(job_id) or _has_input_file(RunDir(self._home.runs / job_id)):
+            if not is_job_id(job_id) or _is_kept(RunDir(self._home.runs / job_id)):
                 self._store.connection.zrem(keys.ANSWERS, raw)
             else:
                 self._sizes[job_id] = removal.size_bytes(self._home.runs / job_id)
@@ -173,8 +175,11 @@ def _is_over(age_s: float) -> bool:
     return not -GRACE_S < age_s < GRACE_S
 
 
-def _has_input_file(rundir: RunDir) -> bool:
-    """Whether the job has an input file: then its run directory is kept."""
+def _is_kept(rundir: RunDir) -> bool:
+    """Whether the job is an evaluation or has an input file: then its run directory is kept."""
+    kind = rundir.path.name.split("-")[0]
+    if kind in KINDS and spec_class(kind).is_kept:
+        return True
     with suppress(Conflict, FileNotFoundError):  # an unreadable job can be removed
         # A larger spec contains its prompt, so it has no input file; do not parse gigabytes.
         is_short = (rundir.path / "spec.json").stat().st_size <= _MAX_BATCH_SPEC

@@ -33,6 +33,7 @@ from ..host.messages import (
     ChildReady,
     Failure,
     GatewaySettings,
+    HorsePlan,
     LocalModel,
     Message,
     ModelsLoaded,
@@ -263,7 +264,15 @@ class Supervisor:
                     raise
                 log.error("zygote: %s", error)
         budget = self.config.memory_budget_bytes or int(memory_bytes() * _DEFAULT_BUDGET)
-        return ZygoteSettings(budget, models, is_next)
+        return ZygoteSettings(budget, models, self._standbys(), is_next)
+
+    def _standbys(self) -> list[HorsePlan]:
+        workers = (worker.config for worker in self.workers)
+        return [
+            HorsePlan(worker.device, worker.gpu_memory, worker.niceness)
+            for worker in workers
+            if worker.standby
+        ]
 
     def _on_zygote_message(self, message: Message) -> None:
         match message:

@@ -77,6 +77,7 @@ def _request(
         niceness=config.niceness,
         device=config.device,
         gpu_memory=config.gpu_memory,
+        copy_threads=config.copy_threads,
         enqueued_at=job.enqueued_at.timestamp() if job.enqueued_at else None,
         model=model,
     )

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ _ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 # The description of splits in the YAML at the start of a README.
 _CARD = re.compile(r"---\n(?:(?!---).*\n)*?(?:configs|dataset_info):")
 _LONGEST_CARD = 1_000_000  # characters
+_ANSWER_S = 10.0  # for the hub to answer one request
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ def _prepared(option: str, wanted: Name) -> Path:
     import datasets
 
     try:
-        loaded: Any = datasets.load_dataset(wanted.name, wanted.config)
+        with _offline_if_unreachable(wanted.name):
+            loaded: Any = datasets.load_dataset(wanted.name, wanted.config)
         return Path(next(iter(loaded.values())).cache_files[0]["filename"]).parent
     except Exception as error:  # of the network, of the hub, of the data: there are dozens
         raise SpecError(
@@ -93,6 +96,29 @@ def _prepared(option: str, wanted: Name) -> Path:
             f"{_first_line(error)}; where the hub can be reached, run: "
             f"hf download {wanted.name} --repo-type dataset",
         ) from None
+
+
+@contextmanager
+def _offline_if_unreachable(name: str) -> Iterator[None]:
+    """Let `datasets` read its cache only, where the hub does not answer one request.
+
+    It would request again and again for 23 seconds.
+    """
+    import datasets
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError
+
+    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    try:
+        HfApi().dataset_info(name, timeout=_ANSWER_S)
+    except HfHubHTTPError:
+        pass  # an answer: `datasets` says what is wrong
+    except Exception:  # of the network: there are dozens
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
 def split_files(option: str, wanted: Name) -> list[Path]:
@@ -177,7 +203,8 @@ def _chosen(option: str, wanted: Name, what: str, names: Iterable[str], name: st
 
 
 def _fault(option: str, wanted: Name, takes: str, got: str) -> SpecError:
-    return SpecError(option, f"{jsonl.shown(str(wanted))}: must be {takes}, got {got[:200]}")
+    name = jsonl.shown(str(wanted).rstrip(":"))
+    return SpecError(option, f"{name}: must be {takes}, got {got[:200]}")
 
 
 def _first_line(error: Exception) -> str:

@@ -126,7 +126,7 @@ class _Work:
         self.journal = journal
         self.done = 0
         self.tokens = 0  # of this execution
-        self.tokenise_s = self.prepare_s = self.encode_s = 0.0
+        self.tokenize_s = self.prepare_s = self.encode_s = 0.0
         self._event_at = time.monotonic()
 
     def encode(self) -> None:
@@ -158,7 +158,7 @@ class _Work:
             self._check_stop()
             part = waiting[first : first + AT_ONCE]
             rows += self.embedder.rows([self.passages[number] for number in part])
-        self.tokenise_s = time.perf_counter() - begun
+        self.tokenize_s = time.perf_counter() - begun
         return rows
 
     def _encode(self, numbers: Sequence[int], rows: Sequence[TokenizedPassage]) -> None:
@@ -212,7 +212,7 @@ class _Work:
             "model": self.spec.model,
             "timings": {
                 "queued_s": self.ctx.queued_s,
-                "tokenise_s": self.tokenise_s,
+                "tokenize_s": self.tokenize_s,
                 "prepare_s": self.prepare_s,
                 "encode_s": self.encode_s,
                 "tokens_per_s": self.tokens / self.encode_s if self.encode_s else None,

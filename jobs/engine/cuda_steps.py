@@ -182,9 +182,11 @@ class CudaSteps:
         of_others = otherwise(others)
         if not len(of_others):
             return logits
-        wanting = [part for part in [*writing, *others] if part.wants_logits]
-        place = {id(part): number for number, part in enumerate(wanting)}
-        order = [place[id(part)] for part in parts if part.wants_logits]
+        first, row = {}, 0  # row of each part among those computed
+        for part in [*writing, *others]:
+            first[id(part)] = row
+            row += part.num_logits
+        order = [first[id(part)] + i for part in parts for i in range(part.num_logits)]
         return torch.cat([logits, of_others])[torch.tensor(order, device=logits.device)]
 
     def _step(self, parts: Sequence[Part], rows: Sequence[int]) -> torch.Tensor:

@@ -201,7 +201,7 @@ class Decoder:
         return copy
 
     def forward(self, parts: Sequence[Part]) -> torch.Tensor:
-        """Compute the parts; return logits (N, V) after each of the N parts that want them."""
+        """Compute the parts; return the logits that they want, in their order: (N, V)."""
         if self._cuda_steps is not None:
             return self._cuda_steps.forward(parts, self._forward)
         return self._forward(parts)
@@ -218,7 +218,7 @@ class Decoder:
             x[where] = features[0].to(x.dtype)
         deep = [(where, features[1:]) for where, features in seen if len(features) > 1]
         wanted = _wanted(parts)
-        is_step = len(wanted) == len(ids) <= _MAX_FUSED_SEQUENCES and not deep
+        is_step = len(parts) == len(wanted) == len(ids) <= _MAX_FUSED_SEQUENCES and not deep
         adapted = _adapted(parts)
         steps = self._ready_fused_steps() if is_step and not adapted else None
         if steps is not None:
@@ -401,8 +401,7 @@ def _wanted(parts: Sequence[Part]) -> list[int]:
     wanted, row = [], 0
     for part in parts:
         row += len(part.ids)
-        if part.wants_logits:
-            wanted.append(row - 1)
+        wanted += range(row - part.num_logits, row)
     return wanted
 
 

@@ -72,16 +72,17 @@ class FallbackRunner:
         return False
 
     def forward(self, parts: Sequence[Part]) -> torch.Tensor:
-        """Compute the parts; return logits (N, V) after each of the N parts that want them."""
+        """Compute the parts; return the logits that they want, in their order: (N, V)."""
         wanted = []
         for part in parts:
             logits = self._logits(part, self._cache_name)
-            if part.wants_logits:
+            if part.num_logits:
                 wanted.append(logits)
-        return torch.stack(wanted) if wanted else torch.empty(0, 0)
+        return torch.cat(wanted) if wanted else torch.empty(0, 0)
 
     def _logits(self, part: Part, cache_name: str | None) -> torch.Tensor:
-        """Append tokens to a sequence; return the logits after the last one: (V,)."""
+        """Append tokens to a sequence; return the logits wanted, at least the last: (N, V)."""
+        count = max(part.num_logits, 1)
         kv = part.kv
         how = self._images(part) if self._has_axes else {}
         given = part.ids if cache_name is not None else [*kv.ids, *part.ids]
@@ -95,9 +96,9 @@ class FallbackRunner:
         if cache_name is not None:
             how[cache_name] = kv.cache
         if "logits_to_keep" in self._parameters:
-            how["logits_to_keep"] = 1
+            how["logits_to_keep"] = count
         out = self._model(input_ids=torch.tensor([given], device=self._model.device), **how)
-        logits: torch.Tensor = out.logits[0, -1]
+        logits: torch.Tensor = out.logits[0, -count:]
         return logits
 
     def _images(self, part: Part) -> dict[str, Any]:

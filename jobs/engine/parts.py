@@ -20,9 +20,15 @@ class Part:
     kv: Any  # from the runner's `new`
     ids: Sequence[int]
     wants_logits: bool  # of the last token
+    wants_all_logits: bool = False  # of every token: one row each
     positions: torch.Tensor | None = None  # (3, ids) of M-RoPE: time, row, column; None: text
     offset: int = 0  # added to the positions of text after images
     adapter: Any = None  # low_rank.Adapter that applies to these tokens
     # Image features (1 + deep, tokens, hidden) with the index of their first token in `ids`: the
     # first replace embeddings, the others are added after the first layers.
     features: Sequence[tuple[int, torch.Tensor]] = ()
+
+    @property
+    def num_logits(self) -> int:
+        """The rows of logits that it wants."""
+        return len(self.ids) if self.wants_all_logits else int(self.wants_logits)

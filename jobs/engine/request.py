@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,14 @@ class Image:
     size: tuple[int, int] = (0, 0)  # width and height before resizing, in pixels
 
 
+class TokenLogprob(NamedTuple):
+    """The log-probability of a token, and of the most likely ones at its place."""
+
+    token: int
+    logprob: float  # natural logarithm
+    top: tuple[tuple[int, float], ...] = ()  # token and logprob, the most likely first
+
+
 @dataclass(frozen=True)
 class Piece:
     """A text delta of one completion. The last one of a completion has its finish reason."""
@@ -44,6 +52,7 @@ class Piece:
     text: str
     tokens: int
     finish_reason: str | None = None  # "stop", "length", "cancelled"
+    logprobs: tuple[TokenLogprob, ...] = ()  # of its tokens, where they are requested
 
 
 @dataclass
@@ -72,10 +81,23 @@ class Request:
     sampling: Sampling
     images: Sequence[Image] = ()  # in prompt order
     num_completions: int = 1
-    max_tokens: int
+    max_tokens: int  # 0: the prompt is scored only
     stop: tuple[str, ...] = ()
     adapter: Any = None  # engine.low_rank.Adapter of all its tokens; None: the model's own
+    num_top: int | None = None  # most likely tokens given with logprobs; None: no logprobs
+    # The first prompt token whose log-probability is wanted, from 1 on; None: of no prompt token.
+    scored_from: int | None = None
     grammar: Any = None  # engine.grammar.Grammar that constrains every completion
     is_canceled: Callable[[], bool] = field(default=lambda: False)  # polled at every step
     pieces: SimpleQueue[Piece | End] = field(default_factory=SimpleQueue)
     stats: RequestStats = field(default_factory=RequestStats)
+    scores: list[TokenLogprob] = field(default_factory=list)  # of prompt tokens; by the engine
+
+    @property
+    def computed_from(self) -> int:
+        """The first prompt token that must be computed, though a cached prefix may be longer.
+
+        Its logits, and those of the tokens after it, are needed.
+        """
+        last = len(self.ids) - 1
+        return last if self.scored_from is None else min(self.scored_from - 1, last)

@@ -34,6 +34,7 @@ from .parts import Part
 from .request import End, Request
 from .sampling import sample_batch
 from .sequence import Sequence, keys_of, now
+from .token_logprobs import token_logprobs
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ MAX_SEQUENCES = 64  # in a batch
 _PREFILL_ALONE_S = 0.5  # of prefill per step, while no sequence of any model is decoding
 _PREFILL_SHARED_S = 0.2  # least prefill per step, while a sequence of any model is decoding
 _KV_SHARE = 0.4  # of the memory that is free when the engine is created
+_SCORED_TOKENS = 256  # of a prompt per step, where the logits of all are needed
 _NEVER_PACK = 2**62  # bytes that packing must leave free: more than any machine has
 _FEATURES_SHARE = 0.1  # of `budget_bytes`, in addition to it: the cache of image features
 
@@ -207,12 +209,15 @@ class Engine:
         if prefilling and logits.is_cuda:
             torch.cuda.synchronize(logits.device)  # CUDA is asynchronous: wait before timing
         self._measure_prefill(prefilling, now() - begun, num_decoding=len(decoding))
-        rows = iter(logits)
-        self._append_tokens(decoding, [next(rows) for _ in decoding])
+        row = len(decoding)
+        self._append_tokens(decoding, list(logits[:row]))
         for sequence, part in prefilling:
+            of_part, row = logits[row : row + part.num_logits], row + part.num_logits
+            if part.wants_all_logits:
+                self._score(sequence, part, of_part)
             if part.wants_logits:
                 with self._isolating_errors(sequence.request):
-                    self._start_decoding(sequence, next(rows))
+                    self._start_decoding(sequence, of_part[-1])
             else:
                 self._prefilling.remove(sequence)
                 self._prefilling.append(sequence)  # round robin over prompts
@@ -292,21 +297,39 @@ class Engine:
     def _prefill_part(self, sequence: Sequence, room: int) -> Part:
         ids, begin = sequence.request.ids, sequence.kv.length
         chunk = self._runner.chunk
+        is_scored = sequence.request.scored_from is not None
         if chunk is None:
             end = len(ids)
         else:
-            end = max(begin + room, begin + 1)
+            end = begin + max(min(room, _SCORED_TOKENS) if is_scored else room, 1)
             end = min(-(-end // chunk) * chunk, len(ids))
+        is_scored = is_scored and end > sequence.request.computed_from
         if sequence.images is None:
-            adapter = sequence.request.adapter
-            return Part(sequence.kv, ids[begin:end], end == len(ids), adapter=adapter)
+            return Part(
+                sequence.kv,
+                ids[begin:end],
+                end == len(ids),
+                wants_all_logits=is_scored,
+                adapter=sequence.request.adapter,
+            )
         return Part(
             sequence.kv,
             ids[begin:end],
             end == len(ids),
+            wants_all_logits=is_scored,
             positions=sequence.images.positions[:, begin:end],
             features=sequence.images.features(begin, end),
         )
+
+    def _score(self, sequence: Sequence, part: Part, logits: torch.Tensor) -> None:
+        """Keep the log-probabilities of the prompt tokens that a part's logits (T, V) predict."""
+        request = sequence.request
+        assert request.scored_from is not None
+        begin = sequence.kv.length - len(part.ids)
+        first = max(begin + 1, request.scored_from)
+        tokens = request.ids[first : sequence.kv.length + 1]
+        rows = logits[first - 1 - begin :][: len(tokens)]
+        request.scores += token_logprobs(rows, tokens, request.num_top or 0)
 
     def _is_ready(self, sequence: Sequence, encode_until: float) -> bool:
         """Prepare the next prompt; return False while its images are still being encoded."""
@@ -353,7 +376,11 @@ class Engine:
         self._prefilling.remove(sequence)
         for one in sequences:
             one.begun_at = done
-            self._append_token(one, logits)
+            if request.max_tokens:
+                self._append_token(one, logits)
+            else:
+                one.end_scored()
+                self._finish(one)
 
     def _append_tokens(self, sequences: list[Sequence], rows: list[torch.Tensor]) -> None:
         """Sample the next token of each sequence from its logits (V,)."""
@@ -366,6 +393,7 @@ class Engine:
         for sequence, logits in zip(sequences, rows, strict=True):
             with self._isolating_errors(sequence.request):
                 ready.append((sequence, sequence.adjusted(logits)))
+        logits_of = dict(zip(sequences, rows, strict=True))
         samplers = [sequence.sampler for sequence, _ in ready]
         tokens = sample_batch(samplers, [logits for _, logits in ready])
         for (sequence, _), token in zip(ready, tokens, strict=True):
@@ -373,15 +401,20 @@ class Engine:
                 if isinstance(token, JobFailed):
                     raise token
                 if sequence in self._decoding:
-                    self._accept_token(sequence, token)
+                    self._accept_token(sequence, token, logits_of[sequence])
 
     def _append_token(self, sequence: Sequence, logits: torch.Tensor) -> None:
         if sequence not in self._decoding:
             return  # another sequence of its request has failed
-        self._accept_token(sequence, sequence.sampler.sample(sequence.adjusted(logits)))
+        token = sequence.sampler.sample(sequence.adjusted(logits))
+        self._accept_token(sequence, token, logits)
 
-    def _accept_token(self, sequence: Sequence, token: int) -> None:
-        sequence.accept(token, self._eos_tokens)
+    def _accept_token(self, sequence: Sequence, token: int, logits: torch.Tensor) -> None:
+        """Append a token that was sampled from logits (V,)."""
+        logprob = None
+        if (num_top := sequence.request.num_top) is not None:
+            (logprob,) = token_logprobs(logits[None], [token], num_top)
+        sequence.accept(token, self._eos_tokens, logprob)
         if sequence.finish_reason is not None:
             self._finish(sequence)
 
@@ -433,7 +466,8 @@ class Engine:
         if self._runner.chunk is None:
             return
         # The last prompt token is always computed: its logits give the first new token.
-        found = self._prefix_cache.find(keys_of(sequence.request)[:-1])
+        request = sequence.request
+        found = self._prefix_cache.find(keys_of(request)[: request.computed_from])
         if found is not None:
             kv, length = found
             sequence.kv.copy_prefix(kv, length)

@@ -10,7 +10,7 @@ import torch
 
 from .detokenizer import TextStream
 from .image_encoding import PromptImages
-from .request import Piece, Request
+from .request import Piece, Request, TokenLogprob
 from .sampling import SequenceSampler
 
 
@@ -30,14 +30,17 @@ class Sequence:
         self._text = TextStream(tokenizer, request.ids, request.stop)
         self._num_tokens = 0
         self._unsent = 0  # tokens whose text was not emitted yet
+        self._logprobs: list[TokenLogprob] = []  # of these
 
     def adjusted(self, logits: torch.Tensor) -> torch.Tensor:
         """Return logits (V,) with the grammar applied, to sample from. Raises JobFailed."""
         return logits if self._grammar is None else self._grammar.allowed(logits)
 
-    def accept(self, token: int, ends: frozenset[int]) -> None:
+    def accept(self, token: int, ends: frozenset[int], logprob: TokenLogprob | None = None) -> None:
         """Append a sampled token and emit its text; may set `finish_reason`. Raises JobFailed."""
         self._num_tokens += 1
+        if logprob is not None:
+            self._logprobs.append(logprob)
         self._unsent += 1
         text = ""
         if token in ends:
@@ -55,14 +58,20 @@ class Sequence:
         if text or self.finish_reason is not None:
             self._emit(text)
 
+    def end_scored(self) -> None:
+        """End without a token: only the prompt was to be scored."""
+        self.finish_reason = "length"
+        self._emit("")
+
     def cancel(self) -> None:
         """End with the tokens so far."""
         self.finish_reason = "cancelled"
         self._emit(self._text.finish())
 
     def _emit(self, text: str) -> None:
-        piece = Piece(self.index, text, self._unsent, self.finish_reason)
-        self._unsent = 0
+        logprobs = tuple(self._logprobs)
+        piece = Piece(self.index, text, self._unsent, self.finish_reason, logprobs)
+        self._unsent, self._logprobs = 0, []
         self.request.pieces.put(piece)
 
 

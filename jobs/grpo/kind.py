@@ -15,11 +15,11 @@ from ..context import Context, WarmModel, step_of
 from ..data.reader import report_skipped
 from ..errors import JobFailed
 from ..models.architectures import check_can_generate
-from . import problems, rewards
+from ..rewards import problems, rewards
+from ..rewards.prompts import Prompt, completion_room, encode
+from ..rewards.user_rewards import KeywordReward
 from .options import COMPLETION_LENGTH, GrpoSpec
-from .prompts import Prompt, completion_room, encode
 from .reward_log import RewardLog
-from .user_rewards import KeywordReward
 
 if TYPE_CHECKING:
     from trl.trainer.grpo_config import GRPOConfig
@@ -59,7 +59,9 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
     functions = spec.reward_functions(training)
     with _reward_process(spec, functions, prompts + eval_prompts) as process:
         log = _reward_log(spec, ctx, checkpoint)
-        trainer = _trainer(spec, ctx, warm, config, prompts, functions, data, process, log)
+        trainer = _trainer(
+            spec, ctx, warm, config, prompts, eval_prompts, functions, data, process, log
+        )
         seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
         gemm = recorded_choice(ctx.run_dir / "gemm", ctx.device)
         _announce(spec, ctx, trainer, checkpoint, gemm, seconds)
@@ -67,9 +69,9 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         with fast_kernels(onednn=gemm == ONEDNN):
             if checkpoint is None and eval_prompts:
                 trainer.check_weights()
-                trainer.reward_before = _evaluate(ctx, trainer, eval_prompts, "before")
+                trainer.reward_before = trainer.evaluate_before()["reward"]
             trainer.train_to_end(checkpoint)
-            reward_after = _evaluate(ctx, trainer, eval_prompts, "after") if eval_prompts else None
+            reward_after = trainer.evaluate_after()["reward"] if eval_prompts else None
     trainer.save_final_model(ctx.run_dir / "model")
     return {
         "steps": trainer.state.global_step,
@@ -164,6 +166,7 @@ def _trainer(
     warm: WarmModel,
     config: GRPOConfig,
     prompts: Sequence[Prompt],
+    held_out: Sequence[Prompt],
     functions: Mapping[str, rewards.Reward | KeywordReward],
     data: Mapping[str, str],
     process: RewardProcess | None,
@@ -198,6 +201,8 @@ def _trainer(
         replay=spec.replay,
         reward_process=process,
         reward_log=log,
+        held_out=held_out,
+        eval_every=spec.eval_every,
     )
 
 
@@ -244,9 +249,3 @@ def _announce(
         **compute_summary(ctx.device),
         **seconds,
     )
-
-
-def _evaluate(ctx: Context, trainer: GroupTrainer, prompts: Sequence[Prompt], phase: str) -> float:
-    reward = trainer.mean_reward(prompts)
-    ctx.emit("eval", step=trainer.state.global_step, phase=phase, reward=reward, n=len(prompts))
-    return reward

@@ -16,11 +16,14 @@ from ..data.sources import TAKES, located
 from ..engine.options import SamplingSpec
 from ..errors import JobFailed, SpecError
 from ..files.jsonl import Place
-from ..graders import grader as graders
 from ..models import chat_templates
 from ..models.architectures import check_generates
 from ..models.tokenizer_folder import TokenizerFolder
+from ..rewards import problems
+from ..rewards.options import RewardsSpec
+from ..rewards.prompts import field_of, messages_of, too_long
 from ..spec import HttpMethod, option, override, path_of
+from ..training.eval_options import EvaluatedSpec
 from ..training.options import (
     DEFAULT_TEMPLATE,
     MOST_AT_ONCE,
@@ -30,10 +33,7 @@ from ..training.options import (
     TrainingSpec,
 )
 from ..user_code.modules import own_modules
-from . import problems, rewards
 from .loss_options import LossSpec
-from .prompts import field_of, messages_of, too_long
-from .user_rewards import KeywordReward
 
 MOST_QUESTIONS = 16  # occurrences of {question} in the template
 MICRO_BATCH = 8  # default maximum, in completions
@@ -42,7 +42,7 @@ _CHECK_S = 1.0  # for rendering and counting the tokens of prompts at submit
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrpoSpec(RecordsSpec, TrainingSpec, SamplingSpec, LossSpec):
+class GrpoSpec(RecordsSpec, RewardsSpec, EvaluatedSpec, SamplingSpec, LossSpec):
     """Train a causal language model by GRPO: groups of completions, scored by reward functions."""
 
     kind: ClassVar[str] = "grpo"
@@ -58,8 +58,8 @@ class GrpoSpec(RecordsSpec, TrainingSpec, SamplingSpec, LossSpec):
         ),
         renamed={"n_epochs": "epochs", "batch_size": "prompts_per_step"},
     )
-    changeable: ClassVar[tuple[str, ...]] = (*TrainingSpec.changeable, "log_completions")
-    judged_by: ClassVar[tuple[str, ...]] = ("loss", "reward", "kl")
+    changeable: ClassVar[tuple[str, ...]] = (*EvaluatedSpec.changeable, "log_completions")
+    judged_by: ClassVar[tuple[str, ...]] = ("loss", "reward", "kl", "eval_reward")
     # Advantages have a magnitude of about 1, so the loss varies around 0. A diverging policy has a
     # larger loss, a large KL from the reference (nats), or a high entropy.
     watched: ClassVar[Mapping[str, float]] = {"loss": 1.0, "kl": 1.0, "entropy": 1.0}
@@ -147,58 +147,6 @@ class GrpoSpec(RecordsSpec, TrainingSpec, SamplingSpec, LossSpec):
         maximum=1000,
     )
 
-    reward: tuple[str, ...] = option(
-        ("correctness",),
-        f"reward function: {', '.join(rewards.NAMES)} or module:function, optionally =WEIGHT; "
-        "several are summed",
-        group="reward",
-    )
-    grader: str | None = option(
-        None,
-        "OpenAI grader as JSON (string_check, text_similarity, multi, python with module:function "
-        "as its source) that computes the reward grader",
-        group="reward",
-    )
-    reward_timeout: float | None = option(
-        None,
-        "time limit of the rewards of a group, in seconds; they run in a process of their own, and "
-        "a group whose rewards fail is left out",
-        group="reward",
-        default_text="no limit; a reward that fails ends the job",
-        above=0,
-        maximum=10**6,
-    )
-    custom_min_length: int | None = option(
-        None,
-        "minimum number of words (reward custom)",
-        group="reward",
-        minimum=0,
-        maximum=MOST_TOKENS,
-    )
-    custom_max_length: int | None = option(
-        None,
-        "maximum number of words (reward custom)",
-        group="reward",
-        minimum=0,
-        maximum=MOST_TOKENS,
-    )
-    custom_required_term: tuple[str, ...] = option(
-        (), "term that must occur (reward custom)", group="reward"
-    )
-    custom_forbidden_term: tuple[str, ...] = option(
-        (), "term that must not occur (reward custom)", group="reward"
-    )
-    custom_format_pattern: str | None = option(
-        None, "regular expression that earns custom_format_bonus (reward custom)", group="reward"
-    )
-    custom_format_bonus: float = option(
-        0.5,
-        "reward for matching custom_format_pattern (reward custom)",
-        group="reward",
-        above=0,
-        maximum=1000,
-    )
-
     learning_rate: float | None = override(
         TrainingSpec,
         "learning_rate",
@@ -234,19 +182,13 @@ class GrpoSpec(RecordsSpec, TrainingSpec, SamplingSpec, LossSpec):
     )
     warmup_steps: int = override(TrainingSpec, "warmup_steps", default=0)
 
-    eval_dataset: str | None = option(
-        None,
-        "data set of held-out prompts",
-        group="evaluation",
-        default_text="the prompts of dataset after those trained on",
-    )
-    eval_samples: int = option(
-        0,
-        "number of held-out prompts whose reward is measured before and after training (0: all of "
-        "eval_dataset, otherwise none)",
-        group="evaluation",
-        minimum=0,
-        maximum=MOST_ROWS,
+    eval_samples: int = override(
+        EvaluatedSpec,
+        "eval_samples",
+        default=0,
+        help="number of held-out prompts whose reward is measured (0: all of eval_dataset, "
+        "otherwise none)",
+        default_text=None,
     )
     reward_log: str | None = option(
         None,
@@ -304,14 +246,6 @@ class GrpoSpec(RecordsSpec, TrainingSpec, SamplingSpec, LossSpec):
             raise SpecError("rollout_dtype", "must be float32 with loss_type vespo, got int8")
         if self.system is not None and not self.chat_template:
             raise SpecError("system", "must go with chat_template, got it alone")
-        names = [spec.name for spec in self.reward_specs]
-        if not names or len(set(names)) < len(names):
-            got = ", ".join(names) or "none"
-            raise SpecError("reward", f"must be one or more, each once, got {got}")
-        if (rewards.GRADER in names) != (self.grader is not None):
-            raise SpecError("grader", "must go with the reward grader, got one without the other")
-        if self.grader is not None:
-            graders.read(self.grader)
 
     def _check_texts(self) -> None:
         """Bound the text that is repeated in every prompt, and so in memory."""
@@ -341,35 +275,6 @@ class GrpoSpec(RecordsSpec, TrainingSpec, SamplingSpec, LossSpec):
                 f"{batch_size}, got {accumulation}",
             )
 
-    @property
-    def reward_specs(self) -> list[rewards.RewardSpec]:
-        """The rewards with their weights. Raises SpecError."""
-        return [rewards.parse(text) for text in self.reward]
-
-    def reward_functions(
-        self, found: Sequence[problems.Problem]
-    ) -> dict[str, rewards.Reward | KeywordReward]:
-        """The reward functions by name; imports the user's. Raises SpecError."""
-        custom = rewards.CustomOptions(
-            min_length=self.custom_min_length,
-            max_length=self.custom_max_length,
-            required_terms=self.custom_required_term,
-            forbidden_terms=self.custom_forbidden_term,
-            format_pattern=self.custom_format_pattern,
-            format_bonus=self.custom_format_bonus,
-        )
-        columns = problems.columns_of(problem.columns for problem in found)
-        return {
-            spec.name: rewards.resolve(spec, custom, columns=columns, grader=self.grader)
-            for spec in self.reward_specs
-        }
-
-    @property
-    def has_own_rewards(self) -> bool:
-        """Whether a reward is a user function, or a grader calls one."""
-        functions = graders.read(self.grader).functions if self.grader else ()
-        return bool(functions) or any(spec.is_own for spec in self.reward_specs)
-
     def reading(self) -> Reading:
         """How records are read; it counts those that are skipped."""
         return Reading(self.column_names, self.skip_bad_rows)
@@ -390,7 +295,7 @@ class GrpoSpec(RecordsSpec, TrainingSpec, SamplingSpec, LossSpec):
                 template=self.template,
                 samples=self.eval_samples or None,
                 reading=reading or self.reading(),
-                check=self._check_answer,
+                check=self.check_answer,
                 named_by="eval_dataset",
             )
         return self._problems("eval", self.eval_samples, reading or self.reading())
@@ -407,16 +312,12 @@ class GrpoSpec(RecordsSpec, TrainingSpec, SamplingSpec, LossSpec):
             part=part,
             train_samples=self.samples or 0,
             reading=reading,
-            check=self._check_answer,
+            check=self.check_answer,
         )
-
-    def _check_answer(self, problem: problems.Problem) -> None:
-        if any(spec.name == "correctness" for spec in self.reward_specs):
-            rewards.check_answer(problem)
 
     def content_of(self, values: Mapping[str, Any], place: Place) -> Content:
         problem = problems.problem_of(self.template, values, place)
-        self._check_answer(problem)
+        self.check_answer(problem)
         messages = messages_of(problem, chat_template=self.chat_template, system=self.system)
         return problem.prompt if messages is None else messages
 

@@ -24,11 +24,11 @@ import orjson
 from transformers import TrainerState
 
 from ..errors import JobFailed
+from ..rewards.prompts import Prompt
+from ..rewards.reward_calls import as_trl_calls
+from ..rewards.rewards import Reward
+from ..rewards.user_rewards import KeywordReward, PositionalReward, is_async
 from ..user_code import tracebacks
-from .prompts import Prompt
-from .reward_calls import as_trl_calls
-from .rewards import Reward
-from .user_rewards import KeywordReward, PositionalReward, is_async
 
 _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 

@@ -18,23 +18,23 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from ..context import Context
 from ..engine.sampling import NotFiniteError
-from ..errors import JobFailed, Stopped
+from ..errors import JobFailed
 from ..packing.passes import stored_number
+from ..rewards.prompts import Prompt
+from ..rewards.reward_calls import as_trl_calls
+from ..rewards.rewards import Reward
+from ..rewards.user_rewards import KeywordReward, PositionalReward
 from ..training.deprecations import no_deprecations
+from ..training.evaluation import EvaluatingTrainer
 from ..training.options import TrainingSpec
-from ..training.trainer import JobTrainer
 from ..user_code.modules import SOURCES, changed, digests
 from .groups import Group, Weights
 from .loss_options import NORMALIZE_FIRST
 from .packed_trainer import DRIFT, PackedTrainer
 from .prompt_order import EpochSampler, PromptStream
-from .prompts import Prompt
 from .replay import ReplayBuffer
-from .reward_calls import as_trl_calls
 from .reward_log import RewardLog
 from .reward_process import RewardFailed, RewardProcess
-from .rewards import Reward
-from .user_rewards import KeywordReward, PositionalReward
 
 SHOWN_CHARACTERS = 200  # of a prompt or completion in an event
 EVAL_BATCH = 16
@@ -42,7 +42,7 @@ FLAT_STEPS = 20  # steps without a difference of rewards in any group, after whi
 MOST_FAILURES = 10  # consecutive groups whose rewards fail, after which the job fails
 
 
-class GroupTrainer(JobTrainer, PackedTrainer):
+class GroupTrainer(EvaluatingTrainer, PackedTrainer):
     """A GRPOTrainer inside a job.
 
     `reference` is the frozen model of the KL term (beta > 0); None for a LoRA adapter, whose
@@ -51,7 +51,8 @@ class GroupTrainer(JobTrainer, PackedTrainer):
     prompts ("data") and of the other columns that rewards see ("columns"): a resume on other
     data is refused. `resample`: how often groups without a difference of rewards are replaced by
     those of the next prompts; `replay`: size of the replay buffer per prompt (0: none).
-    `reward_process`: runs the rewards; None: this process does.
+    `reward_process`: runs the rewards; None: this process does. `held_out`: the prompts whose
+    reward is measured, every `eval_every` steps and after the last one.
     """
 
     model: Any
@@ -81,11 +82,14 @@ class GroupTrainer(JobTrainer, PackedTrainer):
         replay: int = 0,
         reward_process: RewardProcess | None = None,
         reward_log: RewardLog | None = None,
+        held_out: Sequence[Prompt] = (),
+        eval_every: int = 0,
     ) -> None:
         self.config: Any = config
         self.rewards = rewards
         self.data = dict(data)
         self._prompts = list(prompts)
+        self.held_out = held_out
         self._has_own_rewards = any(
             isinstance(reward, PositionalReward | KeywordReward) for reward in rewards.values()
         )
@@ -117,6 +121,7 @@ class GroupTrainer(JobTrainer, PackedTrainer):
             processing_class=tokenizer,
             train_dataset=_dataset(prompts, data["data"]),
             reward_funcs=as_trl_calls(rewards, prompts),
+            eval_every=eval_every if held_out else None,
         )
         if rollout_dtype == "int8" and self.most_tokens is None:
             raise JobFailed(
@@ -356,24 +361,26 @@ class GroupTrainer(JobTrainer, PackedTrainer):
 
     # Evaluation.
 
-    def mean_reward(self, prompts: Sequence[Prompt]) -> float:
-        """Return the mean reward of one sampled completion per prompt.
+    def measure(self) -> dict[str, Any] | None:
+        """Return the mean reward of one sampled completion per held-out prompt; None when stopped.
 
         Completions for which every reward returns None do not count; NaN when none counts. The
-        seed is fixed, and the random state of training is left unchanged. Raises Stopped between
-        two batches on a stop request.
+        seed is fixed, and the random state of training is left unchanged.
         """
+        was_training = self.model.training
         self.model.eval()
         found: list[float] = []
         with torch.random.fork_rng():
             torch.manual_seed(self.config.seed)
-            for start in range(0, len(prompts), EVAL_BATCH):
+            for start in range(0, len(self.held_out), EVAL_BATCH):
                 if self.job.stop.is_set():
-                    raise Stopped(self.state.global_step)
+                    return None
                 with self.progress.during("batch of an evaluation"):
-                    found += self._rewards_of(prompts[start : start + EVAL_BATCH])
+                    found += self._rewards_of(self.held_out[start : start + EVAL_BATCH])
         self.generation_s = 0.0
-        return math.fsum(found) / len(found) if found else math.nan
+        self.model.train(was_training)
+        reward = math.fsum(found) / len(found) if found else math.nan
+        return {"reward": reward, "n": len(self.held_out)}
 
     def _rewards_of(self, prompts: Sequence[Prompt]) -> list[float]:
         """Return the rewards of one completion per prompt, without those that have none."""

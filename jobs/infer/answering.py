@@ -6,8 +6,8 @@ import queue
 import secrets
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +17,12 @@ from ..compute.levels import compute_summary
 from ..compute.threads import without_helpers
 from ..context import Context, WarmModel
 from ..engine.grammar import Grammar
-from ..engine.request import End, Piece, Request, Sampling
+from ..engine.request import End, Piece, Request, Sampling, TokenLogprob
 from ..engine.scheduler import Engine, engine_of
 from ..errors import JobFailed, Stopped
 from . import batch_file, gui_actions
 from .options import InferSpec
+from .token_texts import TokenTexts
 from .tokenization import Prompt, encode, room
 
 _EVENT_S = 0.05  # between two events with text
@@ -33,25 +34,49 @@ class Answer:
     """The completions of one prompt as they grow."""
 
     request: Request
-    tokenise_s: float
+    tokenize_s: float
     spec: InferSpec
+    token_texts: TokenTexts
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     reasons: list[str | None] = field(default_factory=list)
+    logprobs: list[list[dict[str, Any]]] = field(default_factory=list)  # where requested
+    echoed: str | None = None  # the prompt, where it opens the completions
 
     def __post_init__(self) -> None:
         count = self.request.num_completions
         self.texts, self.tokens, self.reasons = [""] * count, [0] * count, [None] * count
+        self.logprobs = [[] for _ in range(count)]
 
-    def add(self, piece: Piece) -> None:
-        self.texts[piece.index] += piece.text
-        self.tokens[piece.index] += piece.tokens
-        self.reasons[piece.index] = piece.finish_reason
+    def add(self, piece: Piece) -> tuple[str, list[dict[str, Any]]]:
+        """Append a piece; return what to emit: an echoed prompt comes before the first piece."""
+        index, entries = piece.index, [self.token_texts.entry(one) for one in piece.logprobs]
+        text = piece.text
+        if self.echoed is not None and self.tokens[index] == 0 and not self.texts[index]:
+            text = self.echoed + text
+            entries = self._of_prompt() + entries
+        self.texts[index] += text
+        self.tokens[index] += piece.tokens
+        self.reasons[index] = piece.finish_reason
+        self.logprobs[index] += entries
+        return text, entries
+
+    def _of_prompt(self) -> list[dict[str, Any]]:
+        if self.spec.logprobs is None:
+            return []
+        first = self.token_texts.entry(TokenLogprob(self.request.ids[0], 0.0), is_first=True)
+        return [first, *map(self.token_texts.entry, self.request.scores)]
 
     @property
     def choices(self) -> list[dict[str, Any]]:
         return [
-            {"index": index, "text": text, "finish_reason": reason, **self._read(text)}
+            {
+                "index": index,
+                "text": text,
+                "finish_reason": reason,
+                **self._read(text),
+                **({} if self.spec.logprobs is None else {"logprobs": self.logprobs[index]}),
+            }
             for index, (text, reason) in enumerate(zip(self.texts, self.reasons, strict=True))
         ]
 
@@ -79,11 +104,11 @@ class Answer:
     def timings(self) -> dict[str, float]:
         stats = self.request.stats
         # The first token of each choice is part of the prefill.
-        written = sum(self.tokens) - self.request.num_completions
+        written = max(sum(self.tokens) - self.request.num_completions, 0)
         speed = written / stats.decode_s if stats.decode_s else 0.0
         return {
             "queued_s": round(stats.queued_s, 6),
-            "tokenise_s": round(self.tokenise_s, 6),
+            "tokenize_s": round(self.tokenize_s, 6),
             "vision_s": round(stats.vision_s, 6),
             "prefill_s": round(stats.prefill_s, 6),
             "decode_s": round(stats.decode_s, 6),
@@ -91,27 +116,76 @@ class Answer:
         }
 
 
-def answer_one(spec: InferSpec, ctx: Context, warm: WarmModel, prompt: Prompt) -> dict[str, Any]:
-    """Answer one prompt and stream its text as events. Raises Stopped and JobFailed."""
+def answer_all(
+    spec: InferSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Prompt]
+) -> dict[str, Any]:
+    """Answer prompts together and stream their texts as events. Raises Stopped and JobFailed.
+
+    The completions are numbered on from prompt to prompt.
+    """
     seed = _seed(spec)
     engine = _engine(spec, warm)
     with _cancel_on_exit(ctx) as is_canceled:
-        answer = _prepare(spec, warm, prompt, seed, _grammar(spec, engine), is_canceled)
-        images = [image.num_tokens for image in answer.request.images]
+        grammar = _grammar(spec, engine)
+        answers = [
+            _prepare(spec, warm, prompt, (seed + number) % 2**63, grammar, is_canceled)
+            for number, prompt in enumerate(prompts)
+        ]
+        images = [image.num_tokens for image in answers[0].request.images]
         about: dict[str, Any] = {"image_tokens": images} if images else {}
         about |= compute_summary(ctx.device)
-        ctx.emit("begin", prompt_tokens=len(answer.request.ids), **about)
-        engine.submit(answer.request)
-        _emit_text(ctx, answer)
-        _check_complete(answer)
+        ctx.emit("begin", prompt_tokens=sum(len(a.request.ids) for a in answers), **about)
+        pieces = _merged(answers)
+        for answer in answers:
+            engine.submit(answer.request)
+        _emit_text(ctx, answers, pieces)
+        for answer in answers:
+            _check_complete(answer)
     return {
-        "choices": answer.choices,
-        "usage": answer.usage,
-        "timings": answer.timings,
+        "choices": [
+            {**choice, "index": number * spec.n + choice["index"]}
+            for number, answer in enumerate(answers)
+            for choice in answer.choices
+        ],
+        "usage": _summed([answer.usage for answer in answers]),
+        "timings": _timings(answers),
         "seed": seed,
         "model": spec.model,
         "precision": engine.precision,
     }
+
+
+def _summed(usages: Sequence[dict[str, int]]) -> dict[str, int]:
+    return {name: sum(usage[name] for usage in usages) for name in usages[0]}
+
+
+def _timings(answers: Sequence[Answer]) -> dict[str, float]:
+    """The timings of the slowest prompt, and the speed of all together."""
+    found = [answer.timings for answer in answers]
+    slowest = {name: max(one[name] for one in found) for name in found[0]}
+    return {**slowest, "tokens_per_s": round(sum(one["tokens_per_s"] for one in found), 3)}
+
+
+Merged = queue.SimpleQueue[tuple[int, Piece | End]]
+
+
+class _Port(queue.SimpleQueue[Piece | End]):
+    """Passes the pieces of one request on, with its number."""
+
+    def __init__(self, number: int, target: Merged) -> None:
+        self._number = number
+        self._target = target
+
+    def put(self, item: Piece | End, block: bool = True, timeout: float | None = None) -> None:
+        self._target.put((self._number, item))
+
+
+def _merged(answers: Sequence[Answer]) -> Merged:
+    """Return one queue for the pieces of all requests, which are not submitted yet."""
+    target: Merged = queue.SimpleQueue()
+    for number, answer in enumerate(answers):
+        answer.request.pieces = _Port(number, target)
+    return target
 
 
 @contextmanager
@@ -163,39 +237,61 @@ def _prepare(
         ),
         num_completions=spec.n,
         max_tokens=room(spec, warm, len(ids)),
+        num_top=spec.logprobs,
+        scored_from=1 if spec.echo and spec.logprobs is not None else None,
         stop=spec.stop,
         grammar=grammar,
         is_canceled=is_canceled,
     )
-    return Answer(request, time.perf_counter() - begun, spec)
+    answer = Answer(request, time.perf_counter() - begun, spec, TokenTexts(warm.tokenizer))
+    if spec.echo:
+        answer.echoed = prompt if isinstance(prompt, str) else answer.token_texts.joined(ids)
+    return answer
 
 
-def _emit_text(ctx: Context, answer: Answer) -> None:
-    """Stream the text, in at most 20 events per second. Raises the error of the engine."""
-    pending: dict[int, tuple[str, int]] = {}
+def _emit_text(ctx: Context, answers: Sequence[Answer], pieces: Merged) -> None:
+    """Stream the texts, in at most 20 events per second each. Raises the error of the engine."""
+    pending: dict[int, _Unsent] = defaultdict(_Unsent)
     due = time.perf_counter()
-    pieces = answer.request.pieces
-    while True:
+    running = len(answers)
+    while running:
         wait_s = None if not pending else max(0.0, due - time.perf_counter())
         try:
-            piece = pieces.get(timeout=wait_s)
+            number, piece = pieces.get(timeout=wait_s)
         except queue.Empty:
-            piece = None
+            number, piece = 0, None
         if isinstance(piece, Piece):
-            answer.add(piece)
-            text, tokens = pending.get(piece.index, ("", 0))
-            pending[piece.index] = (text + piece.text, tokens + piece.tokens)
-        is_end = isinstance(piece, End)
-        if pending and (is_end or time.perf_counter() >= due):
-            for index, (text, tokens) in sorted(pending.items()):
-                if text or tokens:
-                    ctx.emit("text", index=index, text=text, tokens=tokens)
-            pending.clear()
-            due = time.perf_counter() + _EVENT_S
-        if isinstance(piece, End):
+            text, entries = answers[number].add(piece)
+            index = number * answers[number].request.num_completions + piece.index
+            pending[index].add(text, piece.tokens, entries)
+        elif isinstance(piece, End):
+            running -= 1
             if piece.error is not None:
                 raise piece.error
-            return
+        if pending and (not running or time.perf_counter() >= due):
+            for index, unsent in sorted(pending.items()):
+                unsent.emit(ctx, index)
+            pending.clear()
+            due = time.perf_counter() + _EVENT_S
+
+
+@dataclass
+class _Unsent:
+    """What was generated since the latest event of a completion."""
+
+    text: str = ""
+    tokens: int = 0
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, text: str, tokens: int, logprobs: list[dict[str, Any]]) -> None:
+        self.text += text
+        self.tokens += tokens
+        self.logprobs += logprobs
+
+    def emit(self, ctx: Context, index: int) -> None:
+        about: dict[str, Any] = {"logprobs": self.logprobs} if self.logprobs else {}
+        if self.text or self.tokens:
+            ctx.emit("text", index=index, text=self.text, tokens=self.tokens, **about)
 
 
 # Files of prompts.

@@ -11,7 +11,7 @@ import orjson
 
 from ..context import Context
 from ..engine import images
-from .options import InferSpec
+from .options import InferSpec, prompt_list
 
 
 def run(spec: InferSpec, ctx: Context) -> dict[str, Any]:
@@ -25,7 +25,8 @@ def run(spec: InferSpec, ctx: Context) -> dict[str, Any]:
     warm = ctx.models.take(spec.model)
     if spec.input:
         return answering.answer_file(spec, ctx, warm)
-    return answering.answer_one(spec, ctx, warm, _prompt(spec))
+    prompts = prompt_list(spec.prompts) if spec.prompts else [_prompt(spec)]
+    return answering.answer_all(spec, ctx, warm, prompts)
 
 
 def _prompt(spec: InferSpec) -> str | list[dict[str, Any]]:

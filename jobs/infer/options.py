@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import orjson
+
 from ...configs.precision import FORMER_NAMES, PRECISIONS
 from ...configs.queues import INFER
 from ..engine import images, json_schemas
@@ -18,7 +20,9 @@ from . import batch_file, chat_messages, gui_actions
 
 MAX_TOKENS = 256  # default length of a completion
 MIN_TEMPERATURE = 1e-3  # smallest that is not greedy: below it, logits overflow
-SOURCES = ("prompt", "messages", "input")
+SOURCES = ("prompt", "messages", "input", "prompts")
+MOST_PROMPTS = 1024
+MOST_TOP = 20  # most likely tokens given with logprobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +38,21 @@ class InferSpec(SamplingSpec):
     messages: str = option(
         "", "chat to answer: JSON list of messages, as in OpenAI's API", group="data"
     )
+    prompts: str = option(
+        "",
+        "several prompts to complete: JSON list of texts, or of lists of token ids",
+        group="data",
+    )
     input: str = option(
         "", "JSONL file of records with prompt or messages; needs output", group="data"
     )
     output: str = option(
         "", "JSONL file for the answers to input: one record each, in its order", group="data"
+    )
+    echo: bool = option(
+        False,
+        "prompt at the start of each completion, with its log-probabilities if logprobs is given",
+        group="data",
     )
     chat_template: bool = option(
         False, "chat template of the tokenizer, applied to plain prompts", group="data"
@@ -87,10 +101,10 @@ class InferSpec(SamplingSpec):
 
     max_tokens: int | None = option(
         None,
-        "maximum tokens per completion",
+        "maximum tokens per completion (0: only the prompt, with echo)",
         group="sampling",
         default_text=f"{MAX_TOKENS}, or the positions that the prompt leaves",
-        minimum=1,
+        minimum=0,
         maximum=MOST_TOKENS,
     )
     temperature: float = override(
@@ -109,6 +123,15 @@ class InferSpec(SamplingSpec):
         default_text="random",
         minimum=0,
         maximum=2**63 - 1,
+    )
+    logprobs: int | None = option(
+        None,
+        "number of most likely tokens given with the log-probability of each token (0: that of "
+        "the token only)",
+        group="sampling",
+        default_text="no log-probabilities",
+        minimum=0,
+        maximum=MOST_TOP,
     )
     json_schema: str = option(
         "",
@@ -136,7 +159,8 @@ class InferSpec(SamplingSpec):
         if len(given) != 1:
             raise SpecError(
                 "prompt",
-                f"must be given, or else messages or input, got {' and '.join(given) or 'none'}",
+                f"must be given, or else messages, prompts or input, got "
+                f"{' and '.join(given) or 'none'}",
             )
         if self.messages:
             chat_messages.parse(self.messages, "messages")
@@ -147,6 +171,14 @@ class InferSpec(SamplingSpec):
                 "temperature",
                 f"must be 0 (greedy) or at least {MIN_TEMPERATURE:g}, got {self.temperature:g}",
             )
+        if self.prompts:
+            prompt_list(self.prompts)
+        if self.echo and not (self.prompt or self.prompts):
+            raise SpecError("echo", "must go with a prompt or prompts, got neither")
+        if self.echo and (self.chat_template or self.image):
+            raise SpecError("echo", "must go with plain prompts, got a chat")
+        if self.max_tokens == 0 and not self.echo:
+            raise SpecError("max_tokens", "must be at least 1 without echo, got 0")
         if "" in self.stop:
             raise SpecError("stop", "must be text, each, got ''")
         if self.screen:
@@ -191,7 +223,7 @@ class InferSpec(SamplingSpec):
         if not config.get("has_chat_template", True):
             self._check_plain()
         limit = config.get("text_config", config).get("max_position_embeddings")
-        if limit is not None and (self.max_tokens or 1) >= limit:
+        if limit is not None and (1 if self.max_tokens is None else self.max_tokens) >= limit:
             raise SpecError(
                 "max_tokens",
                 f"must be less than {limit} (the positions of {self.model}), got {self.max_tokens}",
@@ -212,3 +244,23 @@ class InferSpec(SamplingSpec):
             chat_messages.parse(self.messages, "messages")
         ):
             images.check_model(config, "messages")
+
+
+def prompt_list(text: str) -> list[str | tuple[int, ...]]:
+    """Return the prompts of a JSON list: texts, or tuples of token ids. Raises SpecError."""
+    try:
+        items = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise SpecError("prompts", f"must be a JSON list, got {text[:60]!r}: {error}") from None
+    if not isinstance(items, list) or not 1 <= len(items) <= MOST_PROMPTS:
+        got = f"{len(items)}" if isinstance(items, list) else type(items).__name__
+        raise SpecError("prompts", f"must be a JSON list of 1 to {MOST_PROMPTS}, got {got}")
+    return [_prompt(item, place) for place, item in enumerate(items)]
+
+
+def _prompt(item: Any, place: int) -> str | tuple[int, ...]:
+    if isinstance(item, str) and item:
+        return item
+    if isinstance(item, list) and item and all(type(token) is int and token >= 0 for token in item):
+        return tuple(item)
+    raise SpecError("prompts", f"[{place}] must be a text or token ids, not empty, got another")

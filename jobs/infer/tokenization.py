@@ -14,7 +14,7 @@ from ..models import chat_templates
 from . import chat_messages
 from .options import MAX_TOKENS, InferSpec
 
-Prompt = str | list[dict[str, Any]]
+Prompt = str | list[dict[str, Any]] | tuple[int, ...]  # a text, a chat, or tokens
 
 _longest: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
@@ -22,6 +22,8 @@ _longest: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 def encode(spec: InferSpec, warm: WarmModel, prompt: Prompt) -> tuple[list[int], list[Image]]:
     """Return the tokens of a prompt and its images. Raises JobFailed."""
     urls: list[str] = []
+    if isinstance(prompt, tuple):
+        return list(prompt), []
     if isinstance(prompt, str) and not spec.chat_template:
         ids = _tokens(warm, prompt)
     else:
@@ -40,11 +42,11 @@ def encode(spec: InferSpec, warm: WarmModel, prompt: Prompt) -> tuple[list[int],
 def room(spec: InferSpec, warm: WarmModel, num_prompt: int) -> int:
     """Return how many tokens a completion may have. Raises JobFailed where too few fit."""
     limit = _positions(warm)
-    wanted = spec.max_tokens or MAX_TOKENS
+    wanted = MAX_TOKENS if spec.max_tokens is None else spec.max_tokens
     if limit is None:
         return wanted
     left = limit - num_prompt
-    if left < (spec.max_tokens or 1):
+    if left < (1 if spec.max_tokens is None else wanted):
         raise JobFailed(
             f"max_tokens: the prompt has {num_prompt} tokens and {warm.name} takes {limit} "
             f"together with the completion: at most {max(0, left)} are left, got {wanted}"

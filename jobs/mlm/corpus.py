@@ -56,12 +56,13 @@ class Recipe:
     tokenizer: Any | None  # of transformers; None: to be trained on what is not held out
     vocab_size: int  # of a tokenizer to be trained
     seq_len: int  # most tokens of an example
-    share: float  # of the documents, to hold out
+    share: float  # of the documents, to hold out, unless there is `held_out_data`
     check_stop: Callable[[], None]  # called periodically; raises when the job is to stop
     # Called with an activity, how many of what are done, of how many (None: not known), and what.
     report: Callable[[str, int, int | None, str], None] = lambda *_: None
     columns: Columns = field(default_factory=Columns)  # of records
     skip_bad_rows: bool = False
+    held_out_data: Path | None = None  # the documents to hold out; None: a share of `data`
 
     def counted(
         self,
@@ -83,8 +84,21 @@ class Recipe:
         reading = reading or Reading(self.columns, self.skip_bad_rows)
         return texts.read("data", str(self.data), reading)
 
-    def key(self, kind: str, root: Path, files: Sequence[Path]) -> dict[str, Any]:
-        """Return the inputs of the corpus as plain values."""
+    def held_out_texts(self) -> Iterator[str]:
+        """Yield the documents of `held_out_data`; none without it. Raises SpecError."""
+        if self.held_out_data is None:
+            return iter(())
+        reading = Reading(self.columns, self.skip_bad_rows)
+        return texts.read("eval_dataset", str(self.held_out_data), reading)
+
+    def key(
+        self, kind: str, root: Path, files: Sequence[Path], apart: tuple[Path, list[Path]] | None
+    ) -> dict[str, Any]:
+        """Return the inputs of the corpus as plain values.
+
+        `apart`: where `held_out_data` is, and its files.
+        """
+        held_out = None if apart is None else fingerprint(apart[1], apart[0], self.check_stop)
         how = {"columns": dict(self.columns.names), "skip_bad_rows": self.skip_bad_rows}
         return {
             "kind": kind,
@@ -95,6 +109,7 @@ class Recipe:
             else tokenizer_digest(self.tokenizer),
             "seq_len": self.seq_len,
             "share": self.share,
+            **({} if held_out is None else {"held_out": held_out}),
         }
 
     def tokenizer_of(self, writer: Writer, known: Iterable[str]) -> Any:
@@ -158,7 +173,9 @@ def text_corpus(cache: Path, recipe: Recipe) -> Corpus:
     def build(writer: Writer) -> None:
         reading = Reading(recipe.columns, recipe.skip_bad_rows)
         digests = list(map(digest, recipe.counted("reading", recipe.texts(reading))))
-        sides, num_documents = held_out(digests, recipe.share), len(digests)
+        num_documents = len(digests)
+        apart = frozenset(map(digest, recipe.held_out_texts()))
+        sides = apart or held_out(digests, recipe.share)
 
         def read(activity: str) -> Iterator[str]:
             return recipe.counted(activity, recipe.texts(), num_documents)
@@ -167,23 +184,30 @@ def text_corpus(cache: Path, recipe: Recipe) -> Corpus:
         tokenizer = recipe.tokenizer_of(writer, train)
         for text in read("tokenizing"):
             is_held_out = digest(text) in sides
+            if is_held_out and apart:
+                continue  # it is among the held-out documents, once
             for ids in _pieces(text, tokenizer, recipe.seq_len):
                 writer.add({"ids": ids}, held_out=is_held_out)
+        for text in recipe.counted("tokenizing", recipe.held_out_texts()):
+            for ids in _pieces(text, tokenizer, recipe.seq_len):
+                writer.add({"ids": ids}, held_out=True)
         writer.facts = {"documents": num_documents}
         if reading.num_skipped:
             skipped = {"rows_skipped": reading.num_skipped, "first_fault": reading.first_fault}
             writer.facts |= skipped
 
-    key = recipe.key("text", *texts.files("data", str(recipe.data)))
+    others = recipe.held_out_data
+    found = None if others is None else texts.files("eval_dataset", str(others))
+    key = recipe.key("text", *texts.files("data", str(recipe.data)), found)
     return open_or_build(cache, key, {"ids": "<i4"}, build, recipe.check_stop)
 
 
-def check_texts(data: str, reading: Reading) -> None:
+def check_texts(option: str, data: str, reading: Reading) -> None:
     """Check that the first document can be read. Raises SpecError."""
     if not texts.holds_records(data) and not Path(data).exists():
-        raise SpecError("data", f"must be {texts.TAKES}, got {data!r}")
-    if next(texts.read("data", data, reading), None) is None:
-        raise SpecError("data", f"must hold text, got {data!r}, which has none")
+        raise SpecError(option, f"must be {texts.TAKES}, got {data!r}")
+    if next(texts.read(option, data, reading), None) is None:
+        raise SpecError(option, f"must hold text, got {data!r}, which has none")
 
 
 def _pieces(text: str, tokenizer: Any, seq_len: int) -> list[list[int]]:
@@ -213,10 +237,16 @@ def graph_corpus(cache: Path, recipe: Recipe) -> Corpus:
             read_modules(paths, recipe.data, on_skip=lambda p, _: skipped.append(str(p)))
         )
         digests = [digest((recipe.data / module.file).read_bytes()) for module in modules]
-        sides = held_out(digests, recipe.share)
         by_side: dict[bool, list[Module]] = {False: [], True: []}
+        if recipe.held_out_data is None:
+            sides = held_out(digests, recipe.share)
+        else:
+            sides = frozenset(digest(path.read_bytes()) for path in others)
+            apart = read_modules(others, recipe.held_out_data, on_skip=lambda *_: None)
+            by_side[True] = list(apart)
         for module, number in zip(modules, digests, strict=True):
-            by_side[number in sides].append(module)
+            if recipe.held_out_data is None or number not in sides:
+                by_side[number in sides].append(module)
         known = recipe.counted("training a tokenizer", _texts(by_side[False]), unit="texts")
         tokenizer = recipe.tokenizer_of(writer, known)
         for is_held_out, of_side in by_side.items():
@@ -235,6 +265,8 @@ def graph_corpus(cache: Path, recipe: Recipe) -> Corpus:
         }
 
     files = find_sources(recipe.data)
+    others = [] if recipe.held_out_data is None else find_sources(recipe.held_out_data)
+    found = None if recipe.held_out_data is None else (recipe.held_out_data, others)
     dtypes = {
         "ids": "<i4",
         "rel_ids": "<u1",
@@ -243,14 +275,17 @@ def graph_corpus(cache: Path, recipe: Recipe) -> Corpus:
         "role_ids": "<u1",
     }
     return open_or_build(
-        cache, recipe.key("graph", recipe.data, files), dtypes, build, recipe.check_stop
+        cache, recipe.key("graph", recipe.data, files, found), dtypes, build, recipe.check_stop
     )
 
 
-def check_sources(data: Path) -> None:
+def check_sources(option: str, data: Path) -> None:
     """Check that there is a Python file. Raises SpecError."""
     if not data.is_dir() or not find_sources(data):
-        raise SpecError("data", f"must be a folder of Python sources, got {str(data)!r}")
+        raise SpecError(
+            option,
+            f"must be a folder of Python sources (the objective mlm takes text), got {str(data)!r}",
+        )
 
 
 def _texts(modules: Iterable[Module]) -> Iterator[str]:

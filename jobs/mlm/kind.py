@@ -77,6 +77,7 @@ def _corpus(spec: MlmSpec, ctx: Context, tokenizer: Any | None, checkpoint: Path
         vocab_size=spec.vocab_size,
         seq_len=spec.seq_len,
         share=spec.validation,
+        held_out_data=None if spec.eval_dataset is None else Path(spec.eval_dataset),
         check_stop=check_stop,
         report=progress(ctx.emit),
         columns=spec.column_names,

@@ -58,10 +58,11 @@ def model_to_train(
     if isinstance(model, CodeGraphEncoder) is not (spec.objective == GRAPH):
         raise JobFailed(f"objective: {spec.objective} is not for a {type(model).__name__}")
     if tokenizer.mask_token_id is None:
-        raise JobFailed("tokenizer: it has no mask token")
+        raise JobFailed("tokenizer: must have a mask token, got none")
     if len(tokenizer) > model.config.vocab_size:
         raise JobFailed(
-            f"tokenizer: it has {len(tokenizer)} tokens, the model {model.config.vocab_size}"
+            f"tokenizer: must have at most {model.config.vocab_size} tokens (those of the model), "
+            f"got {len(tokenizer)}"
         )
     limit = positions(model)
     if limit is not None and spec.seq_len > limit:

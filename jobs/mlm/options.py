@@ -46,6 +46,7 @@ class MlmSpec(RecordsSpec, TrainingSpec):
     http: ClassVar[HttpMethod | None] = HttpMethod(
         type="mlm", training_file="data", builtin_data=STDLIB, harmless_text=("columns",)
     )
+    trains: ClassVar[str] = "masked model"
     judged_by: ClassVar[tuple[str, ...]] = (
         *("loss", "mlm_loss", "mnm_loss", "eval_mlm_loss", "eval_mnm_loss"),
         *("mlm_acc", "mnm_acc", "mlm_mrr", "mnm_mrr", "mlm_hits10", "mnm_hits10", "link_mrr"),
@@ -185,6 +186,13 @@ class MlmSpec(RecordsSpec, TrainingSpec):
         maximum=1000,
     )
 
+    eval_dataset: str | None = option(
+        None,
+        "held-out documents, of the same form as data; documents of data that equal one of them "
+        "are not trained on",
+        group="evaluation",
+        default_text="a part of data: see validation",
+    )
     eval_every: int = option(
         100,
         "steps between evaluations (0: no evaluation)",
@@ -261,7 +269,8 @@ class MlmSpec(RecordsSpec, TrainingSpec):
         if self.architecture == CODE_GRAPH and self.objective == TEXT:
             raise SpecError(
                 "architecture",
-                f"must be a model folder or config.json for {TEXT}, got {CODE_GRAPH}",
+                f"must be a model folder or a config.json for the objective {TEXT} (or give model, "
+                f"to train that one), got {CODE_GRAPH}",
             )
         if self.tokenizer == "own" and self.architecture == CODE_GRAPH:
             raise SpecError("tokenizer", f"must be train or a folder for {CODE_GRAPH}, got 'own'")
@@ -292,6 +301,10 @@ class MlmSpec(RecordsSpec, TrainingSpec):
         Raises SpecError.
         """
         changes: dict[str, Any] = {}
+        if self.eval_dataset is not None:
+            changes["eval_dataset"] = located(
+                "eval_dataset", self.eval_dataset, folder, texts.TAKES
+            )
         if self.data != STDLIB:
             changes["data"] = located("data", self.data, folder, texts.TAKES)
         if self.architecture != CODE_GRAPH:
@@ -313,9 +326,14 @@ class MlmSpec(RecordsSpec, TrainingSpec):
 
         super().check_inputs(model_config)
         if self.objective == TEXT:
-            check_texts(str(self.data_path), Reading(self.column_names, self.skip_bad_rows))
+            reading = Reading(self.column_names, self.skip_bad_rows)
+            check_texts("data", str(self.data_path), reading)
+            if self.eval_dataset is not None:
+                check_texts("eval_dataset", self.eval_dataset, reading)
         else:
-            check_sources(self.data_path)
+            check_sources("data", self.data_path)
+            if self.eval_dataset is not None:
+                check_sources("eval_dataset", Path(self.eval_dataset))
         if self.model is not None:
             config = dict(model_config or {})
             check_fills_masks(config)

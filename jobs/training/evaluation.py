@@ -66,6 +66,17 @@ class EvaluatingTrainer(JobTrainer):
             if self.was_stopped:
                 raise Stopped(self.state.global_step)
 
+    def evaluate_after(self) -> dict[str, Any]:
+        """Return the evaluation after the last step, made now unless there is one.
+
+        Raises Stopped.
+        """
+        if self.last_eval is None:
+            self._eval_is_due = True
+            self.evaluate_if_due()
+        assert self.last_eval is not None
+        return self.last_eval
+
     def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate at this step and emit the event; deferred when the job is to stop."""
         self._eval_is_due = True
@@ -101,8 +112,9 @@ class EvaluatingTrainer(JobTrainer):
 
     def load_job_state(self, state: dict[str, Any]) -> None:
         super().load_job_state(state)
-        self.last_eval = state["last_eval"]
-        self._eval_is_due = state["eval_is_due"]
+        # GRPO checkpoints of earlier versions have neither.
+        self.last_eval = state.get("last_eval")
+        self._eval_is_due = state.get("eval_is_due", False)
 
 
 class _EvalSchedule(TrainerCallback):

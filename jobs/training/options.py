@@ -59,6 +59,8 @@ class SaveInterval:
 class TrainingSpec(Spec, ABC):
     """The options that every training kind has."""
 
+    takes_weights: ClassVar[bool] = True
+
     # Not data, model, batches, masks, rewards and seed: they determined the checkpoint. Not weight
     # decay: the optimizer state of a checkpoint holds it.
     changeable: ClassVar[tuple[str, ...]] = (
@@ -77,6 +79,9 @@ class TrainingSpec(Spec, ABC):
         "report_to",
     )
     otherwise: ClassVar[str] = "start a new job from its weights with --init-from JOB"
+
+    # The sort of model that is trained; kinds that share it can start from each other's models.
+    trains: ClassVar[str] = "decoder"
 
     # The metrics that `keep_best` accepts, fields of step and eval events; and those to minimize.
     judged_by: ClassVar[tuple[str, ...]] = ("loss",)

@@ -16,18 +16,17 @@ from ..models.architectures import check_generates
 from ..models.chat_templates import NO_TEMPLATE
 from ..models.tokenizer_folder import TokenizerFolder
 from ..spec import option, override
+from .eval_options import EvaluatedSpec
 from .lengths import MAX_LENGTH, row_length
-from .options import MOST_CHARACTERS, MOST_ROWS, MOST_STEPS, MOST_TOKENS, TrainingSpec
+from .options import MOST_CHARACTERS, MOST_ROWS, MOST_TOKENS, TrainingSpec
 from .rows import Rows, RowSource
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowTrainingSpec(RecordsSpec, TrainingSpec):
+class RowTrainingSpec(RecordsSpec, EvaluatedSpec):
     """Train a decoder on the rows of a data set, and measure it on others."""
 
     argument: ClassVar[str | None] = "dataset"
-    changeable: ClassVar[tuple[str, ...]] = (*TrainingSpec.changeable, "eval_every")
-
     dataset: str | None = option(
         None, "data set", group="data", default_text="none: it must be given"
     )
@@ -65,28 +64,6 @@ class RowTrainingSpec(RecordsSpec, TrainingSpec):
     gradient_accumulation: int = override(TrainingSpec, "gradient_accumulation", default=1)
     warmup_steps: int = override(TrainingSpec, "warmup_steps", default=0)
 
-    eval_dataset: str | None = option(
-        None,
-        "data set of held-out records",
-        group="evaluation",
-        default_text="the records of dataset after those trained on",
-    )
-    eval_samples: int | None = option(
-        None,
-        "number of held-out records to measure on",
-        group="evaluation",
-        default_text="all of eval_dataset, otherwise 0",
-        minimum=0,
-        maximum=MOST_ROWS,
-    )
-    eval_every: int = option(
-        0,
-        "steps between evaluations (0: only before the first and after the last step)",
-        group="evaluation",
-        minimum=0,
-        maximum=MOST_STEPS,
-    )
-
     @property
     @abstractmethod
     def source(self) -> RowSource[Any]:
@@ -117,11 +94,6 @@ class RowTrainingSpec(RecordsSpec, TrainingSpec):
             raise SpecError("samples", "must be given, or else steps, got neither")
         return self.epochs * -(-self.samples // self.rows_per_step)
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether there are held-out rows."""
-        return self.eval_dataset is not None or bool(self.eval_samples)
-
     def source_options(self) -> dict[str, Any]:
         """Return the fields of a RowSource that these options set."""
         is_apart = self.eval_dataset is not None
@@ -143,11 +115,6 @@ class RowTrainingSpec(RecordsSpec, TrainingSpec):
         self.check_text("system")
         if self.eval_dataset is not None and self.eval_samples == 0:
             raise SpecError("eval_samples", "must be at least 1 with eval_dataset, got 0")
-        for name in ("eval_every", "keep_best"):
-            value = getattr(self, name)
-            is_of_eval = name == "eval_every" or str(value).startswith("eval_")
-            if value and is_of_eval and not self.is_measured:
-                raise SpecError(name, "must go with eval_samples or eval_dataset, got it alone")
 
     def check_text(self, name: str) -> None:
         """Bound a text that is repeated in every row. Raises SpecError."""

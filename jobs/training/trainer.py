@@ -27,6 +27,7 @@ from .determinism import algorithms
 from .health import Divergence, Progress
 from .options import TrainingSpec
 from .snapshot import read_job_state
+from .trackers import tracked
 
 
 class JobTrainer(CheckpointingTrainer):
@@ -90,7 +91,9 @@ class JobTrainer(CheckpointingTrainer):
             self.state.global_step = step_of(checkpoint)
             return
         try:
-            self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            with tracked(self.job.job_id, self.args.report_to):
+                self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+                self.progress.begin("end of the trackers' runs")
             self.progress.end()
         except Exception:
             # Whatever ended the training is raised again below. A save may be in progress: its

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback  #
 from trl.trainer.grpo_config import GRPOConfig  # noqa: E402
 from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: E402
 
-from warmd.jobs.grpo import problems, rewards  # noqa: E402
+from warmd.jobs.rewards import problems, rewards  # noqa: E402
 from warmd.jobs.training.options import DEFAULT_TEMPLATE  # noqa: E402
 
 seconds = {"imports": time.perf_counter() - begun}

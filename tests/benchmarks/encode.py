@@ -8,7 +8,7 @@ A shape is WIDTHxLAYERSxHEADS of a code-graph encoder with random weights, whose
 network is four times as wide. In turn, so that a change of the machine's load meets all of them:
 
 plain        the model's forward pass as PyTorch runs it, in this process
-in process   the same by jobs/encode/embedder.py, tokenising and pooling included
+in process   the same by jobs/encode/embedder.py, tokenizing and pooling included
 int8         the same with 8-bit products
 daemon       from before the submission to the `finished` event, by a resident worker of a daemon
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from warmd.daemon.client.digest import lost_time, wilson
+from warmd.daemon.client.digest import lost_time
 
 
 def test_the_digest_has_results_with_intervals_reasons_and_what_still_runs(desk):
@@ -76,8 +76,3 @@ def test_an_interruption_costs_the_time_until_the_next_new_step():
 def test_a_resume_that_somebody_asked_for_is_no_interruption():
     found = events(("started", 0), ("step", 1), ("stopped", 2), ("started", 90), ("step", 91))
     assert lost_time(found, 0) == (0, 0.0)
-
-
-def test_the_wilson_interval_is_that_of_the_literature():
-    assert wilson(0.1, 10) == pytest.approx((0.0179, 0.4042), abs=1e-4)  # Newcombe 1998
-    assert wilson(0.0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)

@@ -32,6 +32,17 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a model without an end token: its completions have as many tokens as asked."""
+    folder = tmp_path_factory.mktemp("endless") / "endless"
+    model, tokenizer = tiny.model(positions=16384), tiny.tokenizer()
+    model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token = None
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
 def type_in(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
 
@@ -65,10 +76,10 @@ def test_failed_job_ends_run_with_its_reason(daemon):
     assert "at most 1 are left" in done.err
 
 
-def test_ctrl_c_cancels_the_job(daemon, talker):
-    command = [sys.executable, "-m", "warmd.cli", "run", "a", "--model", talker]
+def test_ctrl_c_cancels_the_job(daemon, endless):
+    command = [sys.executable, "-m", "warmd.cli", "run", "a", "--model", endless]
     process = subprocess.Popen(
-        [*command, "--max-tokens", "4000", "--seed", "1"],
+        [*command, "--max-tokens", "16000", "--seed", "1"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from warmd.configs.config import DaemonConfig, ModelConfig
-from warmd.daemon.client.checking import document_of
+from warmd.daemon.client.checking import document_of, resolve_model
 from warmd.jobs import spec_class
 from warmd.jobs.errors import SpecError
 
@@ -51,3 +51,17 @@ def test_a_model_is_judged_by_its_class_unless_its_task_is_configured(folder):
     with pytest.raises(SpecError, match=r"^model: must have a head for masked tokens"):
         check("mlm", folder, options)
     check("mlm", folder, options, task="masked-lm")  # which gives it a head
+
+
+@pytest.mark.parametrize("name", ["/nope", "./nope", "~/nope"])
+def test_a_path_without_a_folder_is_refused_as_such(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match=r"^model: must be a model folder, got .*: no such folder$"):
+        resolve_model(name, DaemonConfig(home=tmp_path / "home"))
+
+
+def test_a_file_is_not_taken_for_a_model_folder(folder):
+    path = str(folder / "config.json")
+    with pytest.raises(SpecError, match=r"^model: must be a model folder, got .*: a file$"):
+        resolve_model(path, DaemonConfig(home=folder.parent / "home"))

@@ -257,7 +257,8 @@ def test_paths_in_a_file_start_from_its_folder_and_others_from_the_current_one(
 def test_variables_hold_several_lines_with_semicolons_between(home):
     environ = {
         "WARMD_MODELS": "a=org/a,dtype=bfloat16; b=org/b;",
-        "WARMD_WORKERS": "t=train,threads=2,nice=5,device=cuda:1,gpu_memory=40%;"
+        "WARMD_WORKERS": "t=train,threads=2,nice=5,device=cuda:1,gpu_memory=40%,"
+        "copy_threads=4,standby=on;"
         "i=infer,isolation=resident,slots=8",
     }
     config = loaded(home, environ=environ)
@@ -266,7 +267,16 @@ def test_variables_hold_several_lines_with_semicolons_between(home):
         ModelConfig(name="b", path="org/b"),
     )
     assert config.workers == (
-        WorkerConfig(name="t", queue="train", threads=2, nice=5, device="cuda:1", gpu_memory=40),
+        WorkerConfig(
+            name="t",
+            queue="train",
+            threads=2,
+            nice=5,
+            device="cuda:1",
+            gpu_memory=40,
+            copy_threads=4,
+            standby=True,
+        ),
         WorkerConfig(name="i", queue="infer", isolation="resident", slots=8),
     )
 
@@ -318,6 +328,18 @@ def test_workers_auto_is_one_worker_of_queue_train_per_gpu(home, monkeypatch, vi
         (
             "workers: ['w=train,gpu_memory=0%']",
             "workers[0].gpu_memory: must be a share of the GPU's memory from 1% to 100%, got '0%'",
+        ),
+        (
+            "workers: ['w=train,copy_threads=65']",
+            "workers[0].copy_threads: must be an integer from",
+        ),
+        (
+            "workers: ['w=train,standby=yes']",
+            "workers[0].standby: must be one of on, off, got 'yes",
+        ),
+        (
+            "workers: [{name: w, queue: infer, isolation: resident, standby: on}]",
+            "workers[0].standby: must be off with isolation resident, got on: its process stays",
         ),
         ("workers: ['w=train,device=GPU-']", "workers[0].device: must be auto, cpu, cuda:N"),
         ("workers: [{name: w, queue: train, isolation: }]", "workers[0].isolation: must be one of"),

@@ -70,7 +70,7 @@ def test_a_config_or_split_that_is_not_said_is_asked_for_by_the_names_there_are(
     repository, tmp_path
 ):
     assert refusal("sums", tmp_path) == (
-        "dataset: FOLDER/sums::: must be NAME:CONFIG:SPLIT with a config of main, other, got none"
+        "dataset: FOLDER/sums: must be NAME:CONFIG:SPLIT with a config of main, other, got none"
     )
     assert "with a split of train, test, got none" in refusal("sums:main", tmp_path)
     assert "with a split of train, test, got val" in refusal("sums:main:val", tmp_path)
@@ -144,3 +144,12 @@ def test_a_data_set_that_is_not_here_says_what_to_do(tmp_path):
     assert message.endswith(
         "where the hub can be reached, run: hf download openai/gsm8k --repo-type dataset"
     )
+
+
+def test_a_hub_that_cannot_be_reached_is_not_asked_again_and_again(tmp_path):
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    environment.pop("HF_HUB_OFFLINE", None)
+    arguments = [sys.executable, "-c", SCRIPT, "openai/gsm8k:main:train"]
+    done = subprocess.run(arguments, env=environment, cwd=tmp_path, text=True, capture_output=True)
+    assert "must be a hub data set on this machine, got openai/gsm8k" in done.stdout
+    assert "Retrying" not in done.stderr

@@ -581,6 +581,32 @@ def test_a_stop_saves_at_the_steps_end_and_the_resume_goes_on_from_there(tmp_pat
     assert result["reward_before"] is not None
 
 
+def test_evaluations_during_the_training_leave_it_as_it_is_and_are_resumed(tmp_path):
+    straight = tiny.surroundings(tmp_path / "straight")
+    run(spec(eval_samples=5, num_iterations=2), straight.ctx)
+    options = {"eval_samples": 5, "num_iterations": 2, "eval_every": 5}
+    whole = tiny.surroundings(tmp_path / "whole")
+    result = run(spec(**options), whole.ctx)
+    found = [(e["step"], e["phase"]) for e in whole.of_type("eval")]
+    assert found == [(0, "before"), (5, "during"), (10, "during"), (12, "after")]
+    first = tiny.surroundings(tmp_path / "parts")
+    first.stop_at_step = 7
+    with pytest.raises(Stopped):
+        run(spec(**options), first.ctx)
+    second = tiny.surroundings(tmp_path / "parts")
+    assert run(spec(**options), second.ctx)["reward_after"] == result["reward_after"]
+    assert [event["step"] for event in second.of_type("eval")] == [10, 12]
+    for name in ("whole", "parts"):
+        model = weights(tmp_path / name / "model")
+        assert same_weights(model, weights(tmp_path / "straight" / "model"))
+
+
+@pytest.mark.parametrize("option", [{"eval_every": 2}, {"keep_best": "eval_reward"}])
+def test_evaluations_need_held_out_prompts(option):
+    with pytest.raises(SpecError, match="must go with eval_samples or eval_dataset, got it alone"):
+        spec(**option)
+
+
 def test_a_resume_packs_as_before_however_much_memory_there_is_now(tmp_path, monkeypatch):
     def packs_of(number: int) -> None:
         monkeypatch.setattr("warmd.jobs.grpo.packed_trainer.tokens_that_fit", lambda *_: number)

@@ -208,7 +208,7 @@ def test_events_and_result_agree(job):
     }
     assert (result["seed"], result["model"]) == (7, "demo")
     assert result["timings"].keys() == {
-        "queued_s", "tokenise_s", "vision_s", "prefill_s", "decode_s", "tokens_per_s",
+        "queued_s", "tokenize_s", "vision_s", "prefill_s", "decode_s", "tokens_per_s",
     }  # fmt: skip
     orjson.dumps(result)
 

@@ -193,6 +193,29 @@ def test_equal_documents_are_on_the_same_side_of_the_split(tmp_path, texts):
     assert sum(found_on == {True} for found_on in sides.values()) == 15
 
 
+def test_documents_given_apart_are_held_out_and_not_trained_on(tmp_path):
+    rows = [{"text": f"document number {n}"} for n in range(10)]
+    data = jsonl(tmp_path / "data.jsonl", rows)
+    apart = jsonl(tmp_path / "apart.jsonl", [*rows[:2], {"text": "another document"}])
+    found = text_corpus(tmp_path / "cache", recipe(data, held_out_data=apart))
+    assert (len(found.train), len(found.validation)) == (8, 3)
+    again = text_corpus(tmp_path / "cache", recipe(data, held_out_data=apart))
+    assert (again.name, again.is_new) == (found.name, False)
+    jsonl(apart, rows[:1])
+    changed = text_corpus(tmp_path / "cache", recipe(data, held_out_data=apart))
+    assert (len(changed.train), len(changed.validation)) == (9, 1)
+
+
+def test_sources_given_apart_are_held_out(tmp_path, sources):
+    apart = tmp_path / "apart"
+    apart.mkdir()
+    (apart / "new.py").write_text(SOURCE.format(name="Other", number=77))
+    whole = graph_corpus(tmp_path / "cache", recipe(sources, share=0.0))
+    found = graph_corpus(tmp_path / "cache", recipe(sources, held_out_data=apart))
+    assert len(found.train) == len(whole.train)
+    assert len(found.validation) > 0 == len(whole.validation)
+
+
 def test_the_tokenizer_is_trained_on_nothing_that_is_held_out(tmp_path):
     # A word that stands in one document only becomes a token where that document is trained on.
     words = [letter * 12 for letter in "abcdefghij"]
@@ -267,12 +290,12 @@ def test_skipped_records_are_counted_in_the_facts_of_the_corpus(tmp_path):
 def test_data_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(SpecError, match=r"^data: must be UTF-8 text, got "):
-        corpus.check_texts(str(tmp_path / "a.txt"), Reading())
+        corpus.check_texts("data", str(tmp_path / "a.txt"), Reading())
     (tmp_path / "b.txt").write_text("\n")
     with pytest.raises(SpecError, match=r"^data: must hold text, got "):
-        corpus.check_texts(str(tmp_path / "b.txt"), Reading())
+        corpus.check_texts("data", str(tmp_path / "b.txt"), Reading())
     with pytest.raises(SpecError, match=r"^data: must be a text, JSONL, CSV or Parquet file, "):
-        corpus.check_texts(str(tmp_path / "nowhere"), Reading())
+        corpus.check_texts("data", str(tmp_path / "nowhere"), Reading())
 
 
 # Python sources.
@@ -305,8 +328,8 @@ def test_no_name_of_a_held_out_file_is_trained_on(tmp_path, sources):
 
 
 def test_a_folder_without_sources_is_refused(tmp_path):
-    with pytest.raises(SpecError, match=r"^data: must be a folder of Python sources, got "):
-        corpus.check_sources(tmp_path)
+    with pytest.raises(SpecError, match=r"^data: must be a folder of Python sources \(the"):
+        corpus.check_sources("data", tmp_path)
 
 
 def test_data_that_gives_no_example_fails(tmp_path):

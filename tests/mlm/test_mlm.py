@@ -146,7 +146,8 @@ def test_the_command_line_can_read_the_options_without_torch_or_numpy():
     [
         (
             {"objective": "mlm"},
-            "architecture: must be a model folder or config.json for mlm, got code-graph",
+            "architecture: must be a model folder or a config.json for the objective mlm (or give "
+            "model, to train that one), got code-graph",
         ),
         (
             {"objective": "mlm", "architecture": "x", "mnm_weight": 0.5},
@@ -556,7 +557,7 @@ def test_an_objective_that_the_model_does_not_support_fails(home, name):
 def test_a_tokenizer_without_a_mask_token_fails(home, name):
     folder = home / "maskless"
     tiny.tokenizer().save_pretrained(folder)
-    with pytest.raises(JobFailed, match=r"^tokenizer: it has no mask token$"):
+    with pytest.raises(JobFailed, match=r"^tokenizer: must have a mask token, got none$"):
         run(text_spec(home, tokenizer=str(folder)), begin(home, name).ctx)
 
 
@@ -565,7 +566,7 @@ def test_a_tokenizer_that_is_too_large_for_the_model_fails(home, name):
     texts = [" ".join(f"{n:x}{n * 7:x}" for n in range(5000))]
     as_pretrained(train_tokenizer(texts, 400)).save_pretrained(folder)
     BertConfig(vocab_size=300, intermediate_size=32, **SIZES).save_pretrained(home / "small")
-    with pytest.raises(JobFailed, match=r"^tokenizer: it has 400 tokens, the model 300$"):
+    with pytest.raises(JobFailed, match=r"^tokenizer: must have at most 300 tokens .* got 400$"):
         run(text_spec(home, "small", tokenizer=str(folder)), begin(home, name).ctx)
 
 

@@ -19,7 +19,7 @@ from warmd.cli.main import COMMANDS, warmd
 from warmd.cli.shared.app import App
 from warmd.configs.config import SETTINGS
 from warmd.jobs import KINDS, spec_class
-from warmd.jobs.grpo.rewards import parse, resolve
+from warmd.jobs.rewards.rewards import parse, resolve
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"

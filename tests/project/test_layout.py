@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TOP = ("cli", "configs", "daemon", "jobs")
-KINDS = ("jobs.grpo", "jobs.mlm", "jobs.sft", "jobs.dpo", "jobs.infer", "jobs.encode")
+KINDS = ("jobs.grpo", "jobs.mlm", "jobs.sft", "jobs.dpo", "jobs.infer", "jobs.encode", "jobs.eval")
 CONTRACT = ("jobs.spec", "jobs.context", "jobs.errors")
 
 
@@ -119,6 +119,7 @@ ALLOWED = {
         "jobs.data",
         "jobs.files",
         "jobs.models",
+        "jobs.statistics",
         "jobs.user_code",
     ),
     "jobs.packing": (
@@ -128,6 +129,15 @@ ALLOWED = {
         "jobs.engine",
         "jobs.files",
         "jobs.models",
+    ),
+    "jobs.rewards": (
+        *CONTRACT,
+        "jobs.data",
+        "jobs.files",
+        "jobs.graders",
+        "jobs.models",
+        "jobs.training",
+        "jobs.user_code",
     ),
     "jobs.codegraph": CONTRACT,
     "daemon.runs": ("jobs",),

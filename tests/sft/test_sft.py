@@ -84,6 +84,20 @@ def test_rows_are_counted_when_the_job_is_submitted(tmp_path, options, samples, 
     assert (made.samples, made.steps_total) == (samples, steps_total)
 
 
+def test_a_checkpoint_of_an_earlier_version_knows_its_rows(tmp_path):
+    chat = [message("user", "q"), message("assistant", "ä")]
+    rows = [
+        {"prompt": "a", "completion": "b"},
+        {"messages": chat},
+        {"question": "1+1?", "answer": 2},
+        {"text": "t"},
+    ]
+    source = Source(dataset=write(tmp_path / "rows.jsonl", rows), samples=3, eval_samples=1)
+    # By the first version with SFT: a digest that moves refuses the resume of all jobs before.
+    digest = "1d572afbe73e16bc021318aaf655997b80e7df93be041b28cd66f72a79211cb4"
+    assert source.load().fingerprint == digest
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

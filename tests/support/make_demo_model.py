@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from warmd.jobs.grpo.problems import iter_arithmetic
+from warmd.jobs.rewards.problems import iter_arithmetic
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from tiny import surroundings
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import warmd.configs
-from warmd.jobs.grpo.problems import Problem, iter_arithmetic, load
+from warmd.jobs.rewards.problems import Problem, iter_arithmetic, load
 
 FOLDER = Path(warmd.configs.__file__).parent / "demo"
 HELD_OUT = load("arithmetic", part="eval", samples=100)

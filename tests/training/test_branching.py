@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 from shell import Done, warmd
 from transformers import AutoModelForMaskedLM, BertConfig
 
+from warmd.daemon.runs.rundir import by_time
+
 SUPPORT = Path(__file__).parents[1] / "support"  # where `behaviours` is
 
 
@@ -75,6 +77,25 @@ def test_without_a_step_a_branch_begins_with_the_final_model(shared_daemon, orig
     assert init.samefile(origin.rundir.path / "model" / "model.safetensors")
     # The reference is the weights that it began with: no distance to them yet.
     assert shared_daemon.events(job["id"], "step")[0]["kl"] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_latest_job_is_the_latest_that_trained_such_a_model(shared_daemon, origin):
+    answer = warmd("submit", "infer", "1+1=", "--model", "tiny", home=shared_daemon.home.path)
+    shared_daemon.wait(answer.out.strip())
+    assert shared_daemon.client.find("-") == answer.out.strip()
+    latest = max(
+        (job["id"] for job in shared_daemon.client.jobs(kinds=("grpo", "sft", "dpo"))),
+        key=by_time,
+    )
+    typed = ("submit", "grpo", "--samples", "2", "--dry-run", "--json", "--init-from", "-")
+    done = warmd(*typed, home=shared_daemon.home.path)
+    assert done.objects[0]["init_from"] == latest
+
+
+def test_without_a_job_that_trained_such_a_model_the_latest_is_refused(tmp_path):
+    refusal = warmd("submit", "sft", "--init-from", "-", "--dataset", "x", home=tmp_path)
+    assert refusal.is_refusal(2)
+    assert "job: none of grpo, sft, dpo in" in refusal.err
 
 
 def test_two_branches_of_different_steps_have_their_own_weights(shared_daemon, origin):

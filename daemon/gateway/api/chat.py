@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from ....jobs.errors import SpecError
+from ....jobs.infer.options import MOST_TOP
 from ..core import answers, sse
 from ..core.sampling import (
     FinishReason,
@@ -110,7 +111,8 @@ class ChatRequest(SamplingRequest):
     reasoning_effort: ReasoningEffort = None
     tool_choice: ToolChoice = None
     tools: Unsupported = None
-    top_logprobs: Unsupported = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     verbosity: Unsupported = None
     web_search_options: Unsupported = None
     response_format: ResponseFormat | None = None
@@ -134,6 +136,27 @@ class AnswerMessage(BaseModel):
     refusal: None = None
 
 
+class Alternative(BaseModel):
+    """A token that was likely at a place; `logprob` is a natural logarithm."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(Alternative):
+    """A generated token, and the most likely ones at its place."""
+
+    top_logprobs: list[Alternative]
+
+
+class ChatLogprobs(BaseModel):
+    """The log-probabilities of a message's tokens."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
 class ChatChoice(BaseModel):
     """One completion; `actions` is a warmd extension, present when requested."""
 
@@ -141,7 +164,7 @@ class ChatChoice(BaseModel):
     message: AnswerMessage
     actions: dict[str, Any] | None = None
     finish_reason: FinishReason
-    logprobs: None = None
+    logprobs: ChatLogprobs | None
 
 
 class ChatCompletion(BaseModel):
@@ -195,7 +218,9 @@ async def create_chat_completion(
             opening=[
                 _delta(index, {"role": "assistant", "content": ""}) for index in range(body.n or 1)
             ],
-            on_text=lambda piece: _delta(piece.index, {"content": piece.text}),
+            on_text=lambda piece: _delta(
+                piece.index, {"content": piece.text}, logprobs=piece.logprobs
+            ),
             on_end=lambda choice: {
                 **_delta(choice["index"], {}, choice["finish_reason"]),
                 **_actions(choice),
@@ -209,7 +234,7 @@ async def create_chat_completion(
             "index": choice["index"],
             "message": {"role": "assistant", "content": choice["text"], "refusal": None},
             "finish_reason": choice["finish_reason"],
-            "logprobs": None,
+            "logprobs": _logprobs(choice.get("logprobs")),
             **_actions(choice),
         }
         for choice in result["choices"]
@@ -233,6 +258,10 @@ def _submission(body: ChatRequest, state: AppState) -> Submission:
     options = body.options() | {"messages": orjson.dumps(messages).decode()}
     if body.max_completion_tokens is not None:
         options["max_tokens"] = body.max_completion_tokens
+    if body.top_logprobs is not None and not body.logprobs:
+        raise SpecError("top_logprobs", "must go with logprobs set to true")
+    if body.logprobs:
+        options["logprobs"] = body.top_logprobs or 0
     for name in ("actions", "screen"):
         if (value := getattr(body, name)) is not None:
             options[name] = value
@@ -241,8 +270,30 @@ def _submission(body: ChatRequest, state: AppState) -> Submission:
     return Submission(state.parse("infer", options), images=found)
 
 
-def _delta(index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "finish_reason": reason, "logprobs": None}
+def _delta(
+    index: int,
+    delta: dict[str, Any],
+    reason: str | None = None,
+    *,
+    logprobs: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    return {
+        "index": index,
+        "delta": delta,
+        "finish_reason": reason,
+        "logprobs": _logprobs(logprobs),
+    }
+
+
+def _logprobs(found: list[dict[str, Any]] | None) -> dict[str, Any] | None:
+    """Return log-probabilities in the shape of OpenAI's chats."""
+    if found is None:
+        return None
+    content = [
+        {**{k: one[k] for k in ("token", "logprob", "bytes")}, "top_logprobs": one["top"]}
+        for one in found
+    ]
+    return {"content": content, "refusal": None}
 
 
 def _actions(choice: dict[str, Any]) -> dict[str, Any]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from typing import Annotated, Any, Literal
 
+import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, Discriminator, Field, Tag
 
+from ....jobs.engine.options import MOST_TOKENS
+from ....jobs.errors import SpecError
+from ....jobs.infer.options import MOST_PROMPTS
 from ..core import answers, sse
 from ..core.sampling import (
     FinishReason,
@@ -18,7 +24,7 @@ from ..core.sampling import (
     Usage,
     usage_of,
 )
-from ..core.state import StateDep
+from ..core.state import StateDep, as_param
 from ..core.submitter import Submission
 from ..core.waiters import CallerDep
 from ..http.errors import RESPONSES
@@ -28,27 +34,61 @@ from .chat import STREAMED
 router = APIRouter(route_class=StrictRoute, tags=["inference"], responses=RESPONSES)
 
 
-def _one_prompt(value: object) -> object:
-    if isinstance(value, list) and not (len(value) == 1 and isinstance(value[0], str)):
-        raise ValueError(
-            "lists of prompts and of token ids are not supported: send one text per request"
-        )
-    return value
-
-
+_MOST_LOGPROBS = 5  # as OpenAI's
 _Prompt = Annotated[str, Field(min_length=1)]
+_Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+_ListOfPrompts = Annotated[list[_Prompt], Field(min_length=1, max_length=MOST_PROMPTS)]
+_ListOfTokens = Annotated[list[_Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
+
+
+def _kind_of_prompt(value: object) -> str:
+    """Name the member of the union that a prompt is, so that errors are about this only."""
+    first = value[0] if isinstance(value, list) and value else None
+    if isinstance(value, str):
+        return "str"
+    if isinstance(first, list):
+        return "list[list[int]]"
+    return "list[int]" if isinstance(first, int) else "list[str]"
 
 
 class CompletionRequest(SamplingRequest):
-    """A prompt to complete: a text, or a list with one text."""
+    """Prompts to complete: a text or token ids, or a list of these."""
 
     prompt: Annotated[
-        _Prompt | Annotated[list[_Prompt], Field(min_length=1, max_length=1)],
-        BeforeValidator(_one_prompt),
+        Annotated[_Prompt, Tag("str")]
+        | Annotated[_Tokens, Tag("list[int]")]
+        | Annotated[_ListOfPrompts, Tag("list[str]")]
+        | Annotated[_ListOfTokens, Tag("list[list[int]]")],
+        Discriminator(_kind_of_prompt),
     ]
+    max_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=_MOST_LOGPROBS)] | None = None
+    echo: bool | None = None
     best_of: OneOnly = None
-    echo: Unsupported = None
     suffix: Unsupported = None
+
+    def job_options(self) -> dict[str, Any]:
+        """Return the options of the infer job."""
+        options = self.options()
+        if isinstance(self.prompt, str):
+            options["prompt"] = self.prompt
+        else:
+            is_one = isinstance(self.prompt[0], int)
+            options["prompts"] = orjson.dumps([self.prompt] if is_one else self.prompt).decode()
+        if self.logprobs is not None:
+            options["logprobs"] = self.logprobs
+        if self.echo:
+            options["echo"] = True
+        return options
+
+
+class CompletionLogprobs(BaseModel):
+    """The log-probabilities of a completion's tokens; null for the first token of a prompt."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
 
 
 class CompletionChoice(BaseModel):
@@ -57,7 +97,7 @@ class CompletionChoice(BaseModel):
     index: int
     text: str
     finish_reason: FinishReason
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None
 
 
 class Completion(BaseModel):
@@ -79,9 +119,11 @@ async def create_completion(
 ) -> Response:
     """Complete a prompt, whole or streamed."""
     await state.in_thread(state.model_index.check, body.model)
-    prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
-    spec = state.parse("infer", body.options() | {"prompt": prompt})
-    job_id, headers = await answers.submit(state, caller, Submission(spec))
+    try:
+        spec = state.parse("infer", body.job_options())
+        job_id, headers = await answers.submit(state, caller, Submission(spec))
+    except SpecError as error:
+        raise as_param(error, {"prompts": "prompt"}) from error
     head = {
         "id": f"cmpl-{job_id}",
         "object": "text_completion",
@@ -89,6 +131,7 @@ async def create_completion(
         "model": body.model,
     }
     if body.stream:
+        offsets: Counter[int] = Counter()  # characters of each choice that were sent
         return sse.response(
             state,
             caller,
@@ -96,7 +139,9 @@ async def create_completion(
             headers,
             chunk=head,
             opening=(),
-            on_text=lambda piece: _choice(piece.index, piece.text),
+            on_text=lambda piece: _choice(
+                piece.index, piece.text, logprobs=piece.logprobs, offsets=offsets
+            ),
             on_end=lambda choice: _choice(choice["index"], "", choice["finish_reason"]),
             wants_usage=body.wants_usage,
         )
@@ -104,7 +149,10 @@ async def create_completion(
     state.metrics.count_tokens(result["usage"])
     answer = {
         **head,
-        "choices": [_choice(c["index"], c["text"], c["finish_reason"]) for c in result["choices"]],
+        "choices": [
+            _choice(c["index"], c["text"], c["finish_reason"], logprobs=c.get("logprobs"))
+            for c in result["choices"]
+        ],
         "usage": usage_of(result),
         "system_fingerprint": answers.fingerprint_of(result.get("weights")),
         "timings": result["timings"],
@@ -112,5 +160,43 @@ async def create_completion(
     return JSONResponse(answer, headers=headers)
 
 
-def _choice(index: int, text: str, reason: str | None = None) -> dict[str, Any]:
-    return {"index": index, "text": text, "finish_reason": reason, "logprobs": None}
+def _choice(
+    index: int,
+    text: str,
+    reason: str | None = None,
+    *,
+    logprobs: list[dict[str, Any]] | None = None,
+    offsets: Counter[int] | None = None,
+) -> dict[str, Any]:
+    """`offsets`: where the text of each choice begins; moved on."""
+    offsets = Counter() if offsets is None else offsets
+    return {
+        "index": index,
+        "text": text,
+        "finish_reason": reason,
+        "logprobs": None if logprobs is None else _logprobs(logprobs, index, offsets),
+    }
+
+
+def _logprobs(found: list[dict[str, Any]], index: int, offsets: Counter[int]) -> dict[str, Any]:
+    """Return log-probabilities in the shape of OpenAI's completions."""
+    starts = []
+    for one in found:
+        starts.append(offsets[index])
+        offsets[index] += len(one["token"])
+    return {
+        "tokens": [one["token"] for one in found],
+        "token_logprobs": [one["logprob"] for one in found],
+        "top_logprobs": [_top(one) for one in found],
+        "text_offset": starts,
+    }
+
+
+def _top(one: dict[str, Any]) -> dict[str, float] | None:
+    """The most likely tokens and the token itself, by their texts; of equal texts the likelier."""
+    if one["top"] is None:
+        return None
+    found = {one["token"]: one["logprob"]}
+    for other in one["top"]:
+        found[other["token"]] = max(other["logprob"], found.get(other["token"], -math.inf))
+    return found

@@ -46,6 +46,7 @@ class KindView(BaseModel):
     builtin_data: str | None  # its value that needs no file
     validation: str | None  # the option that `validation_file` stands for
     options: list[OptionView]
+    defaults: dict[str, Any]  # of all options, also of those that a request cannot set
 
 
 class KindList(BaseModel):
@@ -90,16 +91,20 @@ def _kind(kind: str) -> dict[str, Any]:
         "builtin_data": http.builtin_data,
         "validation": http.validation_file,
         "options": [_option(info) for info in methods.options_over_http(kind, http).values()],
+        "defaults": {name: _default(info) for name, info in spec.options().items()},
     }
 
 
+def _default(info: OptionInfo) -> Any:
+    return list(info.default) if isinstance(info.default, tuple) else info.default
+
+
 def _option(info: OptionInfo) -> dict[str, Any]:
-    default = list(info.default) if isinstance(info.default, tuple) else info.default
     return {
         "name": info.name,
         "type": info.type.__name__,
         "many": info.many,
-        "default": default,
+        "default": _default(info),
         "default_text": info.default_text,
         "help": info.help,
         "group": info.group,

@@ -14,13 +14,13 @@ import orjson
 from ....jobs import KINDS, spec_class
 from ....jobs.errors import SpecError
 from ....jobs.graders import grader as graders
-from ....jobs.grpo import problems, rewards
 from ....jobs.mlm.options import CODE_GRAPH
+from ....jobs.rewards import problems, rewards
 from ....jobs.spec import HttpMethod, OptionInfo
 from ..core.file_store import FileStore
 
 # Text options of every training kind that name neither code nor a file.
-_HARMLESS_TEXT = {"save_every", "keep_best"}
+_HARMLESS_TEXT = {"save_every", "keep_best", "lora_targets"}
 # The reward names of a request; the reward `grader` follows from the field of that name.
 _NAMES = tuple(name for name in rewards.NAMES if name != rewards.GRADER)
 _NOT_OVER_HTTP = {"report_to"}  # would send data to a third party

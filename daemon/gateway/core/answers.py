@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ class Text:
 
     index: int
     text: str
+    logprobs: list[dict[str, Any]] | None = None  # of its tokens; None: not requested
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ async def pieces(state: AppState, job_id: str) -> AsyncGenerator[Piece, None]:
     """
     sent: dict[int, str] = {}
     seen: dict[int, int] = {}  # characters of each choice in this execution
+    sent_tokens: Counter[int] = Counter()  # log-probabilities of each choice, and
+    seen_tokens: Counter[int] = Counter()  # those in this execution
     execution, begun, failure = None, None, None
     async for item in state.event_reader.follow(job_id):
         if isinstance(item, JobState):
@@ -98,7 +102,7 @@ async def pieces(state: AppState, job_id: str) -> AsyncGenerator[Piece, None]:
             yield result
             return
         if item["execution"] != execution:
-            execution, seen = item["execution"], {}
+            execution, seen, seen_tokens = item["execution"], {}, Counter()
         match item["type"]:
             case "started":
                 begun = item["time"]
@@ -122,9 +126,14 @@ async def pieces(state: AppState, job_id: str) -> AsyncGenerator[Piece, None]:
                         code="interrupted",
                     )
                 seen[index] = at + len(text)
-                if fresh := text[len(repeated) :]:
+                logprobs = item.get("logprobs")
+                known = max(sent_tokens[index] - seen_tokens[index], 0)
+                seen_tokens[index] += len(logprobs or ())
+                sent_tokens[index] = max(sent_tokens[index], seen_tokens[index])
+                new = logprobs[known:] if logprobs is not None else None
+                if (fresh := text[len(repeated) :]) or new:
                     sent[index] = before + fresh
-                    yield Text(index, fresh)
+                    yield Text(index, fresh, new)
 
 
 async def full(state: AppState, request: Request, caller: Caller, job_id: str) -> dict[str, Any]:

@@ -45,7 +45,6 @@ def only(*defaults: object, unsupported: str = "not supported") -> BeforeValidat
 
 _NOT_SUPPORTED = Field(description="Not supported: leave it out.")
 Unsupported = Annotated[None, only(False, 0, "", [], {}), _NOT_SUPPORTED]
-Logprobs = Annotated[None, only(False), _NOT_SUPPORTED]  # 0 asks for the sampled token's
 OneOnly = Annotated[None, only(1), Field(description="Not supported: 1 only.")]
 ReasoningEffort = Annotated[None, only("none"), Field(description='Not supported: "none" only.')]
 ServiceTier = Annotated[
@@ -99,7 +98,6 @@ class SamplingRequest(BaseModel):
     user: Ignored = None
 
     logit_bias: Unsupported = None
-    logprobs: Logprobs = None
     service_tier: ServiceTier = None
 
     @property

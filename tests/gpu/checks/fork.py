@@ -12,7 +12,8 @@ from warmd.daemon.fork.zygote import ENVIRONMENT
 
 from . import HAS_GPU, fact
 
-# Boots a zygote with the demo model, and forks two horses from it.
+# Boots a zygote with the demo model, and forks three horses from it; the last copies its weights
+# with pinned buffers.
 ZYGOTE = """
 import json, os, sys, time
 from pathlib import Path
@@ -29,18 +30,23 @@ warm = models.ensure(ModelConfig(name="m", path=str(folder)), folder, in_use=())
 maps = Path("/proc/self/maps").read_text()
 print(json.dumps({"initialized": torch.cuda.is_initialized(), "libcuda": "libcuda.so" in maps}))
 sys.stdout.flush()
-for _ in range(2):
+for copy_threads in (0, 0, 4):
     zygote.pause_openmp()
     begun = time.perf_counter()
     if os.fork() == 0:
         try:
             own = own_device("auto")
             device_s = time.perf_counter() - begun
-            model = Placement(own.name).shared(warm).model
+            placed = time.perf_counter()
+            model = Placement(own.name, copy_threads=copy_threads).shared(warm).model
+            if own.name != "cpu":
+                torch.cuda.synchronize()
+            copied_s = time.perf_counter() - placed
             ids = torch.arange(5, 25, device=own.name)[None]
             with torch.inference_mode():
                 first = float(model(input_ids=ids).logits.sum())
             said = {"device": own.name, "problem": own.problem, "device_s": device_s,
+                    "copy_threads": copy_threads, "copied_s": copied_s,
                     "first_forward_s": time.perf_counter() - begun}
         except BaseException as error:
             said = {"device": None, "problem": repr(error)}
@@ -51,7 +57,7 @@ for _ in range(2):
 
 
 def boot(**environ: str) -> tuple[dict[str, bool], list[dict[str, object]]]:
-    """Return what the zygote and its two horses said."""
+    """Return what the zygote and its horses said."""
     folder = Path(__file__).parents[3] / "configs" / "demo"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", ZYGOTE, str(folder)],
@@ -77,6 +83,8 @@ if __name__ == "__main__":
         is_there = horse["device"] == wanted and horse["problem"] is None
         fact("a horse computes on", [horse["device"], horse["problem"]], wanted, is_there)
         fact("fork to CUDA context, s", horse.get("device_s"), "0.15-0.5 on a GPU")
+        copying = f"copy of the weights, {horse.get('copy_threads')} threads, s"
+        fact(copying, horse.get("copied_s"), "shorter with threads for a large model")
         fact("fork to first forward pass, s", horse.get("first_forward_s"), "0.5-1.5 on a GPU")
     if HAS_GPU:
         # NVML does not know this name, and torch would ask CUDA.

@@ -6,13 +6,11 @@ export function quoted(text) {
   return /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
 }
 
-// `options` are those of a kind, as in /v1/warmd/kinds; options with their default value are left out.
-export function commandOf(kind, options, values) {
+// `defaults` are those of a kind, as in /v1/warmd/kinds; options with their default value are left out.
+export function commandOf(kind, defaults, values) {
   const words = ["warmd", "submit", kind];
-  const known = new Map(options.map((option) => [option.name, option]));
   for (const [name, value] of Object.entries(values)) {
-    const option = known.get(name);
-    if (value === null || (option && isSame(value, option.default))) continue;
+    if (value === null || isSame(value, defaults[name])) continue;
     const flag = `--${name.replaceAll("_", "-")}`;
     if (typeof value === "boolean") words.push(value ? flag : flag.replace("--", "--no-"));
     else for (const one of [value].flat()) words.push(flag, quoted(optionText(one)));

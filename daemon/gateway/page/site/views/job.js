@@ -186,8 +186,9 @@ function Options({ job, detail }) {
   if (!kinds) return html`<p>Loading …</p>`;
   const kind = kinds.data.find((one) => one.kind === job.kind);
   const known = new Map((kind?.options ?? []).map((option) => [option.name, option]));
-  const command = commandOf(job.kind, kind?.options ?? [], detail.options);
-  const differs = (name, value) => known.has(name) && !isSame(value, known.get(name).default);
+  const defaults = kind?.defaults ?? {};
+  const command = commandOf(job.kind, defaults, detail.options);
+  const differs = (name, value) => name in defaults && !isSame(value, defaults[name]);
   const rows = Object.entries(detail.options).sort(([a, x], [b, y]) => differs(b, y) - differs(a, x));
   return html`
     <div class="card">
@@ -208,7 +209,7 @@ function Options({ job, detail }) {
             ([name, value]) => html`<tr key=${name}>
               <th scope="row">${name}</th>
               <td class=${differs(name, value) ? "different" : ""}><pre>${optionText(value)}</pre></td>
-              <td class="quiet">${known.has(name) ? (known.get(name).default_text ?? optionText(known.get(name).default)) : ""}</td>
+              <td class="quiet">${name in defaults ? (known.get(name)?.default_text ?? optionText(defaults[name])) : ""}</td>
             </tr>`,
           )}
         </tbody>

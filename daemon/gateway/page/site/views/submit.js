@@ -136,7 +136,7 @@ function useCheck(request) {
 function Plan({ check, kind }) {
   if (check.error) return html`<p class="problem" role="status">${check.error.message}</p>`;
   if (!check.options) return html`<p class="quiet" role="status">Checking …</p>`;
-  const command = commandOf(check.kind, kind.options, check.options);
+  const command = commandOf(check.kind, kind.defaults, check.options);
   const steps = check.steps_total ? `${check.steps_total} steps. ` : "";
   return html`<div class="card">
     <p role="status">${steps}The same in the terminal:</p>

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from warmd.jobs.errors import JobFailed, SpecError
-from warmd.jobs.grpo.user_rewards import KeywordReward, PositionalReward, imported
+from warmd.jobs.rewards.user_rewards import KeywordReward, PositionalReward, imported
 from warmd.jobs.user_code import tracebacks
 from warmd.jobs.user_code.modules import changed, digests, load, own_modules
 

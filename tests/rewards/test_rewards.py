@@ -13,8 +13,8 @@ from hypothesis import given, settings, strategies as st
 
 from warmd.jobs.errors import JobFailed, SpecError
 from warmd.jobs.files.jsonl import Place
-from warmd.jobs.grpo.problems import Problem
-from warmd.jobs.grpo.rewards import (
+from warmd.jobs.rewards.problems import Problem
+from warmd.jobs.rewards.rewards import (
     GRADER,
     NAMES,
     CustomOptions,
@@ -30,7 +30,7 @@ from warmd.jobs.grpo.rewards import (
     score_math,
     score_reasoning,
 )
-from warmd.jobs.grpo.user_rewards import KeywordReward
+from warmd.jobs.rewards.user_rewards import KeywordReward
 
 
 def words(count: int) -> str:

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from warmd.jobs.data.sources import TAKES
 from warmd.jobs.errors import SpecError
-from warmd.jobs.grpo.problems import (
+from warmd.jobs.rewards.problems import (
     Problem,
     columns_fingerprint,
     columns_of,

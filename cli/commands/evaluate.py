@@ -1,0 +1,123 @@
+"""`warmd eval MODEL…`: an eval job per model, the later ones compared with the first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...jobs import spec_class
+from ...jobs.errors import SpecError
+from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
+from ..view import render
+from .submit import file_options, gathered, spec_option
+from .watch import EXIT_CODES, wait
+
+if TYPE_CHECKING:
+    from ...daemon.client.client import Client
+    from ...daemon.runs.weights import Weights
+
+_KIND = "eval"
+_OPTIONS = {n: o for n, o in spec_class(_KIND).options().items() if n != "model"}
+
+
+def _evaluate(
+    models: tuple[str, ...], config_file: Path | None, settings: tuple[str, ...], **given: Any
+) -> int:
+    """Measure MODELs on a data set, and compare them.
+
+    A MODEL is a warm model, a finished job, JOB@STEP, a folder of a model or an adapter, or a hub
+    id. Each gets a job; the second and later ones are compared with the first, question by
+    question. Ctrl-C leaves the jobs running. Exits by the jobs' end: 0 finished, 1 failed,
+    4 stopped.
+    """
+    app = click.get_current_context().ensure_object(App)
+    client = app.client()
+    values = gathered(app, _KIND, given, config_file, settings)
+    if not models:
+        models = (str(values.pop("model", "demo")),)
+    if len(set(models)) < len(models):
+        raise SpecError("model", f"must be given once each, got {' '.join(models)}")
+    named = [_model(client, text) for text in models]
+    for model, init in named:  # all of them before the first is queued
+        client.check(spec_class(_KIND).parse({**values, "model": model}), init=init)
+    jobs: list[str] = []
+    for model, init in named:
+        against = jobs[0] if jobs and values.get("against") is None else values.get("against")
+        spec = spec_class(_KIND).parse({**values, "model": model, "against": against})
+        jobs.append(client.submit(spec, init=init))
+    try:
+        statuses = [wait(client, job_id) for job_id in jobs]
+    except KeyboardInterrupt:
+        note(f"{' '.join(jobs)} continue. Their results: {app.command(f'result {jobs[-1]}')}")
+        return EXIT_INTERRUPTED
+    found = [client.job(job_id) for job_id in jobs]
+    if app.as_json:
+        for job in found:
+            result = job["result"] or {"model": job["model"]}
+            render.json_line({"job": job["id"], "status": job["status"], **result})
+    else:
+        _print(client, found)
+    return max(EXIT_CODES.get(status, 0) for status in statuses)
+
+
+def _model(client: Client, text: str) -> tuple[str, Weights | None]:
+    """The name of a model, and the weights of a checkpoint. Raises SpecError and NotFound."""
+    if "@" not in text:
+        return text, None
+    init = client.weights(text)
+    return init.name, init
+
+
+def _print(client: Client, jobs: Sequence[Mapping[str, Any]]) -> None:
+    finished = [job for job in jobs if job["result"] is not None]
+    for job in jobs:
+        if job["result"] is None:
+            reason = render.one_line(job["error"] or "no reason given")
+            note(f"{job['id']}: {job['model']}: {job['status']}: {reason}")
+    rows = [
+        [
+            render.one_line(job["result"]["model"]),
+            name,
+            f"{metric['value']:.4g}",
+            f"{metric['low']:.4g} to {metric['high']:.4g}",
+            str(metric["n"]),
+            job["id"],
+        ]
+        for job in finished
+        for name, metric in job["result"]["metrics"].items()
+    ]
+    render.print_table(["MODEL", "METRIC", ">VALUE", "95 % INTERVAL", ">N", "JOB"], rows)
+    for job in finished:
+        for line in comparison_lines(job["result"]):
+            click.echo(line)
+    if finished:
+        path = client.rundir(finished[-1]["id"]).path / finished[-1]["result"]["report"]
+        note(f"Report: {path}")
+
+
+def comparison_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return the comparison of a result in words, a line for each metric."""
+    lines = []
+    for name, found in (result["comparison"] or {}).items():
+        p = "" if found["p"] is None else f", p {found['p']:.3g}"
+        lines.append(
+            f"{render.one_line(result['model'])} against {result['against']}: {name} "
+            f"{found['difference']:+.4g} ({found['low']:+.4g} to {found['high']:+.4g}; "
+            f"{found['gained']} better, {found['lost']} worse{p}): {found['words']}"
+        )
+    return lines
+
+
+eval = common_options(
+    click.command(
+        _KIND,
+        params=[
+            click.Argument(["models"], metavar="[MODEL]...", nargs=-1),
+            *map(spec_option, _OPTIONS.values()),
+            *file_options(),
+        ],
+    )(_evaluate)
+)

@@ -1,0 +1,45 @@
+"""`warmd leaderboard DATASET`: all evaluations of a data set, best first."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from ..shared.app import App, common_options
+from ..view import render
+
+
+@click.command()
+@click.argument("dataset", metavar="DATASET")
+@common_options
+@click.pass_obj
+def leaderboard(app: App, dataset: str) -> None:
+    """List all evaluations of DATASET, best first.
+
+    DATASET is a file, a folder, a hub data set or arithmetic. It is known by its content: a copy
+    under another name has the same evaluations. Those of another task or of fewer questions are
+    ranked apart. Each is compared with the best one question by question. Needs no daemon.
+    """
+    entries = app.reader().leaderboard(dataset)
+    if app.as_json:
+        for entry in entries:
+            render.json_line(asdict(entry))
+        return
+    rows = [
+        [
+            str(entry.rank),
+            render.one_line(entry.model),
+            entry.task,
+            entry.metric,
+            f"{entry.value:.4g}",
+            f"{entry.low:.4g} to {entry.high:.4g}",
+            str(entry.n),
+            entry.job,
+            "" if entry.against_best is None else entry.against_best.words,
+        ]
+        for entry in entries
+    ]
+    headers = ["TASK", "METRIC", ">VALUE", "95 % INTERVAL", ">N", "JOB", "AGAINST THE BEST"]
+    headers = [">RANK", "MODEL", *headers]
+    render.print_table(headers, rows, empty="no evaluation of this data set: see `warmd eval`")

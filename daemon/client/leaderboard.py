@@ -1,0 +1,118 @@
+"""All evaluations of a data set, whatever its path was: it is known by its content."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...jobs.data.sources import files_of, located
+from ...jobs.errors import Conflict, NotFound, SpecError
+from ...jobs.eval import journal
+from ...jobs.eval.options import EvalSpec
+from ...jobs.eval.questions import digests
+from ...jobs.eval.summary import LOWER_IS_BETTER, pair
+from ...jobs.rewards.problems import ARITHMETIC
+from ...jobs.statistics import Comparison
+from ..runs.rundir import job_ids
+from .connection import ClientConnection
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An evaluation in a leaderboard."""
+
+    rank: int  # among those of the same task on the same questions
+    job: str
+    model: str
+    task: str
+    metric: str  # the primary one
+    value: float
+    low: float
+    high: float
+    n: int
+    weights: str | None  # digest
+    against_best: Comparison | None  # with the first of its rank; None: it is that
+
+
+class Ranking(ClientConnection):
+    """Ranks the evaluations in this home. Needs no Redis."""
+
+    def leaderboard(self, dataset: str) -> list[Entry]:
+        """Return all evaluations of a data set, best first, those of other questions apart.
+
+        Raises SpecError for what is no data set.
+        """
+        if dataset != ARITHMETIC:
+            dataset = located("dataset", dataset, Path.cwd())
+            files_of("dataset", dataset)
+        groups: defaultdict[tuple[str, str, str], list[tuple[str, dict[str, Any]]]]
+        groups = defaultdict(list)
+        known: dict[Any, list[str]] = {}  # digests of the first questions, by how they are read
+        for job_id, spec, result in self._evaluations():
+            if _is_of(dataset, spec, result, known):
+                metric = next(iter(result["metrics"]))
+                groups[spec.task, metric, result["data"]["digest"]].append((job_id, result))
+        largest_first = sorted(groups.items(), key=lambda item: -item[1][0][1]["questions"])
+        return [
+            entry
+            for (task, metric, _), found in largest_first
+            for entry in self._ranked(task, metric, found)
+        ]
+
+    def _evaluations(self) -> Iterator[tuple[str, EvalSpec, dict[str, Any]]]:
+        """Yield the evaluations that have a result."""
+        for job_id in job_ids(self.home.runs):
+            if not job_id.startswith(f"{EvalSpec.kind}-"):
+                continue
+            with suppress(Conflict, NotFound, SpecError):  # damaged, or of a later version
+                rundir = self.rundir(job_id)
+                result = rundir.read_result()
+                if result is not None:
+                    yield job_id, EvalSpec.parse(rundir.read_spec()["spec"]), result
+
+    def _ranked(
+        self, task: str, metric: str, found: Sequence[tuple[str, Mapping[str, Any]]]
+    ) -> Iterator[Entry]:
+        sign = 1 if metric in LOWER_IS_BETTER else -1
+        ordered = sorted(found, key=lambda item: sign * item[1]["metrics"][metric]["value"])
+        best = self._rows(ordered[0][0])
+        for rank, (job_id, result) in enumerate(ordered, start=1):
+            one = result["metrics"][metric]
+            pairing = None if rank == 1 else pair(best, self._rows(job_id))
+            yield Entry(
+                rank=rank,
+                job=job_id,
+                model=result["model"],
+                task=task,
+                metric=metric,
+                value=one["value"],
+                low=one["low"],
+                high=one["high"],
+                n=one["n"],
+                weights=(result.get("weights") or {}).get("digest"),
+                against_best=None if pairing is None else pairing.comparisons[metric],
+            )
+
+    def _rows(self, job_id: str) -> list[dict[str, Any]]:
+        with suppress(OSError):
+            return list(journal.read(self.home.runs / job_id / journal.ROWS))
+        return []
+
+
+def _is_of(
+    dataset: str, spec: EvalSpec, result: Mapping[str, Any], known: dict[Any, list[str]]
+) -> bool:
+    """Whether the questions of an evaluation are the first ones of a data set."""
+    key = (spec.task, spec.columns, spec.skip_bad_rows, spec.reward)
+    if key not in known:
+        whole = replace(spec, dataset=dataset, samples=None, examples=None)
+        try:
+            known[key] = list(digests(whole.raw_questions()))
+        except SpecError:
+            known[key] = []  # not a data set of this task
+    place: int = result["questions"] - 1
+    return place < len(known[key]) and known[key][place] == result["data"]["digest"]

@@ -1,0 +1,145 @@
+"""Tasks whose completions are scored: rewards and GSM8K. Imports torch, by the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
+from typing import Any
+
+from ..context import WarmModel
+from ..engine.request import Request, Sampling
+from ..errors import JobFailed
+from ..rewards.prompts import Prompt, encode
+from ..rewards.reward_calls import as_trl_calls
+from ..statistics import majority, pass_at_k
+from . import gsm8k
+from .asking import Answer
+from .options import EvalSpec
+from .questions import Question
+
+_MAX_TOKENS = gsm8k.MAX_TOKENS
+_RIGHT = 1.0  # the least reward of a right completion
+
+
+class Generation:
+    """Completions of the model, each with scores by metric. The first metric is the primary one."""
+
+    def __init__(self, spec: EvalSpec, warm: WarmModel, questions: Sequence[Question]) -> None:
+        self._spec = spec
+        self._warm = warm
+        if spec.variant is not None:
+            self._score: Callable[[Prompt, Sequence[str]], Iterator[dict[str, Any]]]
+            self._score = self._gsm8k
+        else:
+            functions = spec.reward_functions([question.problem for question in questions])
+            self._weights = {one.name: one.weight for one in spec.reward_specs}
+            self._functions = functions
+            self._score = self._rewards
+
+    def requests(
+        self, number: int, question: Question, is_canceled: Callable[[], bool]
+    ) -> tuple[Prompt, list[Request]]:
+        """Return the prompt of question `number`, and the request for its completions.
+
+        Raises JobFailed where the model has no room for them.
+        """
+        spec = self._spec
+        (prompt,) = encode(
+            [question.problem],
+            self._warm.tokenizer,
+            chat_template=spec.chat_template,
+            system=spec.system,
+        )
+        sampling = Sampling(
+            temperature=spec.temperature,
+            top_p=spec.top_p,
+            top_k=spec.top_k,
+            seed=(spec.seed + number) % 2**63,
+        )
+        request = Request(
+            ids=prompt.ids,
+            sampling=sampling,
+            num_completions=spec.repeats,
+            max_tokens=self._room(prompt),
+            stop=spec.stops,
+            is_canceled=is_canceled,
+        )
+        return prompt, [request]
+
+    def _room(self, prompt: Prompt) -> int:
+        wanted = self._spec.max_tokens or _MAX_TOKENS
+        config = self._warm.model.config.get_text_config()
+        limit = getattr(config, "max_position_embeddings", None)
+        if limit is None:
+            return wanted
+        left = limit - len(prompt.ids)
+        if left < (self._spec.max_tokens or 1):
+            raise JobFailed(
+                f"max_tokens: the prompt of row {prompt.row} has {len(prompt.ids)} tokens and "
+                f"{self._warm.name} takes {limit} together with the completion: at most "
+                f"{max(left, 0)} are left, got {wanted}"
+            )
+        return min(wanted, left)
+
+    def row(self, prompt: Prompt, answers: list[Answer]) -> dict[str, Any]:
+        """Return what is kept of a question: its completions with their scores, and its metrics."""
+        (answer,) = answers
+        completions = [
+            {"text": text, "finish_reason": reason, "tokens": tokens, **scored}
+            for text, reason, tokens, scored in zip(
+                answer.texts,
+                answer.reasons,
+                answer.tokens,
+                self._score(prompt, answer.texts),
+                strict=True,
+            )
+        ]
+        return {
+            "prompt": prompt.text,
+            "answer": prompt.answer,
+            "completions": completions,
+            "metrics": self._metrics(prompt, completions),
+        }
+
+    def _gsm8k(self, prompt: Prompt, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+        assert self._spec.variant is not None
+        assert prompt.answer is not None
+        for text in texts:
+            found = {name: one.extract(text) for name, one in self._spec.variant.filters.items()}
+            scores = {n: float(gsm8k.is_correct(a, prompt.answer)) for n, a in found.items()}
+            yield {"extracted": found, "scores": scores}
+
+    def _rewards(self, prompt: Prompt, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+        by_name = {}
+        for name, call in zip(
+            self._functions, as_trl_calls(self._functions, [prompt]), strict=True
+        ):
+            count = len(texts)
+            by_name[name] = call(
+                prompts=[prompt.text] * count, completions=list(texts), row=[prompt] * count
+            )
+        for index in range(len(texts)):
+            scores = {name: found[index] for name, found in by_name.items()}
+            total = sum(self._weights[n] * s for n, s in scores.items() if s is not None)
+            yield {"scores": {"reward": total, **(scores if len(scores) > 1 else {})}}
+
+    def _metrics(self, prompt: Prompt, completions: list[dict[str, Any]]) -> dict[str, float]:
+        """Return the mean of each score, then pass@k and maj@k."""
+        names = completions[0]["scores"]
+        values = {name: [one["scores"][name] for one in completions] for name in names}
+        found = {
+            name: fmean(known)
+            for name in names
+            if (known := [value for value in values[name] if value is not None])
+        }
+        primary, *others = names
+        judged = [primary, *others] if self._spec.variant is not None else [primary]
+        for name in judged:
+            prefix = "" if len(judged) == 1 else f"{name}_"
+            right = sum(value >= _RIGHT for value in values[name])
+            for k in self._spec.pass_k:
+                found[f"{prefix}pass@{k}"] = pass_at_k(len(completions), right, k)
+            for k in self._spec.maj_k:
+                vote = majority([one["extracted"][name] for one in completions], k)
+                found[f"{prefix}maj@{k}"] = float(gsm8k.is_correct(vote, prompt.answer or ""))
+        return found

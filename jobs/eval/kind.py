@@ -1,0 +1,147 @@
+"""The eval kind: measure a model on a data set, and compare it with another one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..context import Context, WarmModel
+from ..data.reader import report_skipped
+from ..errors import JobFailed, Stopped
+from ..files.atomic import write_atomic
+from . import journal as journals
+from .options import EvalSpec
+from .questions import Question, digest
+from .report import REPORT, report
+from .summary import Metric, Pairing, metrics_of, pair
+
+if TYPE_CHECKING:
+    from ..engine.request import Request
+    from .journal import Journal
+
+_EVENT_S = 1.0  # between two events of progress
+
+
+def run(spec: EvalSpec, ctx: Context) -> dict[str, Any]:
+    """Evaluate every question that has no row yet; leave at the next token when `ctx.stop` is set.
+
+    Returns metrics with intervals, the comparison with `against` (None without one), and the files
+    with the rows and the report. Raises Stopped and JobFailed.
+    """
+    warm = ctx.models.take(spec.model)
+    reading = spec.reading()
+    questions = spec.questions(reading)
+    report_skipped(ctx.emit, reading)
+    identities = [question.identity for question in questions]
+    with journals.Journal(ctx.run_dir / journals.ROWS, identities, warm.weights) as journal:
+        if journal.is_stale:
+            ctx.emit("warning", message="the questions or the model have changed: begun again")
+        begun, known = time.perf_counter(), len(journal.rows)
+        precision = _evaluate(spec, ctx, warm, questions, journal)
+        seconds = time.perf_counter() - begun
+    rows = journal.rows
+    metrics = metrics_of(rows)
+    pairing = None if spec.against is None else _pairing(ctx, spec.against, rows)
+    ctx.emit("eval", n=len(rows), **{name: found.value for name, found in metrics.items()})
+    result = {
+        "task": spec.task,
+        "model": spec.model,
+        "precision": precision,
+        "questions": len(rows),
+        "data": {"dataset": spec.source, "digest": digest(questions)},
+        "metrics": {name: asdict(found) for name, found in metrics.items()},
+        "against": spec.against,
+        "comparison": None if pairing is None else pairing.to_json(),
+        "rows": journals.ROWS,
+        "report": REPORT,
+        "timings": {"total_s": round(seconds, 3), "questions": len(rows) - known},
+    }
+    write_atomic(ctx.run_dir / REPORT, _report(spec, ctx, result, metrics, rows, pairing).encode())
+    return result
+
+
+def _evaluate(
+    spec: EvalSpec,
+    ctx: Context,
+    warm: WarmModel,
+    questions: Sequence[Question],
+    journal: Journal,
+) -> str:
+    """Append the rows that are missing; return the precision that the model was served in."""
+    from ..compute.levels import compute_summary
+    from ..engine.scheduler import engine_of
+    from .asking import ask, cancel_on_exit
+    from .tasks import task_of
+
+    engine = engine_of(warm, spec.precision or warm.precision)
+    task = task_of(spec, warm, questions)
+    total, done = len(questions), len(journal.rows)
+    ctx.emit("begin", rows=total, done=done, model=spec.model, **compute_summary(ctx.device))
+    ctx.emit("progress", done=done, total=total)
+    due = time.monotonic() + _EVENT_S
+    with cancel_on_exit(ctx) as is_canceled:
+
+        def work() -> Iterator[tuple[Any, list[Request]]]:
+            for number in range(done, total):
+                yield task.requests(number, questions[number], is_canceled)
+
+        try:
+            for subject, answers in ask(engine, work()):
+                number = len(journal.rows)
+                head = {
+                    "row": number + 1,
+                    "question": questions[number].identity,
+                    "weights": warm.weights,
+                }
+                journal.append({**head, **task.row(subject, answers)})
+                if time.monotonic() >= due or number + 1 == total:
+                    due = time.monotonic() + _EVENT_S
+                    ctx.emit("progress", done=number + 1, total=total)
+        except Stopped:
+            journal.sync()
+            raise Stopped(len(journal.rows)) from None
+    return engine.precision if done < total else spec.precision or warm.precision
+
+
+def _pairing(ctx: Context, against: str, rows: Sequence[dict[str, Any]]) -> Pairing:
+    """Compare with the rows of another job of this home. Raises JobFailed."""
+    path = ctx.run_dir.parent / against / journals.ROWS
+    try:
+        found = pair(list(journals.read(path)), rows)
+    except OSError as error:
+        raise JobFailed(f"against: {against} has no rows to compare with: {error}") from error
+    if found is None:
+        raise JobFailed(f"against: {against} has no question or no metric of this evaluation")
+    return found
+
+
+def _report(
+    spec: EvalSpec,
+    ctx: Context,
+    result: dict[str, Any],
+    metrics: dict[str, Metric],
+    rows: Sequence[dict[str, Any]],
+    pairing: Pairing | None,
+) -> str:
+    about = {
+        "job": ctx.job_id,
+        "task": spec.task,
+        "data": f"{Path(spec.source).name}, {len(rows)} questions, "
+        f"digest {result['data']['digest'][:12]}",
+        "precision": str(result["precision"]),
+        "weights": str(rows[0]["weights"]),
+        "sampling": f"temperature {spec.temperature:g}, {spec.repeats} per question",
+    }
+    if spec.variant is not None:
+        about["examples"] = str(spec.num_examples)
+    return report(
+        title=f"{spec.task}: {spec.model}",
+        about=about,
+        metrics=metrics,
+        rows=rows,
+        against=spec.against,
+        pairing=pairing,
+    )

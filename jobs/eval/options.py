@@ -1,0 +1,307 @@
+"""The options of the eval kind and their checks at submission. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from ...configs.precision import FORMER_NAMES, PRECISIONS
+from ...configs.queues import INFER
+from ..data.options import Content, RecordsSpec
+from ..data.reader import Reading
+from ..data.sources import TAKES, located
+from ..engine.options import MOST_TOKENS, SamplingSpec
+from ..errors import SpecError
+from ..files.jsonl import Place
+from ..models.architectures import check_generates
+from ..rewards import problems
+from ..rewards.options import RewardsSpec
+from ..rewards.prompts import messages_of
+from ..spec import option, override
+from ..training.options import DEFAULT_TEMPLATE, MOST_ROWS
+from . import gsm8k, questions
+from .questions import Question
+
+REWARD, GSM8K, GSM8K_COT, CHOICE, PERPLEXITY = TASKS = (
+    *("reward", "gsm8k", "gsm8k-cot", "choice", "perplexity"),
+)
+_VARIANTS = {GSM8K: gsm8k.DIRECT, GSM8K_COT: gsm8k.CHAIN_OF_THOUGHT}
+LIKELIHOOD_TASKS = (CHOICE, PERPLEXITY)
+_CHOICE_TEMPLATE = "Question: {question}\nAnswer:"
+_GSM8K_TEST, _GSM8K_TRAIN = "openai/gsm8k:main:test", "openai/gsm8k:main:train"
+_MAX_TOKENS = 256
+_MOST_REPEATS = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
+    """Measure a model on a data set: rewards, GSM8K, multiple choice or perplexity."""
+
+    kind: ClassVar[str] = "eval"
+    queue: ClassVar[str] = INFER
+    argument: ClassVar[str | None] = "model"
+    is_kept: ClassVar[bool] = True
+    names_jobs: ClassVar[tuple[str, ...]] = ("against",)
+    takes_weights: ClassVar[bool] = True
+
+    task: str = option(
+        REWARD,
+        "task; reward: completions scored by rewards; gsm8k, gsm8k-cot: GSM8K as in "
+        "lm-evaluation-harness, 5 examples or 8 with chains of thought; choice: multiple choice by "
+        "log-likelihood; perplexity: of texts",
+        group="data",
+        choices=TASKS,
+    )
+    dataset: str | None = option(
+        None,
+        "JSONL, CSV or Parquet file, folder of them or hub data set (owner/name:config:split) of "
+        "records, or arithmetic (built-in problems); perplexity takes text files, too",
+        group="data",
+        default_text=f"arithmetic for reward, {_GSM8K_TEST} for gsm8k",
+    )
+    samples: int | None = option(
+        None,
+        "number of questions, from the top of the dataset",
+        group="data",
+        default_text="all",
+        minimum=1,
+        maximum=MOST_ROWS,
+    )
+    template: str | None = option(
+        None,
+        "prompt template with {question}, of the tasks reward and choice; prompt records are used "
+        "unchanged",
+        group="data",
+        default_text=f"{DEFAULT_TEMPLATE!r} for reward, {_CHOICE_TEMPLATE!r} for choice",
+    )
+    examples: int | None = option(
+        None,
+        "number of solved examples before the question (few-shot), of gsm8k and gsm8k-cot",
+        group="data",
+        default_text="5 for gsm8k, 8 for gsm8k-cot",
+        minimum=0,
+        maximum=64,
+    )
+    examples_dataset: str | None = option(
+        None,
+        "data set that the examples of gsm8k are drawn from",
+        group="data",
+        default_text=_GSM8K_TRAIN,
+    )
+    chat_template: bool = option(
+        False, "chat template of the tokenizer, applied to plain prompts", group="data"
+    )
+    system: str | None = option(None, "system message at the start of a chat", group="data")
+
+    model: str = option("demo", "warm model to measure", group="model")
+    precision: str | None = option(
+        None,
+        "precision of the computation; native: the dtype of the model; bf16: where it is faster, "
+        "on a CPU by measurement; int8: W8A8 dynamic quantization on a CPU, bf16 on a GPU",
+        group="model",
+        default_text="as the model was loaded",
+        choices=PRECISIONS,
+        former_names=FORMER_NAMES,
+    )
+
+    temperature: float = override(
+        SamplingSpec, "temperature", default=0.0, help="sampling temperature (0: greedy)"
+    )
+    max_tokens: int | None = option(
+        None,
+        "maximum tokens per completion",
+        group="sampling",
+        default_text=f"{_MAX_TOKENS}, or the positions that the prompt leaves",
+        minimum=1,
+        maximum=MOST_TOKENS,
+    )
+    stop: tuple[str, ...] = option(
+        (),
+        "stop sequence: text that ends a completion and is not part of it; gsm8k has its own",
+        group="sampling",
+    )
+    repeats: int = option(
+        1, "completions per question", group="sampling", minimum=1, maximum=_MOST_REPEATS
+    )
+    seed: int = option(
+        42, "random seed of sampling", group="sampling", minimum=0, maximum=2**63 - 1
+    )
+
+    pass_k: tuple[int, ...] = option(
+        (),
+        "k of pass@k: the probability that one of k completions is right, estimated without bias "
+        "from all repeats",
+        group="evaluation",
+        minimum=1,
+        maximum=_MOST_REPEATS,
+    )
+    maj_k: tuple[int, ...] = option(
+        (),
+        "k of maj@k: whether the most frequent answer of the first k completions is right (gsm8k)",
+        group="evaluation",
+        minimum=1,
+        maximum=_MOST_REPEATS,
+    )
+    against: str | None = option(
+        None,
+        "eval job on the same questions to compare with, question by question",
+        group="evaluation",
+    )
+
+    @property
+    def variant(self) -> gsm8k.Variant | None:
+        """How GSM8K is asked; None for other tasks."""
+        return _VARIANTS.get(self.task)
+
+    @property
+    def source(self) -> str:
+        """The data set."""
+        if self.dataset is not None:
+            return self.dataset
+        return _GSM8K_TEST if self.variant is not None else problems.ARITHMETIC
+
+    @property
+    def num_examples(self) -> int:
+        """The solved examples before each question."""
+        if self.variant is None:
+            return 0
+        return self.variant.num_examples if self.examples is None else self.examples
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop sequences of completions."""
+        return self.stop or (self.variant.stop if self.variant is not None else ())
+
+    def check(self) -> None:
+        super().check()
+        for name, tasks in _ONLY_FOR.items():
+            value = getattr(self, name)
+            is_given = value not in (None, (), False) and value != self.options()[name].default
+            if is_given and self.task not in tasks:
+                raise SpecError(name, f"must go with task {' or '.join(tasks)}, got {self.task}")
+        if self.dataset is None and self.task in LIKELIHOOD_TASKS:
+            raise SpecError("dataset", f"must be given for task {self.task}, got none")
+        if self.template is not None and "{question}" not in self.template:
+            raise SpecError("template", f"must contain {{question}}, got {self.template[:60]!r}")
+        if "" in self.stop:
+            raise SpecError("stop", "must be text, each, got ''")
+        for name in ("pass_k", "maj_k"):
+            if (largest := max(getattr(self, name), default=1)) > self.repeats:
+                raise SpecError(name, f"must be at most {self.repeats} (repeats), got {largest}")
+        if self.repeats > 1 and self.temperature == 0:
+            raise SpecError("repeats", f"must go with a temperature above 0, got {self.repeats}")
+        if self.system is not None and not self.chat_template:
+            raise SpecError("system", "must go with chat_template, got it alone")
+        if self.has_own_rewards:
+            raise SpecError("reward", "must be built in for an evaluation, got a function")
+
+    def reading(self) -> Reading:
+        """How records are read; it counts those that are skipped."""
+        return Reading(self.column_names, self.skip_bad_rows)
+
+    def questions(self, reading: Reading | None = None) -> list[Question]:
+        """Read the questions, as the model is asked. Raises SpecError."""
+        found = self.raw_questions(reading)
+        if self.variant is None:
+            return found
+        asked = [str(question.problem.prompt) for question in found]
+        prompts = gsm8k.prompts(self.variant, asked, self._examples(), self.num_examples)
+        return [questions.with_prompt(q, text) for q, text in zip(found, prompts, strict=True)]
+
+    def raw_questions(self, reading: Reading | None = None) -> list[Question]:
+        """Read the questions, without the examples of GSM8K. Raises SpecError."""
+        found = self._all_questions(reading or self.reading())
+        return questions.taken(found, self.samples, self.source)
+
+    def _all_questions(self, reading: Reading) -> Iterator[Question]:
+        if self.task == PERPLEXITY:
+            return questions.documents(self.source, reading)
+        if self.task == CHOICE:
+            template = self.template or _CHOICE_TEMPLATE
+            return questions.multiple_choice(self.source, template, reading)
+        template = "{question}" if self.variant else self.template or DEFAULT_TEMPLATE
+        return questions.open_ended(self.source, template, reading, check=self._check_problem)
+
+    def _check_problem(self, problem: problems.Problem) -> None:
+        if self.variant is None:
+            self.check_answer(problem)
+            return
+        assert problem.place is not None
+        if problem.answer is None:
+            raise problem.place.fault("an object with answer", "one without")
+        if not isinstance(problem.prompt, str):
+            raise problem.place.fault("an object with question", "a chat")
+
+    def _examples(self) -> list[tuple[str, str]]:
+        """The solved examples of GSM8K: all that they are drawn from. Raises SpecError."""
+        if not self.num_examples:
+            return []
+        if self.task == GSM8K_COT and self.examples_dataset is None:
+            found = list(gsm8k.COT_EXAMPLES)
+        else:
+            source = self.examples_dataset or _GSM8K_TRAIN
+            read = questions.open_ended(
+                source,
+                "{question}",
+                Reading(self.column_names),
+                check=self._check_problem,
+                named_by="examples_dataset",
+            )
+            found = [(str(q.problem.prompt), str(q.problem.answer)) for q in read]
+        if len(found) < self.num_examples:
+            raise SpecError("examples", f"must be at most {len(found)}, got {self.num_examples}")
+        return found
+
+    def content_of(self, values: Mapping[str, Any], place: Place) -> Content:
+        problem = problems.problem_of(self.template or DEFAULT_TEMPLATE, values, place)
+        self.check_answer(problem)
+        messages = messages_of(problem, chat_template=self.chat_template, system=self.system)
+        return problem.prompt if messages is None else messages
+
+    def cut_at(self, positions: int | None) -> int | None:
+        return positions
+
+    def located(self, folder: Path) -> Self:
+        """Return the spec with data sets, seen from `folder`, made absolute. Raises SpecError."""
+        spec = self
+        names = {"dataset": self.source}
+        if self.task == GSM8K and self.num_examples:
+            names["examples_dataset"] = self.examples_dataset or _GSM8K_TRAIN
+        elif self.examples_dataset is not None:
+            names["examples_dataset"] = self.examples_dataset
+        for name, source in names.items():
+            if source != problems.ARITHMETIC:
+                changes: dict[str, Any] = {name: located(name, source, folder, TAKES)}
+                spec = replace(spec, **changes)
+        return spec
+
+    def check_inputs(self, model_settings: Mapping[str, Any] | None) -> None:
+        """Check the data, the rewards and the model. Raises SpecError."""
+        super().check_inputs(model_settings)
+        check_generates(model_settings or {})
+        found = self.questions()
+        if self.task == REWARD:
+            self.reward_functions([question.problem for question in found])
+        if self.chat_template and not (model_settings or {}).get("has_chat_template", True):
+            raise SpecError(
+                "chat_template",
+                f"must go with a chat template, got {self.model}, whose tokenizer has none",
+            )
+
+
+# Options that only some tasks have.
+_ONLY_FOR = {
+    "template": (REWARD, CHOICE),
+    "examples": (GSM8K, GSM8K_COT),
+    "examples_dataset": (GSM8K, GSM8K_COT),
+    "reward": (REWARD,),
+    "grader": (REWARD,),
+    "maj_k": (GSM8K, GSM8K_COT),
+    "pass_k": (REWARD, GSM8K, GSM8K_COT),
+    "repeats": (REWARD, GSM8K, GSM8K_COT),
+    "max_tokens": (REWARD, GSM8K, GSM8K_COT),
+    "stop": (REWARD, GSM8K, GSM8K_COT),
+    "chat_template": (REWARD, GSM8K, GSM8K_COT),
+}

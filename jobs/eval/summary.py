@@ -1,0 +1,129 @@
+"""Reduces the rows of an evaluation to metrics with 95 % intervals, and compares two of them.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from ..statistics import Comparison, bootstrap, compare, wilson
+
+BITS_PER_BYTE = "bits_per_byte"
+LOWER_IS_BETTER = (BITS_PER_BYTE,)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A mean over questions with its 95 % interval: Wilson's of 0s and 1s, else the bootstrap's."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+def metrics_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Metric]:
+    """Return the metrics of rows, in the order of the first row: its first is the primary one."""
+    names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+    found = {name: _metric(_values(rows, name)) for name in names}
+    if BITS_PER_BYTE in found:
+        found |= _perplexities(rows, found[BITS_PER_BYTE])
+    return found
+
+
+def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    """Return a metric of each row that has it; their mean is the metric of all.
+
+    Bits per byte are weighted by the length of the text.
+    """
+    values = [row["metrics"][name] for row in rows if name in row["metrics"]]
+    if name != BITS_PER_BYTE:
+        return values
+    mean = fmean(row["bytes"] for row in rows)
+    return [value * row["bytes"] / mean for value, row in zip(values, rows, strict=True)]
+
+
+def _perplexities(rows: Sequence[Mapping[str, Any]], found: Metric) -> dict[str, Metric]:
+    """Return perplexities per byte, word and token, from the bits per byte.
+
+    One that is beyond the largest float is left out.
+    """
+    totals = {unit: sum(row[unit] for row in rows) for unit in ("bytes", "words", "tokens")}
+    perplexities = {}
+    for unit, count in totals.items():
+        with suppress(OverflowError):
+            value, low, high = (
+                2.0 ** (bits * totals["bytes"] / count)
+                for bits in (found.value, found.low, found.high)
+            )
+            name = f"{unit.removesuffix('s')}_perplexity"
+            perplexities[name] = Metric(value, low, high, found.n)
+    return perplexities
+
+
+def _metric(values: Sequence[float]) -> Metric:
+    mean, n = fmean(values), len(values)
+    if {*values} <= {0, 1}:
+        return Metric(mean, *wilson(mean, n), n)
+    return Metric(mean, *bootstrap(values), n)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A question that two models answered with different scores."""
+
+    before: Mapping[str, Any]  # rows
+    after: Mapping[str, Any]
+    difference: float  # in the primary metric; above 0: better
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """An evaluation compared with an earlier one, by the questions that both have."""
+
+    comparisons: Mapping[str, Comparison]  # by metric; the first is the primary one
+    changes: Sequence[Change]  # in the order of the questions
+
+    @property
+    def gained(self) -> list[Change]:
+        return [change for change in self.changes if change.difference > 0]
+
+    @property
+    def lost(self) -> list[Change]:
+        return [change for change in self.changes if change.difference < 0]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the comparisons as plain values."""
+        return {
+            name: {**asdict(found), "words": found.words}
+            for name, found in self.comparisons.items()
+        }
+
+
+def pair(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> Pairing | None:
+    """Pair the rows of two evaluations by their questions; None where they share none."""
+    known = {row["question"]: row for row in before}
+    pairs = [(known[row["question"]], row) for row in after if row["question"] in known]
+    names = [
+        name
+        for name in (pairs[0][1]["metrics"] if pairs else {})
+        if all(name in row["metrics"] for both in pairs for row in both)
+    ]
+    if not names:
+        return None
+    found = {}
+    for name in names:
+        first, second = (_values([both[i] for both in pairs], name) for i in (0, 1))
+        found[name] = compare(first, second, lower_is_better=name in LOWER_IS_BETTER)
+    primary = names[0]
+    sign = -1 if primary in LOWER_IS_BETTER else 1
+    changes = [
+        Change(one, other, sign * (other["metrics"][primary] - one["metrics"][primary]))
+        for one, other in pairs
+    ]
+    return Pairing(found, [change for change in changes if change.difference])

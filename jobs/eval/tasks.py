@@ -1,0 +1,35 @@
+"""The tasks of an evaluation by name. Imports torch, by the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ..context import WarmModel
+from ..engine.request import Request
+from .asking import Answer
+from .generation import Generation
+from .likelihood import MultipleChoice, Perplexity
+from .options import CHOICE, PERPLEXITY, EvalSpec
+from .questions import Question
+
+
+class Task(Protocol):
+    """How the model is asked a question, and what is kept of its answer."""
+
+    def requests(
+        self, number: int, question: Question, is_canceled: Callable[[], bool]
+    ) -> tuple[Any, list[Request]]:
+        """Return what `row` takes, and the requests of question `number`. Raises JobFailed."""
+
+    def row(self, subject: Any, answers: list[Answer]) -> dict[str, Any]:
+        """Return the row of a question: `prompt`, `answer` and `metrics`, the primary one first."""
+
+
+def task_of(spec: EvalSpec, warm: WarmModel, questions: Sequence[Question]) -> Task:
+    """Return the task that a spec names. Raises JobFailed for a model that cannot do it."""
+    if spec.task == CHOICE:
+        return MultipleChoice(warm)
+    if spec.task == PERPLEXITY:
+        return Perplexity(warm)
+    return Generation(spec, warm, questions)

@@ -1,0 +1,93 @@
+"""The texts and bytes of single tokens, for log-probabilities. Of any tokenizer's kind.
+
+The texts of a completion's tokens, joined, are its text, unless a character takes several tokens:
+then each of them has the text U+FFFD, and its own part of the bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache, cached_property
+from typing import Any
+
+from ..engine.request import TokenLogprob
+
+_INCOMPLETE = "\ufffd"
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # a byte's token of SentencePiece
+
+
+class TokenTexts:
+    """The texts of a tokenizer's tokens."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, tuple[str, list[int]]] = {}
+
+    def entry(self, found: TokenLogprob, *, is_first: bool = False) -> dict[str, Any]:
+        """Return a log-probability as plain values, with texts.
+
+        `is_first`: the first token of a prompt, whose log-probability nothing predicts.
+        """
+        text, data = self._of(found.token)
+        top = [self._alternative(token, logprob) for token, logprob in found.top]
+        return {
+            "token": text,
+            "bytes": data,
+            "logprob": None if is_first else found.logprob,
+            "top": None if is_first else top,
+        }
+
+    def joined(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        return self._decode(list(tokens))
+
+    def _alternative(self, token: int, logprob: float) -> dict[str, Any]:
+        text, data = self._of(token)
+        return {"token": text, "bytes": data, "logprob": logprob}
+
+    def _of(self, token: int) -> tuple[str, list[int]]:
+        """Return the text of a token and its bytes; both are empty for a special token."""
+        found = self._known.get(token)
+        if found is None:
+            text = self._decode([*self._context, token])[len(self._context_text) :]
+            found = self._known[token] = (text, list(self._bytes(token, text)))
+        return found
+
+    def _bytes(self, token: int, text: str) -> bytes:
+        if _INCOMPLETE not in text:
+            return text.encode()
+        piece = str(self._tokenizer.convert_ids_to_tokens(token))
+        if byte := _BYTE.fullmatch(piece):
+            return bytes([int(byte[1], 16)])
+        values = [_byte_of().get(character) for character in piece]
+        return bytes(v for v in values if v is not None) if None not in values else text.encode()
+
+    @cached_property
+    def _context(self) -> list[int]:
+        """A token before the one that is decoded: many tokenizers drop a leading blank."""
+        ids: list[int] = self._tokenizer("a", add_special_tokens=False)["input_ids"]
+        return ids
+
+    @cached_property
+    def _context_text(self) -> str:
+        return self._decode(self._context)
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+
+@cache
+def _byte_of() -> dict[str, int]:
+    """Return the bytes by the characters that stand for them in a byte-level BPE vocabulary.
+
+    As `bytes_to_unicode` of GPT-2: printable characters stand for themselves, all others are
+    shifted behind U+0100.
+    """
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [value for value in range(256) if value not in kept]
+    shifted = {chr(256 + place): value for place, value in enumerate(others)}
+    return {chr(value): value for value in kept} | shifted

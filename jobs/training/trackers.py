@@ -1,0 +1,31 @@
+"""Experiment trackers (`report_to`) whose run must end with the training.
+
+The Trainer of transformers leaves the end of a Weights & Biases run to the exit of the interpreter.
+A work horse has none: it ends by os._exit, after killing the processes of the job, and the one that
+writes or uploads the run would die with all of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+WANDB = "wandb"
+
+
+@contextmanager
+def tracked(job_id: str, trackers: Collection[str]) -> Iterator[None]:
+    """Give a training its run in each tracker, and end the run with the block.
+
+    A run of Weights & Biases has the id of the job: a resumed job continues it.
+    """
+    if WANDB in trackers:
+        os.environ["WANDB_RUN_ID"] = job_id
+        os.environ["WANDB_RESUME"] = "allow"
+    try:
+        yield
+    finally:
+        if WANDB in trackers and (wandb := sys.modules.get(WANDB)) is not None:
+            wandb.finish()

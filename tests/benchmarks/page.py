@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""The dashboard in Chromium: what it takes to paint, and to show many jobs and a long curve.
+
+    python tests/benchmarks/page.py [--jobs 10000] [--steps 10000] [--pages 10]
+
+The jobs and the curve are made through the job store, not run. Times are medians; those of a view
+are from the request of its address until its content is there, in a page that is new each time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+import psutil
+from browser import Browser
+from ended_jobs import end
+from gateways import Gateway
+
+from warmd.daemon.runs.events import EventLog
+from warmd.daemon.runs.rundir import RunDir
+from warmd.jobs import spec_class
+
+ROUNDS = 5
+
+
+def with_curve(home: Gateway, steps: int) -> str:
+    """Queue a training whose events have that many steps; return its id."""
+    spec = spec_class("grpo").parse({"model": "tiny", "samples": 4, "num_generations": 2})
+    job_id = home.client.submit(spec)
+    with EventLog(RunDir(home.home.runs / job_id).events, execution=1) as events:
+        for step in range(1, steps + 1):
+            metrics = dict.fromkeys(("loss", "reward", "grad_norm"), step % 17 / 17)
+            events.emit("step", step=step, tokens=100, **metrics)
+    return job_id
+
+
+def shown_in(browser: Browser, address: str, expression: str) -> float:
+    """Seconds until an expression is true in a new page, the median of several."""
+    seconds = []
+    for _ in range(ROUNDS):
+        browser.open("about:blank")
+        begun = time.perf_counter()
+        browser.open(address)
+        browser.wait(expression)
+        seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds)
+
+
+def first_paint_ms(browser: Browser, address: str) -> float:
+    paints = "performance.getEntriesByType('paint').find((p) => p.name == 'first-contentful-paint')"
+    found = []
+    for _ in range(ROUNDS):
+        browser.open("about:blank")
+        browser.open(address)
+        found.append(float(browser.wait(f"{paints}?.startTime")))
+    return statistics.median(found)
+
+
+def longest_frame_ms(browser: Browser, scroll: str) -> float:
+    """The longest time between two frames while the page is scrolled to its end."""
+    browser.js(
+        "window.longest = 0; let last = performance.now();"
+        "const tick = (now) => { window.longest = Math.max(window.longest, now - last); last = now;"
+        " requestAnimationFrame(tick) }; requestAnimationFrame(tick);"
+        f"{scroll}"
+    )
+    time.sleep(2)
+    return float(browser.js("return window.longest"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=10_000)
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--pages", type=int, default=10)
+    options = parser.parse_args()
+    rows: list[tuple[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
+        model = Path(folder) / "model"
+        model.mkdir()
+        (model / "config.json").write_text('{"max_position_embeddings": 256}')
+        home = Gateway(Path(folder) / "home", model)
+        job_id = with_curve(home, options.steps)
+        end(home.client, options.jobs)
+        browser = Browser()
+        browser.resize(1280)
+        rows.append(("first paint", f"{first_paint_ms(browser, f'{home.url}/'):.0f} ms"))
+        listed = "document.querySelectorAll('tbody tr').length >= 50"
+        seconds = shown_in(browser, f"{home.url}/#/jobs", listed)
+        rows.append((f"list of {options.jobs:,} jobs", f"{seconds * 1e3:.0f} ms"))
+        for number in range(100, 501, 50):
+            browser.press("Older jobs")
+            browser.wait(f"document.querySelectorAll('tbody tr').length >= {number}")
+        frame = longest_frame_ms(browser, "window.scrollTo({top: 1e6, behavior: 'smooth'})")
+        rows.append(("longest frame, 500 of them scrolled", f"{frame:.0f} ms"))
+        curve = "document.querySelector('figure [role=img]')?.plot?.data[0].length > 1"
+        seconds = shown_in(browser, f"{home.url}/#/jobs/{job_id}", curve)
+        rows.append((f"curves of {options.steps:,} steps", f"{seconds * 1e3:.0f} ms"))
+        points = browser.js(
+            "return document.querySelector('figure [role=img]').plot.data[0].length"
+        )
+        rows.append(("points drawn of them", points))
+        gateway = psutil.Process(home.process.pid)
+        before = gateway.memory_full_info().uss
+        for _ in range(options.pages):
+            browser.switch(browser.new_tab())
+            browser.open(f"{home.url}/")
+            browser.wait("document.querySelector('h1') !== null")
+        time.sleep(2)
+        grown = (gateway.memory_full_info().uss - before) / 1e6
+        rows.append((f"the gateway's memory for {options.pages} more pages", f"{grown:.2f} MB"))
+        browser.close()
+        home.close()
+    sys.stdout.writelines(f"{name:<44}{value}\n" for name, value in rows)
+
+
+if __name__ == "__main__":
+    main()

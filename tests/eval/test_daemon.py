@@ -1,0 +1,108 @@
+"""Evaluations in a daemon: killed and resumed, compared, ranked, and by the commands."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from daemons import Daemon
+from shell import warmd
+from waiting import wait_until
+
+from warmd.configs.config import WorkerConfig
+from warmd.jobs import spec_class
+from warmd.jobs.errors import SpecError
+
+SLOW = {"repeats": 16, "temperature": 1.0, "max_tokens": 40, "samples": 150}
+
+
+def spec(**options: Any) -> Any:
+    return spec_class("eval").parse({"model": "tiny", **options})
+
+
+def rows(daemon: Daemon, job_id: str) -> list[dict[str, Any]]:
+    path = daemon.home.runs / job_id / "rows.jsonl"
+    return [orjson.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+
+
+@pytest.mark.slow
+def test_a_killed_evaluation_resumes_at_its_row_and_ends_as_a_straight_one(make_daemon):
+    worker = WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=4, threads=1)
+    daemon = make_daemon(workers=(worker,))
+    daemon.start()
+    straight = daemon.client.submit(spec(**SLOW))
+    wanted = daemon.wait(straight, timeout_s=120)["result"]
+    killed = daemon.client.submit(spec(**SLOW))
+
+    def has_begun() -> dict[str, Any] | None:
+        started = daemon.events(killed, "started")
+        return started[-1] if len(rows(daemon, killed)) >= 20 else None
+
+    os.kill(wait_until(has_begun)["pid"], signal.SIGKILL)
+    job = daemon.wait(killed, timeout_s=120)
+    assert (job["status"], job["execution"]) == ("finished", 2)
+    assert job["result"]["metrics"] == wanted["metrics"]
+    assert rows(daemon, killed) == rows(daemon, straight)
+    assert [row["row"] for row in rows(daemon, killed)] == list(range(1, 151))
+    assert job["result"]["timings"]["questions"] <= 130
+    assert {row["weights"] for row in rows(daemon, killed)} == {wanted["weights"]["digest"]}
+
+
+def test_the_second_model_is_compared_with_the_first_and_both_are_ranked(
+    shared_daemon: Daemon, tmp_path: Path
+):
+    home = shared_daemon.home.path
+    copy = tmp_path / "other"
+    shutil.copytree(shared_daemon.config.models[0].path, copy)
+    data = tmp_path / "sums.jsonl"
+    data.write_bytes(
+        b"".join(b'{"prompt": "%d+1=", "answer": "%d"}\n' % (n, n + 1) for n in range(12))
+    )
+    done = warmd(
+        *("eval", "tiny", str(copy), "--dataset", str(data), "--max-tokens", "4", "--json"),
+        home=home,
+    )
+    assert done.code == 0, done.err
+    first, second = done.objects
+    assert (first["comparison"], second["against"]) == (None, first["job"])
+    found = second["comparison"]["reward"]
+    assert (found["n"], found["difference"]) == (12, 0)
+    assert found["words"] == "undecided: no difference on 12 questions"
+    text = warmd("eval", "tiny", "--dataset", str(data), "--samples", "3", home=home)
+    assert text.code == 0, text.err
+    assert text.out.startswith("MODEL  METRIC")
+    assert "report.md" in text.err
+    other_name = tmp_path / "copy.jsonl"
+    other_name.write_bytes(data.read_bytes())
+    entries = warmd("leaderboard", str(other_name), "--json", home=home).objects
+    assert [(entry["rank"], entry["n"]) for entry in entries] == [(1, 12), (2, 12), (1, 3)]
+    assert entries[0]["against_best"] is None
+    assert entries[1]["against_best"]["verdict"] == "undecided"
+    unknown = warmd("leaderboard", str(tmp_path / "none.jsonl"), home=home)
+    assert unknown.is_refusal(2)
+    jobs = warmd("jobs", "--json", home=home).objects
+    assert first["job"] in [job["id"] for job in jobs]
+
+
+def test_nothing_is_queued_when_one_model_cannot_be(shared_daemon: Daemon):
+    before = len(shared_daemon.client.jobs())
+    done = warmd("eval", "tiny", "./nowhere", "--samples", "2", home=shared_daemon.home.path)
+    assert done.is_refusal(2)
+    assert done.err.startswith("Error: model: must be a model folder, got")
+    assert len(shared_daemon.client.jobs()) == before
+
+
+def test_a_comparison_waits_for_the_job_that_it_names(shared_daemon: Daemon):
+    client = shared_daemon.client
+    first = client.submit(spec(samples=30, max_tokens=4))
+    second = client.submit(spec(samples=30, max_tokens=4, against=first))
+    job = shared_daemon.wait(second)
+    assert (job["status"], job["result"]["against"]) == ("finished", first)
+    answer = client.submit(spec_class("infer").parse({"prompt": "1", "model": "tiny"}))
+    with pytest.raises(SpecError, match="against: must be a job of kind eval, got infer-"):
+        client.submit(spec(against=answer))

@@ -1,0 +1,328 @@
+"""The eval kind: a tiny model measured on data sets made in the test."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import tiny
+import torch
+from waiting import wait_until
+
+from warmd.jobs import spec_class
+from warmd.jobs.engine import scheduler
+from warmd.jobs.errors import JobFailed, SpecError, Stopped
+from warmd.jobs.eval.kind import run
+from warmd.jobs.eval.likelihood import split, windows
+from warmd.jobs.eval.options import EvalSpec
+from warmd.jobs.eval.questions import digest
+from warmd.jobs.eval.summary import metrics_of, pair
+from warmd.jobs.statistics import wilson
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """One for all tests: an engine lives as long as its process."""
+    return tiny.model(positions=512)
+
+
+@pytest.fixture
+def job(tmp_path: Path, model: Any) -> tiny.Surroundings:
+    return tiny.surroundings(tmp_path / "eval-20261121-184200-x7f2", model)
+
+
+def evaluate(job: tiny.Surroundings, **options: Any) -> dict[str, Any]:
+    spec = EvalSpec.parse(options).located(Path.cwd())
+    spec = EvalSpec.parse(orjson.loads(orjson.dumps(spec.to_json())))  # as the horse reads it
+    return run(spec, job.ctx)
+
+
+def rows_of(job: tiny.Surroundings) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (job.ctx.run_dir / "rows.jsonl").read_bytes().splitlines()]
+
+
+def write(path: Path, *records: Any) -> str:
+    path.write_bytes(b"".join(orjson.dumps(record) + b"\n" for record in records))
+    return str(path)
+
+
+def test_the_kind_is_known():
+    assert spec_class("eval") is EvalSpec
+    assert EvalSpec.queue == "infer"
+    assert EvalSpec.is_kept
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "choice"}, "dataset: must be given for task choice, got none"),
+        ({"examples": 3}, "examples: must go with task gsm8k or gsm8k-cot, got reward"),
+        ({"task": "gsm8k", "template": "{question}"}, "template: must go with task reward or"),
+        ({"template": "?"}, "template: must contain {question}, got '?'"),
+        ({"repeats": 4}, "repeats: must go with a temperature above 0, got 4"),
+        ({"repeats": 4, "temperature": 1, "pass_k": [8]}, "pass_k: must be at most 4 (repeats)"),
+        ({"maj_k": [1]}, "maj_k: must go with task gsm8k or gsm8k-cot, got reward"),
+        ({"system": "s"}, "system: must go with chat_template, got it alone"),
+        ({"reward": ["speed"]}, "reward: must be one of"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(options, message):
+    with pytest.raises(SpecError) as refused:
+        EvalSpec.parse(options)
+    assert str(refused.value).startswith(message)
+
+
+def test_completions_are_scored_by_rewards_with_an_interval(job):
+    result = evaluate(job, samples=20, max_tokens=4)
+    rows = rows_of(job)
+    assert [row["row"] for row in rows] == list(range(1, 21))
+    assert rows[0].keys() >= {"question", "weights", "prompt", "answer", "completions", "metrics"}
+    share = sum(row["metrics"]["reward"] for row in rows) / 20
+    metric = result["metrics"]["reward"]
+    assert metric == {
+        "value": share,
+        "low": wilson(share, 20)[0],
+        "high": wilson(share, 20)[1],
+        "n": 20,
+    }
+    assert (result["questions"], result["comparison"]) == (20, None)
+    (event,) = job.of_type("eval")
+    assert (event["reward"], event["n"]) == (share, 20)
+    assert (job.ctx.run_dir / "report.md").read_text().startswith("# reward: demo\n")
+
+
+def test_a_stopped_job_resumes_at_the_next_row_with_equal_rows(tmp_path, model):
+    options = {"samples": 40, "max_tokens": 8, "repeats": 2, "temperature": 1.0}
+    straight = tiny.surroundings(tmp_path / "straight", model)
+    wanted = evaluate(straight, **options)
+    job = tiny.surroundings(tmp_path / "stopped", model)
+    with pytest.raises(Stopped):
+        stop_at(job, 7, options)
+    first = rows_of(job)
+    assert 0 < len(first) < 40
+    with (job.ctx.run_dir / "rows.jsonl").open("ab") as file:
+        file.write(b'{"row": torn')
+    job.stop.clear()
+    found = evaluate(job, **options)
+    assert rows_of(job) == rows_of(straight)
+    assert found["metrics"] == wanted["metrics"]
+    assert found["timings"]["questions"] == 40 - len(first)
+
+
+def stop_at(job: tiny.Surroundings, rows: int, options: dict[str, Any]) -> None:
+    """Run until the journal has so many rows."""
+    import threading
+
+    def watch() -> None:
+        path = job.ctx.run_dir / "rows.jsonl"
+        wait_until(lambda: path.exists() and path.read_bytes().count(b"\n") >= rows)
+        job.stop.set()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        evaluate(job, **{**options, "max_tokens": 8})
+    finally:
+        thread.join()
+
+
+def test_rows_of_other_questions_are_begun_again(job):
+    evaluate(job, samples=5, max_tokens=2)
+    path = job.ctx.run_dir / "rows.jsonl"
+    rows = rows_of(job)
+    rows[2]["question"] = "0" * 64
+    write(path, *rows)
+    evaluate(job, samples=5, max_tokens=2)
+    assert any("begun again" in event["message"] for event in job.of_type("warning"))
+    assert rows_of(job)[2]["question"] != "0" * 64
+
+
+def test_a_prompt_without_room_fails_the_job_with_its_row(job, tmp_path):
+    data = write(tmp_path / "d.jsonl", {"prompt": "1" * 600, "answer": "1"})
+    with pytest.raises(JobFailed, match="the prompt of row 1 has 600 tokens and demo takes 512"):
+        evaluate(job, dataset=data)
+
+
+def test_several_rewards_are_summed_by_weight(job):
+    result = evaluate(job, samples=5, max_tokens=4, reward=["correctness", "general=0.5"])
+    assert list(result["metrics"]) == ["reward", "correctness", "general"]
+    for row in rows_of(job):
+        (scores,) = [one["scores"] for one in row["completions"]]
+        assert scores["reward"] == scores["correctness"] + 0.5 * scores["general"]
+
+
+# --- Likelihoods
+
+
+def log_likelihood(model: Any, context: str, continuation: str) -> float:
+    """By transformers."""
+    tokenizer = tiny.tokenizer()
+    whole = tokenizer(context + continuation)["input_ids"]
+    begin = len(tokenizer(context)["input_ids"])
+    with torch.inference_mode():
+        rows = model(torch.tensor([whole])).logits[0].log_softmax(-1)
+    return sum(float(rows[place - 1][whole[place]]) for place in range(begin, len(whole)))
+
+
+def test_choices_are_compared_by_the_log_likelihoods_of_transformers(job, tmp_path, model):
+    records = [
+        {"question": f"{n}+{n}?", "choices": [str(2 * n), "cat", "a b c"], "answer": answer}
+        for n, answer in ((1, 0), (2, "cat"), (3, "C"))
+    ]
+    result = evaluate(job, task="choice", dataset=write(tmp_path / "c.jsonl", *records))
+    rows = rows_of(job)
+    right = [0, 1, 2]
+    for row, record, answer in zip(rows, records, right, strict=True):
+        context = f"Question: {record['question']}\nAnswer:"
+        sums = [log_likelihood(model, context, f" {choice}") for choice in record["choices"]]
+        assert [one["logprob"] for one in row["choices"]] == pytest.approx(sums, abs=1e-3)
+        best = max(range(3), key=sums.__getitem__)
+        by_length = max(range(3), key=lambda i: sums[i] / len(record["choices"][i]))
+        assert row["metrics"] == {
+            "accuracy": float(best == answer),
+            "accuracy_normalized": float(by_length == answer),
+        }
+    assert result["metrics"]["accuracy"]["n"] == 3
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"question": "1"}, "must be an object with choices"),
+        ({"question": "1", "choices": ["a"], "answer": 0}, "choices: must be a list of 2 to 26"),
+        ({"question": "1", "choices": ["a", "b"], "answer": 2}, "answer: must be an index below 2"),
+        ({"question": "1", "choices": ["a", "b"]}, "answer: must be an index below 2"),
+    ],
+)
+def test_a_record_without_choices_is_named(tmp_path, record, message):
+    spec = EvalSpec.parse({"task": "choice", "dataset": write(tmp_path / "c.jsonl", record)})
+    with pytest.raises(SpecError, match=r"c\.jsonl, line 1") as refused:
+        spec.questions()
+    assert message in str(refused.value)
+
+
+def test_perplexity_is_that_of_all_texts_together(job, tmp_path, model):
+    texts = ["the cat sat on the mat", "1+1=2", "x" * 700]
+    data = write(tmp_path / "t.jsonl", *({"text": text} for text in texts))
+    result = evaluate(job, task="perplexity", dataset=data)
+    rows = rows_of(job)
+    assert [row["tokens"] for row in rows] == [len(text) for text in texts]
+    short = [log_likelihood(model, "<bos>", text) for text in texts[:2]]
+    tokenizer = tiny.tokenizer()
+    with torch.inference_mode():
+        for row, text in zip(rows[:2], texts, strict=False):
+            ids = [tokenizer.bos_token_id, *tokenizer(text)["input_ids"]]
+            logits = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+            wanted = sum(float(logits[i][token]) for i, token in enumerate(ids[1:]))
+            assert row["logprob"] == pytest.approx(wanted, abs=1e-3)
+    assert len(short) == 2
+    bits = -sum(row["logprob"] for row in rows) / math.log(2) / sum(map(len, texts))
+    found = {name: metric["value"] for name, metric in result["metrics"].items()}
+    assert found["bits_per_byte"] == pytest.approx(bits)
+    assert found["byte_perplexity"] == pytest.approx(2**bits)
+    assert found["token_perplexity"] == pytest.approx(2**bits)  # a token per byte
+
+
+def test_windows_predict_every_token_once_with_as_much_context_as_fits():
+    ids = list(range(10, 21))
+    found = list(windows(ids, 1, 4))
+    assert [token for window, first in found for token in window[first:]] == ids
+    assert [len(window) for window, _ in found] == [5, 5, 5]
+    assert found[0] == ([1, 10, 11, 12, 13], 1)
+    assert found[-1] == ([16, 17, 18, 19, 20], 2)
+    assert list(windows([7], 1, 4)) == [([1, 7], 1)]
+
+
+def test_blanks_at_the_end_of_a_context_count_to_the_continuation(job):
+    warm = job.ctx.models.take("demo")
+    assert split(warm, "ab ", "c") == (warm.tokenizer("ab c")["input_ids"], 2)
+
+
+# --- Comparisons
+
+
+def test_an_evaluation_is_compared_with_another_question_by_question(tmp_path, model):
+    one = tiny.surroundings(tmp_path / "eval-20261121-184200-aaaa", model)
+    evaluate(one, samples=30, max_tokens=3)
+    other = tiny.surroundings(tmp_path / "eval-20261121-184201-bbbb", tiny.model(3, positions=512))
+    result = evaluate(other, samples=20, max_tokens=3, against=one.ctx.run_dir.name)
+    found = result["comparison"]["reward"]
+    rows = [rows_of(one)[:20], rows_of(other)]
+    before, after = ([row["metrics"]["reward"] for row in part] for part in rows)
+    assert found["n"] == 20
+    assert found["difference"] == pytest.approx((sum(after) - sum(before)) / 20)
+    assert found["gained"] == sum(b > a for a, b in zip(before, after, strict=True))
+    assert found["verdict"] == "undecided"
+    assert found["words"].startswith("undecided: ")
+    assert "## Compared with eval-20261121-184200-aaaa" in (
+        (other.ctx.run_dir / "report.md").read_text()
+    )
+
+
+def test_a_comparison_without_common_questions_fails(tmp_path, model):
+    one = tiny.surroundings(tmp_path / "one", model)
+    evaluate(one, samples=2, max_tokens=1)
+    data = write(tmp_path / "d.jsonl", {"prompt": "9", "answer": "1"})
+    other = tiny.surroundings(tmp_path / "other", model)
+    with pytest.raises(JobFailed, match="against: one has no question"):
+        evaluate(other, dataset=data, max_tokens=1, against="one")
+    with pytest.raises(JobFailed, match="against: gone has no rows"):
+        evaluate(other, dataset=data, max_tokens=1, against="gone")
+
+
+def test_the_report_shows_what_became_right_and_what_wrong():
+    from warmd.jobs.eval.report import report
+
+    def row(number: int, score: float) -> dict[str, Any]:
+        return {
+            "row": number,
+            "question": str(number),
+            "weights": "w",
+            "prompt": f"question {number}",
+            "answer": "7",
+            "completions": [{"text": f"says {score:g}"}],
+            "metrics": {"reward": score},
+        }
+
+    before, after = [row(1, 0.0), row(2, 1.0)], [row(1, 1.0), row(2, 0.0)]
+    pairing = pair(before, after)
+    text = report(
+        title="t",
+        about={"job": "a|b"},
+        metrics=metrics_of(after),
+        rows=after,
+        against="other",
+        pairing=pairing,
+    )
+    assert "- job: a\\|b" in text
+    gained, lost = text.split("## From wrong to right: 1")[1].split("## From right to wrong: 1")
+    assert "    question 1" in gained
+    assert "    says 0" in gained.split("after")[0]
+    assert "    question 2" in lost
+
+
+def test_the_identity_of_questions_is_that_of_their_content(tmp_path):
+    data = write(tmp_path / "d.jsonl", {"question": "1+1", "answer": "2"})
+    copy = write(tmp_path / "e.jsonl", {"question": "1+1", "answer": "2", "id": 3})
+    other = write(tmp_path / "f.jsonl", {"question": "1+1", "answer": "3"})
+    plain, templated, copied, changed = (
+        digest(EvalSpec.parse(options).questions())
+        for options in (
+            {"dataset": data},
+            {"dataset": data, "template": "Q: {question}"},
+            {"dataset": copy},
+            {"dataset": other},
+        )
+    )
+    assert plain == templated == copied != changed
+
+
+def test_the_engine_is_the_one_of_inference(job, model):
+    evaluate(job, samples=1, max_tokens=1)
+    warm = job.ctx.models.take("demo")
+    assert scheduler.engine_of(warm) is scheduler.engine_of(warm)
+    assert (id(model), "native") in scheduler._engines

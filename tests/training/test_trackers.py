@@ -1,0 +1,41 @@
+"""`report_to`: the run of a tracker belongs to the job, and ends with its training."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from warmd.jobs.training.trackers import tracked
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """The ids of the runs that Weights & Biases has ended; a stand-in, which needs no account."""
+    found: list[str | None] = []
+    stand_in = SimpleNamespace(finish=lambda: found.append(os.environ.get("WANDB_RUN_ID")))
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    monkeypatch.setenv("WANDB_RUN_ID", "")  # restored at the end, as WANDB_RESUME
+    monkeypatch.setenv("WANDB_RESUME", "")
+    return found
+
+
+def test_a_run_has_the_id_of_its_job_and_ends_with_the_training(ends):
+    with tracked("sft-1", ["wandb"]):
+        assert (os.environ["WANDB_RUN_ID"], os.environ["WANDB_RESUME"]) == ("sft-1", "allow")
+        assert ends == []
+    assert ends == ["sft-1"]
+
+
+def test_a_run_ends_when_the_training_fails(ends):
+    with pytest.raises(ValueError, match="x"), tracked("sft-1", ["wandb"]):
+        raise ValueError("x")
+    assert ends == ["sft-1"]
+
+
+def test_nothing_is_sent_for_a_job_that_reports_elsewhere(ends):
+    with tracked("sft-1", ["tensorboard"]):
+        assert os.environ["WANDB_RUN_ID"] == ""
+    assert ends == []
