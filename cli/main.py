@@ -76,7 +76,7 @@ SECTIONS = {
     },
     "Measure and set up": {
         "bench": ("bench", "Compare KIND with the stock library, or project a long job."),
-        "notify": ("notify", "Try the notifications of the settings."),
+        "notify": ("notify", "Send a test notification."),
         "verify-resume": ("verify", "Verify on the first steps of JOB that its resume is exact."),
         "completion": ("completion", "Print the shell script that completes commands and job ids."),
     },

@@ -1,6 +1,6 @@
 """Reload: new processes take the place of the zygote and the workers, while jobs run.
 
-Started after an upgrade of warmd or its libraries. The new zygote boots beside the old one, which
+Started after an upgrade of warmd or its libraries. The new zygote boots next to the old one, which
 serves until then; if the new one fails, nothing has changed. Afterwards:
 
 - The old zygote forks no more, and ends with its last horse.
