@@ -19,9 +19,9 @@ from ..view.live import ClockLine, has_live_lines
 def reload(app: App) -> None:
     """Replace zygote and workers after an upgrade; running jobs end undisturbed.
 
-    A new zygote starts next to the old one and takes its place when it is ready; if it cannot start,
-    nothing changes. Workers follow: one that runs training jobs when its last job has ended, and
-    its queue waits until then. Supervisor, gateway and Redis stay as they are: `warmd stop` and
+    A new zygote starts next to the old one and takes its place when it is ready; if it cannot
+    start, nothing changes. Workers follow: one that runs training jobs when its last job has ended,
+    and its queue waits until then. Supervisor, gateway and Redis stay as they are: `warmd stop` and
     `warmd start` replace them.
     """
     from ...daemon.client import control
