@@ -259,7 +259,7 @@ def show(app: App, job: str | None, has_source: bool) -> None:
         shown["records"] = f"{found['rows_done']}/{found['rows_total']}"
     if (took_s := _took_s(found)) is not None:
         shown["took"] = render.duration(took_s)
-    with suppress(NotFound):  # its files were removed by hand
+    with suppress(NotFound, Conflict):  # its files were removed by hand, or are damaged
         if changed := changed_options(client.rundir(job_id).read_spec()):
             shown["options"] = ", ".join(render.phrase(f"{n} {v}") for n, v in changed.items())
     render.print_fields(shown)

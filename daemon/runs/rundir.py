@@ -43,6 +43,7 @@ _ID = re.compile(r"[a-z][a-z0-9]{0,15}-\d{8}-\d{6}-[a-z0-9]{4}")
 _ID_PREFIX = re.compile(r"[a-z0-9-]{1,40}")
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"  # without similar ones, in sorting order
 _SEAL = "digest"  # the field of a document with the digest of the others
+_SEAL_PREFIX = "xxh3:"
 _LONGEST_SIGNATURE = 100  # bytes
 REMOVED = ".removed-"  # prefix of a run directory that is being removed
 _STAGING = ".new-"  # prefix of one that is being created
@@ -353,8 +354,11 @@ def _is_whole(document: dict[str, Any]) -> bool:
     Earlier versions wrote none.
     """
     found = document.pop(_SEAL, None)
-    return found is None or found == _digest(document)
+    if found is None:  # or the name of the field is damaged
+        texts = (value for value in document.values() if isinstance(value, str))
+        return not any(text.startswith(_SEAL_PREFIX) for text in texts)
+    return bool(found == _digest(document))
 
 
 def _digest(document: dict[str, Any]) -> str:
-    return f"xxh3:{xxhash.xxh3_64_hexdigest(orjson.dumps(document))}"
+    return f"{_SEAL_PREFIX}{xxhash.xxh3_64_hexdigest(orjson.dumps(document))}"
