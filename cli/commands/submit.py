@@ -9,16 +9,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...configs.labels import line_of, read_labels
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import SpecError
 from ...jobs.spec import GROUPS, OptionInfo
 from ..shared.app import App, common_options, note
+from ..shared.grouped import GroupedCommand, GroupedOption
 from ..shared.job_argument import complete_job
 from ..view import render
 from ..view.times import parse_duration, parse_time
@@ -28,29 +30,6 @@ if TYPE_CHECKING:
     from ...daemon.client.submitting import Template
     from ...daemon.runs.weights import Weights
     from ...jobs.spec import OptionInfo, Spec
-
-
-class GroupedOption(click.Option):
-    """An option that `--help` lists under the heading of its group."""
-
-    def __init__(self, *args: Any, heading: str = "Queueing", **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.heading = heading
-
-
-class GroupedCommand(click.Command):
-    """A command whose `--help` lists its options by group, in the order of its parameters."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                heading = getattr(parameter, "heading", "Other options")
-                sections.setdefault(heading, []).append(record)
-        for heading, records in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
 
 
 class KindGroup(click.Group):
@@ -114,6 +93,7 @@ class _Request:
     name: str | None = None
     tags: tuple[str, ...] = ()
     init_from: str | None = None
+    needs: str | None = None
 
 
 def file_options() -> list[click.Option]:
@@ -177,6 +157,12 @@ def _request_options() -> list[click.Option]:
             ["--in", "in_"],
             metavar="DURATION",
             help="Delay before the job is queued: 90s, 15m, 1h30m or 2d.",
+        ),
+        GroupedOption(
+            ["--needs"],
+            metavar="LABELS",
+            help="Labels that the machine must have: gpu=h200,memory=40G (amounts: at least).  "
+            "[default: none]",
         ),
         GroupedOption(
             ["--retries"],
@@ -309,6 +295,8 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
     from ...daemon.runs.labels import Labels
 
     labels = Labels.parse(request.name, request.tags)
+    needs = read_labels("needs", request.needs)
+    at, delay_s = _start(request)
     client = app.client()
     spec, init = parsed(
         app,
@@ -320,7 +308,6 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         like=request.like,
         init_from=request.init_from,
     )
-    at = _start(request)
     timeout = None if request.timeout is None else parse_duration("timeout", request.timeout)
     after = None if request.after is None else client.find(request.after)
     if request.dry_run:
@@ -330,6 +317,8 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         front=request.front,
         after=after,
         at=at,
+        delay_s=delay_s,
+        needs=needs,
         retries=request.retries,
         timeout_s=timeout,
         init=init,
@@ -339,6 +328,8 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         render.json_line(client.job(job_id))
     else:
         click.echo(job_id)
+    if needs:
+        _note_unmet(app, client, needs)
     if not request.wait:
         if sys.stderr.isatty():
             note(f"Follow it with: {app.command(f'tail {job_id}')}")
@@ -372,6 +363,16 @@ def parsed(
     if init is not None:
         values["model"] = init.name
     return spec_class(kind).parse(values), init
+
+
+def _note_unmet(app: App, client: Client, needs: Mapping[str, str]) -> None:
+    """Say so when no machine has the labels that a job needs."""
+    missing = client.unmet_needs(needs)
+    if missing:
+        note(
+            f"No machine has {line_of(missing)} now: the job waits for one. "
+            f"See: {app.command('nodes')}"
+        )
 
 
 def gathered(
@@ -428,13 +429,14 @@ def _plain(default: Any) -> Any:
     return list(default) if isinstance(default, tuple) else default
 
 
-def _start(request: _Request) -> datetime | None:
-    now = datetime.now().astimezone()
+def _start(request: _Request) -> tuple[datetime | None, float | None]:
+    """Return when to queue the job: at a time, or after some seconds."""
     if request.at is not None and request.in_ is not None:
         raise SpecError("at", "must not be given together with --in")
     if request.in_ is not None:
-        return now + timedelta(seconds=parse_duration("in", request.in_))
-    return None if request.at is None else parse_time("at", request.at, now=now)
+        return None, parse_duration("in", request.in_)
+    now = datetime.now().astimezone()
+    return None if request.at is None else parse_time("at", request.at, now=now), None
 
 
 def _from_file(path: Path | None) -> dict[str, Any]:

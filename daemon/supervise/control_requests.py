@@ -119,6 +119,7 @@ def _status(supervisor: Supervisor) -> dict[str, Any]:
         zygote = asdict(_zygote_status(supervisor, timeout_s=_STATUS_TIMEOUT_S))
     except Unavailable:
         state = "loading" if supervisor.zygote.is_ready else "starting"
+        state = state if supervisor.workers else "none"
         zygote = {"pid": supervisor.zygote.pid, "state": state, "models": []}
         zygote |= {"horses": [], "standbys": []}
     return {
@@ -147,7 +148,7 @@ def _status(supervisor: Supervisor) -> dict[str, Any]:
 
 def _reload_status(supervisor: Supervisor) -> ReloadStatus:
     reloading = supervisor.reloading
-    leaving = {worker.name for worker in supervisor.workers if worker.is_leaving}
+    leaving = {worker.name for worker in supervisor.workers if worker.is_closing}
     leaving |= {child.name for child in reloading.retired if isinstance(child, WorkerChild)}
     waiting: list[RunningJob] = []
     with contextlib.suppress(redis.RedisError):  # it restarts; then they count as pending
@@ -155,8 +156,8 @@ def _reload_status(supervisor: Supervisor) -> ReloadStatus:
             waiting = [running for running in _running(supervisor) if running.worker in leaving]
     busy = {running.worker for running in waiting}
     pending = [worker.name for worker in reloading.incoming]
-    pending += [w.name for w in supervisor.workers if w.is_leaving and w.name not in busy]
-    pending += [w.name for w in supervisor.workers if not w.is_ready and not w.is_leaving]
+    pending += [w.name for w in supervisor.workers if w.is_closing and w.name not in busy]
+    pending += [w.name for w in supervisor.workers if not w.is_ready and not w.is_closing]
     return ReloadStatus(
         stage=reloading.stage,
         detail=reloading.detail,
@@ -216,6 +217,6 @@ def _workers(supervisor: Supervisor, horses: list[dict[str, Any]]) -> list[dict[
 
 
 def _state(worker: WorkerChild, jobs: list[str]) -> str:
-    if worker.is_leaving:
+    if worker.is_closing:
         return "reloads"  # when its last job has ended
     return "busy" if jobs else "idle"

@@ -15,7 +15,6 @@ All of them end with the supervisor, so a reload that is killed leaves nothing b
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from collections.abc import Callable
 
@@ -137,12 +136,6 @@ class Reloading:
             self.zygote.process.kill()
             self.retired.append(self.zygote)
         self.zygote = None
-
-    def retire(self, child: Child, sig: signal.Signals) -> None:
-        """Let a process end when its last job has."""
-        if child.process is not None and not child.has_died():
-            child.process.send_signal(sig)
-        self.retired.append(child)
 
     @property
     def children(self) -> list[Child]:

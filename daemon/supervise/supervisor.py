@@ -26,7 +26,6 @@ from ...jobs.errors import Conflict, Unavailable, WarmdError
 from ..host import downloads, installed
 from ..host.home import Home
 from ..host.messages import (
-    LEAVE,
     RETIRE,
     Booted,
     BootProgress,
@@ -34,6 +33,7 @@ from ..host.messages import (
     Failure,
     GatewaySettings,
     HorsePlan,
+    JobsHeld,
     LocalModel,
     Message,
     ModelsLoaded,
@@ -50,6 +50,7 @@ from ..queue.lease import LEASE_S
 from ..runs.rundir import remove_stale_staging
 from .children import MAX_QUICK_KILLS, Child, GatewayChild, OptionalChild, WorkerChild
 from .control_server import ControlServer
+from .membership import Membership
 from .orphans import Orphans
 from .redis_server import EmbeddedRedis, check_redis, find_binary
 from .reloading import Reloading, Upgrades
@@ -99,6 +100,7 @@ class Supervisor:
         )
         self.zygote = Child("zygote")
         self.workers = [WorkerChild(worker) for worker in config.workers]
+        self.node = Membership(self.store, config, self.home, self.workers)
         self.gateway = GatewayChild()
         self.notifier = OptionalChild("notify")
         self.upgrades = Upgrades()
@@ -122,10 +124,15 @@ class Supervisor:
             try:
                 self._orphans.requeue_of_previous_run(self.url)
                 remove_stale_staging(self.home.runs)
-                self._start_zygote()
+                if not self._flags.was_warm:
+                    self.node.join()
+                if self.workers:
+                    self._start_zygote()
+                else:
+                    self._become_warm()
                 self._start_gateway_if_due()
                 self._start_notifier_if_due()
-                self._retention.start()
+                self._retention.start(self.node.election.was_leader)
                 while self.stopping is None:
                     self._tick()
                 self._shut_down()
@@ -184,9 +191,7 @@ class Supervisor:
             self._restart_dead_children()
             self._advance_reload()
             self.upgrades.log_if_due()
-            if self.is_warm:
-                self._orphans.requeue_of_other_daemons()
-                self._due.enqueue()
+            self._take_part()
             self.is_redis_down = False
         except redis.RedisError as error:
             self.is_redis_down = True
@@ -195,6 +200,15 @@ class Supervisor:
             self._fail(str(error))
         except Exception:  # a bug must not end the daemon and all its jobs
             log.exception("supervisor: iteration failed")
+
+    def _take_part(self) -> None:
+        """Be a node among others: send heartbeats, lead if elected, leave if it is time to."""
+        self.node.update(is_ready=self.is_warm)
+        if self.node.election.is_leader():
+            self._orphans.requeue_of_other_daemons()
+            self._due.enqueue()
+        if self.node.has_left():
+            self.stop("drain")
 
     def _handle_messages(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
@@ -289,14 +303,21 @@ class Supervisor:
                     if worker.process is None:
                         self._start_worker(worker)
 
-    def _on_worker_ready(self, worker: WorkerChild) -> None:
-        worker.is_ready = True
-        if worker in self.reloading.incoming:
-            self._replace_worker(worker)
-        if not self.is_warm and all(worker.is_ready for worker in self.workers):
-            self.is_warm = True
-            self._flags.set_warm()
-            self.report(Booted(os.getpid()))
+    def _on_worker_message(self, worker: WorkerChild, message: Message) -> None:
+        match message:
+            case JobsHeld():
+                worker.note_jobs(message)
+            case ChildReady():
+                worker.is_ready = True
+                if worker in self.reloading.incoming:
+                    self._replace_worker(worker)
+                if not self.is_warm and all(worker.is_ready for worker in self.workers):
+                    self._become_warm()
+
+    def _become_warm(self) -> None:
+        self.is_warm = True
+        self._flags.set_warm()
+        self.report(Booted(os.getpid()))
 
     def _start_gateway_if_due(self) -> None:
         if self.config.http_port is not None and self.gateway.must_start():
@@ -329,10 +350,12 @@ class Supervisor:
                 url=self.url,
                 name=worker.redis_name,
                 # The embedded Redis has only this daemon's workers, whose deaths it notices.
-                is_shared=self.redis is None,
+                is_shared=self.config.is_shared,
                 lease_s=LEASE_S,
+                labels=self.node.labels,
+                max_jobs=self.node.jobs_left,
             ),
-            on_message=lambda _: self._on_worker_ready(worker),
+            on_message=partial(self._on_worker_message, worker),
         )
 
     # --- reloading --------------------------------------------------------------------------
@@ -357,7 +380,9 @@ class Supervisor:
     def _switch_to(self, zygote: Child) -> None:
         """Let a new zygote take the place of the old one, and replace all workers."""
         self.home.next_zygote_socket.rename(self.home.zygote_socket)
-        self.reloading.retire(self.zygote, RETIRE)
+        assert self.zygote.process is not None
+        self.zygote.process.send_signal(RETIRE)
+        self.reloading.retired.append(self.zygote)
         self.zygote = zygote
         if self.reloading.models is not None:
             self.warm_set.note_loaded(self.reloading.models.models)
@@ -370,7 +395,7 @@ class Supervisor:
                 self.reloading.incoming.append(successor)
                 self._start_worker(successor)
             else:
-                worker.leave()
+                worker.close()
         self.reloading.stage = "workers"
         log.info("reload: zygote ready, pid %s; workers follow", zygote.pid)
 
@@ -379,7 +404,11 @@ class Supervisor:
         names = [worker.name for worker in self.workers]
         index = names.index(successor.name)
         old, self.workers[index] = self.workers[index], successor
-        self.reloading.retire(old, LEAVE)
+        successor.taken = old.taken
+        old.close()
+        if old.process is not None and not old.is_closing:  # it starts: it holds no job
+            old.process.terminate()
+        self.reloading.retired.append(old)
 
     # --- restarting -------------------------------------------------------------------------
 
@@ -415,17 +444,28 @@ class Supervisor:
                 # Requeue first: it raises while Redis is unreachable, and the next iteration tries
                 # again. The death must be counted only once.
                 self._orphans.requeue(worker.redis_name, worker.config.queue)
-                if worker.is_leaving:
-                    log.info("reload: starting a new process of %s", worker.name)
-                else:
-                    self._check_death(worker)
-                self._start_worker(worker)
+                self._restart_worker(worker)
+
+    def _restart_worker(self, worker: WorkerChild) -> None:
+        """Start a dead worker again, unless it has ended because the daemon leaves."""
+        self._read_rest()
+        if self.node.leaving is not None or self.node.jobs_left == 0:
+            log.info("%s: ended", worker.name)
+            worker.process = None
+        else:
+            if not worker.is_closing:  # else it has ended for a reload
+                self._check_death(worker)
+            self._start_worker(worker)
+
+    def _read_rest(self) -> None:
+        """Handle what a child that has died wrote before."""
+        while self._selector.select(0):
+            self._handle_messages(0)
 
     def _check_death(self, child: Child) -> None:
         """Log the death of a child. Raises Unavailable if it is not worth restarting."""
         assert child.process is not None
-        while self._selector.select(0):  # the rest of its output
-            self._handle_messages(0)
+        self._read_rest()
         log.error("%s: ended (%s)", child.name, child.process.returncode)
         # A zygote that exits with an error during the first start would fail again. If it was
         # killed, or the daemon was ready before, a restart may succeed.
@@ -459,6 +499,7 @@ class Supervisor:
                 child.process.kill()
                 child.process.wait()
         try:
+            self.node.end()
             for worker in workers:
                 if worker.redis_name:
                     self._orphans.requeue(worker.redis_name, worker.config.queue)

@@ -1,4 +1,4 @@
-"""The dashboard in a real browser, with a real daemon: what people see and can do there."""
+"""The dashboard in a real browser, with a real daemon: views, actions and accessibility."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def finished(daemon: Daemon) -> str:
 
 
 def assert_clean(browser: Browser) -> None:
-    """No violation of accessibility, no error in the console, nothing wider than the window."""
+    """Assert that axe-core finds nothing, the console has no error, and nothing overflows."""
     assert browser.axe() == []
     assert browser.problems() == []
     wide = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
@@ -298,6 +298,24 @@ def test_grpo_is_submitted_from_the_form_and_compared_with_its_model(page, daemo
     browser.wait(f"{notes}.every((note) => note)", timeout_s=60)
     assert all("tokens" in note for note in browser.js(f"return {notes}"))
     assert browser.problems() == []
+
+
+def test_evaluations_are_shown_with_their_intervals_and_comparisons(page, daemon):
+    options = {"model": "tiny", "dataset": "arithmetic", "samples": 8, "max_tokens": 4}
+    first = daemon.client.submit(spec_class("eval").parse(options))
+    assert daemon.wait(first)["status"] == "finished"
+    second = daemon.client.submit(spec_class("eval").parse({**options, "against": first}))
+    assert daemon.wait(second)["status"] == "finished"
+    browser = page.open("compare")
+    browser.wait_for("arithmetic, task reward, 8 questions")
+    rows = browser.js(
+        "return [...document.querySelectorAll('section[aria-labelledby=evaluations] tbody tr')]"
+        ".map((row) => row.innerText)"
+    )
+    assert len(rows) == 2
+    assert all(row.startswith("tiny") and " to " in row for row in rows)
+    assert sum(first in row for row in rows) == 2  # the second one was compared with it
+    assert_clean(browser)
 
 
 def test_a_text_is_completed_with_its_tokens_counted(page):

@@ -5,6 +5,7 @@ import { get } from "../parts/api.js";
 import { Chart } from "../parts/chart.js";
 import { differences } from "../parts/difference.js";
 import { Heading, JobLink, Problem, Scroll } from "../parts/elements.js";
+import { Evaluations } from "../parts/evaluations.js";
 import { number, optionText } from "../parts/format.js";
 import { generate, pace } from "../parts/generate.js";
 import { ModelSelect, useModels } from "../parts/models.js";
@@ -20,6 +21,7 @@ export function Compare({ query }) {
   return html`
     <${Heading}>Compare<//>
     ${page !== "read" && html`<${Answers} chosen=${query.getAll("model")} />`}
+    <${Evaluations} />
     <${Jobs} chosen=${query.getAll("job")} />
   `;
 }
@@ -130,7 +132,7 @@ function Jobs({ chosen }) {
         )}
       </div>
     </fieldset>`}
-    ${found.length > 0 && html`<${Curves} jobs=${found} /><${Evaluations} jobs=${found} /><${Options} jobs=${found} />`}
+    ${found.length > 0 && html`<${Curves} jobs=${found} /><${FirstAndLast} jobs=${found} /><${Options} jobs=${found} />`}
   </section>`;
 }
 
@@ -180,7 +182,7 @@ function joined(jobs, metric) {
   return { x, series };
 }
 
-function Evaluations({ jobs }) {
+function FirstAndLast({ jobs }) {
   const names = metricsIn(jobs).filter((name) => name.startsWith("eval_"));
   if (names.length === 0) return null;
   const first = (values) => values?.mean.find((value) => value !== null);

@@ -8,6 +8,7 @@ import { useCurves } from "../parts/curves.js";
 import { useEvents } from "../parts/events.js";
 import { Copy, Eta, Heading, Labels, Problem, Progress, Scroll, Status } from "../parts/elements.js";
 import { clock, duration, NOTHING, now, number, optionText, size } from "../parts/format.js";
+import { useLoaded } from "../parts/loaded.js";
 import { isPending, useOverview } from "../parts/overview.js";
 import { ActionButtons } from "./overview.js";
 import { Completions } from "./completions.js";
@@ -277,20 +278,4 @@ function Log({ job }) {
   if (error) return html`<${Problem} error=${error} />`;
   if (text === null) return html`<p>Loading …</p>`;
   return text ? html`<pre class="card" tabindex="0">${text}</pre>` : html`<p class="empty">The log is empty.</p>`;
-}
-
-// What a request returns, and its error; requested again when `causes` change.
-function useLoaded(request, causes) {
-  const [state, setState] = useState([null, null]);
-  useEffect(() => {
-    let isGone = false;
-    request().then(
-      (found) => !isGone && setState([found, null]),
-      (error) => !isGone && setState([null, error]),
-    );
-    return () => {
-      isGone = true;
-    };
-  }, causes);
-  return state;
 }

@@ -1,0 +1,19 @@
+// Data that a view needs once.
+
+import { useEffect, useState } from "./libraries.js";
+
+// What a request returns, and its error; requested again when `causes` change.
+export function useLoaded(request, causes) {
+  const [state, setState] = useState([null, null]);
+  useEffect(() => {
+    let isGone = false;
+    request().then(
+      (found) => !isGone && setState([found, null]),
+      (error) => !isGone && setState([null, error]),
+    );
+    return () => {
+      isGone = true;
+    };
+  }, causes);
+  return state;
+}
