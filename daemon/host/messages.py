@@ -15,11 +15,13 @@
 | supervisor | `warmd start` | stdout | BootProgress, Booted, Failure |
 
 A message is one line: a JSON object with its fields, and its class in `op`. All processes of a
-daemon run the same version, so nothing here has to stay compatible.
+daemon have the same messages, so nothing here has to stay compatible: after an upgrade that changes
+them, `warmd reload` is refused (installed.py).
 """
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -29,6 +31,8 @@ from ...configs.config import DaemonConfig, ModelConfig, WorkerConfig
 from ...configs.gpus import AUTO
 from ...jobs.context import Activity
 from ...jobs.errors import WarmdError
+
+RETIRE = signal.SIGTERM  # to a zygote that another replaces (warmd reload): end with the last horse
 
 _CLASSES: dict[str, type[Message]] = {}  # by `op`
 
@@ -160,6 +164,33 @@ class LoadModel(Message, op="load"):
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
         return cls(ModelConfig(**fields.pop("model")), **fields)
+
+
+@dataclass(frozen=True)
+class Reload(Message, op="reload"):
+    """Replace zygote and workers by new processes."""
+
+
+@dataclass(frozen=True)
+class GetReload(Message, op="get_reload"):
+    """Return how far the latest reload is."""
+
+
+@dataclass(frozen=True)
+class ReloadStatus(Message, op="reload_status"):
+    """How far the latest reload is."""
+
+    stage: str  # none, requested, starting (the zygote), workers or failed
+    detail: str  # what the new zygote does while it starts
+    problem: str | None
+    pending: list[str]  # workers whose new process is about to start
+    waiting: list[RunningJob]  # jobs that old processes have still to end
+    upgrades: list[str]  # what is newer on disk than in zygote and workers
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        waiting = [RunningJob(**running) for running in fields.pop("waiting")]
+        return cls(**fields, waiting=waiting)
 
 
 @dataclass(frozen=True)
@@ -404,6 +435,7 @@ class ZygoteSettings(Message, op="zygote_settings"):
     budget_bytes: int
     models: list[WantedModel] = field(default_factory=list)
     standbys: list[HorsePlan] = field(default_factory=list)  # one per standby horse
+    is_next: bool = False  # listens on next_zygote_socket: another zygote serves
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
@@ -412,7 +444,7 @@ class ZygoteSettings(Message, op="zygote_settings"):
             for wanted in fields["models"]
         ]
         standbys = [HorsePlan(**plan) for plan in fields["standbys"]]
-        return cls(fields["budget_bytes"], models, standbys)
+        return cls(fields["budget_bytes"], models, standbys, fields["is_next"])
 
 
 @dataclass(frozen=True)
