@@ -327,8 +327,10 @@ def result(app: App, job: str | None) -> None:
 
 def _result_fields(values: Mapping[str, Any]) -> dict[str, str]:
     """The values of a result, with the metrics of a training's last step as one field."""
-    fields = dict(_flat({n: v for n, v in values.items() if n not in ("metrics", "weights")}))
-    if metrics := values.get("metrics"):
+    is_training = "steps" in values
+    hidden = ("metrics", "weights") if is_training else ("weights",)
+    fields = dict(_flat({n: v for n, v in values.items() if n not in hidden}))
+    if is_training and (metrics := values.get("metrics")):
         shown = [render.phrase(f"{name} {value}") for name, value in _flat(metrics)]
         fields["last step"] = ", ".join(shown)
     return fields

@@ -329,6 +329,7 @@ def _run(
         pause=control.pause,
         working=activity.working,
         stop_at=document.get("stop_at"),
+        code_folders=tuple(document.get("python_path", ())),
         queued_s=waited,
     )
     run = run_function(document["kind"])
