@@ -355,7 +355,10 @@ class Attempt:
                 self._publisher.trim()  # streams of answers are removed as a whole by retention
 
         self.settle = settle
-        self.ended = {self._store.finish: "finished", self._store.fail: "failed"}.get(change)
+        if change == self._store.finish:
+            self.ended = "finished"
+        elif change == self._store.fail:
+            self.ended = "failed"
 
     def _log_event(self, type: str, **fields: Any) -> None:
         if self._rundir is None or self._publisher is None:

@@ -35,7 +35,7 @@ def place(shared_place: Workplace) -> Iterator[Workplace]:
     before = {name: shared_place.connection.config_get(name)[name] for name in names}
     yield shared_place
     for name, text in before.items():
-        shared_place.connection.config_set(name, text)
+        shared_place.connection.config_set(name, text or "")
 
 
 def test_the_embedded_redis_is_healthy(place: Workplace):

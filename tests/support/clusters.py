@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 import psutil
+import redis
 from waiting import wait_until
 
 from warmd.configs.config import DaemonConfig, ModelConfig
@@ -58,7 +59,7 @@ class Cluster:
         )
 
         def answers() -> bool:
-            with suppress(keys.redis.RedisError), keys.connect_once(self.url) as connection:
+            with suppress(redis.RedisError), keys.connect_once(self.url) as connection:
                 return bool(connection.ping())
             return False
 
