@@ -11,11 +11,11 @@ import click
 
 from ...jobs import spec_class
 from ..shared.app import App, common_options, note
+from ..shared.grouped import GroupedCommand
 from ..view import render
 from .submit import (
     ARGUMENT,
     LIKE,
-    GroupedCommand,
     KindGroup,
     argument_of,
     described,

@@ -148,7 +148,8 @@ class Estimating(ClientConnection):
                     found, peak_bytes=_between(low + _LIBRARIES_BYTES, high + _LIBRARIES_BYTES)
                 )
             share = _share(found, work, size, limits)
-            hardware = tuple(_on(h, work, size, found.steps, share) for h in HARDWARE)
+            steps = found.steps
+            hardware = tuple(_on(h, work, size, steps, share) for h in HARDWARE)
             found = replace(found, state_bytes=low, hardware=hardware)
         if isinstance(located, TrainingSpec):
             found = replace(found, disk_bytes=_disk(located, runs, size))

@@ -103,8 +103,8 @@ def _view(
     problem = None if rundir.is_dir() else FILES_GONE
     try:
         document = RunDir(rundir).read_spec()
-    except Conflict as error:
-        problem = problem or str(error)
+    except Conflict as damage:
+        problem = problem or str(damage)
     status = job.get_status(refresh=False).value
     totals = [event["steps_total"] for event in recent if "steps_total" in event]
     steps_total = totals[0] if status == "started" and totals else _steps_total(document)
