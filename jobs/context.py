@@ -192,6 +192,8 @@ class Context:
     )  # wait at the end of the current step, keeping everything in memory
     working: Callable[[Activity | None], None] = _ignore  # None: no activity is expected
     stop_at: int | None = None  # the step to stop at without a request
+    code_folders: tuple[str, ...] = ()  # that modules of the user are imported from
+    eval_at_stop: bool = False  # whether to evaluate there, if the job has held-out data
     queued_s: float | None = None  # how long the job waited in the queue
 
     @property

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "warmd.kinds"  # of entry points
+_RESERVED = ("sweep", "curriculum")  # begin the ids of groups
 _NAME = re.compile(r"[a-z][a-z0-9]{0,15}")  # it begins the ids of its jobs
 
 
@@ -72,7 +73,7 @@ class Kinds(Mapping[str, Kind]):
         faults = []
         for entry in entry_points(group=GROUP):
             try:
-                if entry.name in self.own or entry.name in found:
+                if entry.name in (*self.own, *found, *_RESERVED):
                     raise TypeError("there is another kind of this name")
                 found[entry.name] = _load(entry)
             except (Exception, SystemExit) as error:  # its module is code: it raises anything

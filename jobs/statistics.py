@@ -1,4 +1,4 @@
-"""Statistics of evaluations: intervals of shares, paired comparisons, pass@k and maj@k.
+"""Statistics of evaluations: intervals of shares and means, paired comparisons, pass@k and maj@k.
 
 Imports no torch, and numpy only where values are resampled. All intervals are 95 %.
 """
@@ -35,6 +35,33 @@ def wilson(share: float, n: int) -> tuple[float, float]:
     return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % interval of a mean by Student's t, for values such as those of some seeds.
+
+    None for fewer than two values. Unlike `bootstrap` it is wide enough for three values.
+    """
+    n = len(values)
+    if n < 2:
+        return None
+    mean = math.fsum(values) / n
+    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    half = _t_quantile(n - 1) * spread / math.sqrt(n)
+    return mean - half, mean + half
+
+
+# Two-sided 95 % of Student's t distribution, for 1, 2, … degrees of freedom.
+_T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
+
+
+def _t_quantile(degrees: int) -> float:
+    """Return the quantile; beyond the table by its expansion (Abramowitz & Stegun, 26.7.5)."""
+    if degrees <= len(_T):
+        return _T[degrees - 1]
+    z, cubed = _Z, _Z * _Z * _Z
+    second = 5 * cubed * z * z + 16 * cubed + 3 * z
+    return z + (cubed + z) / (4 * degrees) + second / (96 * degrees * degrees)
+
+
 def mcnemar(gained: int, lost: int) -> float:
     """Return the p-value of the exact two-sided McNemar test.
 
@@ -42,7 +69,7 @@ def mcnemar(gained: int, lost: int) -> float:
     """
     n, fewer = gained + lost, min(gained, lost)
     tail = sum(math.comb(n, k) for k in range(fewer + 1))
-    return min(1.0, 2 * tail / 2**n)
+    return min(1.0, 2 * tail / (1 << n))
 
 
 def bootstrap(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
@@ -136,8 +163,8 @@ def questions_needed(differences: Sequence[float]) -> int | None:
     variance = math.fsum((d - mean) ** 2 for d in differences) / max(n - 1, 1)
     needed = max((_Z + _Z_POWER) ** 2 * variance / mean**2, _LEAST_DIFFERENT)
     more = max(math.ceil(needed) - n, 1)
-    digits = max(len(str(more)) - 2, 0)
-    return math.ceil(more / 10**digits) * 10**digits
+    unit: int = 10 ** max(len(str(more)) - 2, 0)
+    return math.ceil(more / unit) * unit
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:

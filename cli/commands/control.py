@@ -108,16 +108,16 @@ def _show_progress(app: App, progress: Mapping[str, Any], line: ClockLine) -> No
         render.json_line(progress)
     elif progress.get("done", True):
         line.say("")
-        click.echo(_report(progress))
+        click.echo(stage_line(progress))
         line.say(_NEXT.get(progress["stage"], ""))
     else:
-        line.say(f"{_report(progress)} …")
+        line.say(f"{stage_line(progress)} …")
 
 
 _NEXT = {"server": "imports …", "imports": "workers …", "model": "workers …"}
 
 
-def _report(progress: Mapping[str, Any]) -> str:
+def stage_line(progress: Mapping[str, Any]) -> str:
     """One line of the startup report."""
     stage = {"server": "redis"}.get(progress["stage"], progress["stage"])
     stage = " ".join(filter(None, (stage, progress.get("name"))))
@@ -183,6 +183,7 @@ def status(app: App) -> None:
     print_models(found["models"])
     click.echo()
     _print_queues(found["queues"])
+    _note_upgrades(found["daemon"])
 
 
 def _summary(fields: Mapping[str, Any]) -> str:
@@ -203,6 +204,17 @@ def _summary(fields: Mapping[str, Any]) -> str:
         else:
             parts.append(f"{words} {render.one_line(value)}")
     return ", ".join(map(render.phrase, parts))
+
+
+def _note_upgrades(daemon: Mapping[str, Any]) -> None:
+    """Print what the processes run in an older version than is installed."""
+    if upgrades := daemon["upgrades"]:
+        note(f"\nupgraded since the daemon started: {', '.join(upgrades)}: `warmd reload`")
+    elif upgrades := daemon["own_upgrades"]:
+        note(
+            f"\n{', '.join(upgrades)}: supervisor and gateway still run the old version: "
+            "`warmd stop`, then `warmd start`"
+        )
 
 
 def _print_workers(workers: list[dict[str, Any]]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ...configs.labels import line_of
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, JobFailed, NotFound
 from ..shared.app import App, common_options, note
@@ -58,8 +59,14 @@ _PENDING = ("started", "queued", "scheduled", "deferred")
 @common_options
 @click.pass_obj
 def queue(app: App) -> None:
-    """Show running and waiting jobs, in queue order."""
-    jobs = app.reader().jobs(statuses=_PENDING)
+    """Show running and waiting jobs, in queue order.
+
+    A sweep is one line, with the steps of all its jobs.
+    """
+    client = app.reader()
+    members = client.sweep_members()
+    jobs = client.jobs(statuses=_PENDING, hidden=members)
+    jobs += [sweep for sweep in client.sweeps() if sweep["status"] in _PENDING] if members else []
     jobs.sort(key=_queue_order)
     if app.as_json:
         for job in jobs:
@@ -104,6 +111,8 @@ def _waits_for(job: dict[str, Any]) -> str:
         return "unpause"
     if job["status"] == "deferred":
         return ", ".join(job["after"])
+    if job["status"] == "queued" and job["position"] is None:
+        return line_of(job["needs"])  # set aside: no worker that could take it had these labels
     return render.clock(job["scheduled_at"]) if job["status"] == "scheduled" else ""
 
 
@@ -139,7 +148,7 @@ def _waits_for(job: dict[str, Any]) -> str:
 )
 @click.option(
     "--limit",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=10_000_000),
     default=_LIMIT,
     show_default=True,
     metavar="N",
@@ -156,7 +165,10 @@ def jobs(
     tags: tuple[str, ...],
     limit: int,
 ) -> None:
-    """List training jobs and evaluations, newest first."""
+    """List training jobs and evaluations, newest first.
+
+    A sweep is one line; `--tag SWEEP` lists its jobs.
+    """
     from ...daemon.runs.labels import Labels
 
     named = {name for word in statuses for name in _WORDS.get(word, (word,))}
@@ -164,9 +176,19 @@ def jobs(
     # Whether a job is paused is known only of its view; few jobs run or wait.
     first = None if wanted & _PAUSABLE else limit + 1
     of_kinds = kinds or (None if all_ else _kept_kinds())
-    found = app.reader().jobs(
-        statuses=wanted or None, limit=first, kinds=of_kinds, labels=Labels(name=name, tags=tags)
+    client = app.reader()
+    # With a filter by name or tag, the jobs of a sweep are listed one by one.
+    is_grouped = name is None and not tags
+    found = client.jobs(
+        statuses=wanted or None,
+        limit=first,
+        kinds=of_kinds,
+        labels=Labels(name=name, tags=tags),
+        hidden=client.sweep_members() if is_grouped else (),
     )
+    if is_grouped:
+        sweeps = [one for one in client.sweeps(limit + 1) if not kinds or one["kind"] in kinds]
+        found = sorted([*found, *sweeps], key=lambda job: job["created_at"], reverse=True)
     if named:
         found = [job for job in found if _status(job) in named]
     has_more = len(found) > limit
@@ -220,8 +242,17 @@ def _took_s(job: dict[str, Any]) -> float | None:
 @click.pass_obj
 def show(app: App, job: str | None, has_source: bool) -> None:
     """Show everything about JOB."""
+    from ...daemon.client import control
+
     client = app.reader()
-    job_id = client.find(job)
+    job_id = client.find_any(job)
+    if job_id.startswith(("sweep-", "curriculum-")):
+        from .curriculum import show_curriculum
+        from .sweep import show_sweep
+
+        show_group = show_sweep if job_id.startswith("sweep-") else show_curriculum
+        show_group(app, client, job_id)
+        return
     if has_source:
         from .source import show_source
 
@@ -234,7 +265,7 @@ def show(app: App, job: str | None, has_source: bool) -> None:
     hidden = ("step", "paused", "rows_done", "rows_total")
     shown = {}
     for name, value in found.items():
-        if value is None or value == [] or name in hidden:
+        if value in (None, [], {}) or name in hidden:
             continue
         if name in _TIMES:
             shown[name.removesuffix("_at")] = render.moment(value)
@@ -251,16 +282,19 @@ def show(app: App, job: str | None, has_source: bool) -> None:
         elif name == "notes":
             shown |= {f"note {i}": _remark(note) for i, note in enumerate(value, 1)}
         else:
-            text = ", ".join(value) if isinstance(value, list) else value
+            text = line_of(value) if name == "needs" else value
+            text = ", ".join(value) if isinstance(value, list) else text
             shown[name] = render.one_line(text)
     if found["rows_total"]:
         shown["records"] = f"{found['rows_done']}/{found['rows_total']}"
     if (took_s := _took_s(found)) is not None:
         shown["took"] = render.duration(took_s)
-    with suppress(NotFound):  # its files were removed by hand
+    with suppress(NotFound, Conflict):  # its files were removed by hand, or are damaged
         if changed := changed_options(client.rundir(job_id).read_spec()):
             shown["options"] = ", ".join(render.phrase(f"{n} {v}") for n, v in changed.items())
     render.print_fields(shown)
+    if upgrades := control.upgrades(client.home):
+        note(f"upgraded since the daemon started: {', '.join(upgrades)}: `warmd reload`")
 
 
 def _remark(note: Mapping[str, Any]) -> str:
@@ -323,8 +357,10 @@ def result(app: App, job: str | None) -> None:
 
 def _result_fields(values: Mapping[str, Any]) -> dict[str, str]:
     """The values of a result, with the metrics of a training's last step as one field."""
-    fields = dict(_flat({n: v for n, v in values.items() if n not in ("metrics", "weights")}))
-    if metrics := values.get("metrics"):
+    is_training = "steps" in values
+    hidden = ("metrics", "weights") if is_training else ("weights",)
+    fields = dict(_flat({n: v for n, v in values.items() if n not in hidden}))
+    if is_training and (metrics := values.get("metrics")):
         shown = [render.phrase(f"{name} {value}") for name, value in _flat(metrics)]
         fields["last step"] = ", ".join(shown)
     return fields

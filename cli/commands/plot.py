@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,9 @@ from ..shared.app import App, common_options, note
 from ..shared.job_argument import complete_job
 from ..view import render
 from ..view.chart import chart, key
+
+if TYPE_CHECKING:
+    from ...daemon.client.client import Client
 
 _WIDTH = 80  # where there is no terminal
 _LEAST_WIDTH = 20
@@ -43,7 +46,7 @@ _HEIGHT = 13  # rows of a chart, its x axis left out
 )
 @click.option(
     "--smooth",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=10_000_000),
     metavar="N",
     help="Moving average over about N points, drawn over the pale raw curve; 1: raw only.  "
     f"[default: a twentieth of the points, 1 below {FEWEST_SMOOTHED} and for evaluations]",
@@ -62,7 +65,7 @@ def plot(
 
     client = app.client()
     found = {}
-    for job in dict.fromkeys(client.find(job) for job in jobs or (None,)):
+    for job in dict.fromkeys(_jobs_of(client, jobs)):
         found[job] = curves_of(job, events.read(client.rundir(job).events))
     available = dict.fromkeys(name for curves in found.values() for name in curves)
     wanted = [
@@ -78,6 +81,18 @@ def plot(
     elif png is None:
         for curves in wanted:
             click.echo("\n".join(_drawn(app, curves, smooth)))
+
+
+def _jobs_of(client: Client, jobs: Sequence[str]) -> Iterator[str]:
+    """The ids of jobs; for a curriculum those of its trainings, for a sweep all."""
+    for job in jobs or (None,):
+        found = client.find_any(job)
+        if found.startswith("curriculum-"):
+            yield from (attempt["job"] for attempt in client.curriculum(found)["attempts"])
+        elif found.startswith("sweep-"):
+            yield from client.sweep_members(found)
+        else:
+            yield found
 
 
 def _drawn(app: App, curves: Sequence[Curve], smooth: int | None) -> list[str]:

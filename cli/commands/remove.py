@@ -26,17 +26,13 @@ _ENDED = ("finished", "failed", "stopped", "canceled")
 def rm(app: App, jobs: tuple[str, ...]) -> None:
     """Remove ended JOBs: run directories and records.
 
-    All of them or none: a job that runs or waits, or that another job still needs, is refused.
+    A sweep is removed with all its jobs. All of them or none: a job that runs or waits, or that
+    another job still needs, is refused.
     """
-    from ...daemon.client.removing import refuse_removal
-
     client = app.client()
     freed = client.finish_removals()  # of a call that was killed
-    ids = [client.find(job) for job in jobs if not any(half.startswith(job) for half in freed)]
-    needed = client.needed()
-    for job_id in ids:
-        needed_by = [one for one in needed.get(job_id, ()) if one not in ids]
-        refuse_removal(client.job(job_id), needed_by)
+    ids = [client.find_any(job) for job in jobs if not any(half.startswith(job) for half in freed)]
+    client.check_removal(ids)
     for half, num_bytes in freed.items():
         _show(app, half, num_bytes, is_removed=True)
     for job_id in dict.fromkeys(ids):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ...jobs import spec_class
+from ...jobs import KINDS, spec_class
 from ..shared.app import App, common_options, note
 from ..shared.job_argument import job_argument
 from ..shared.target import is_paused, runs, runs_unpaused, target, waits, waits_unpaused
@@ -108,8 +108,10 @@ def resume(
     number of steps.
     """
     client = app.client()
-    job_id = client.find(job)
-    changes = from_settings(settings, spec_class(job_id.split("-")[0]).options())
+    job_id = client.find_any(job)
+    kind = job_id.split("-")[0]
+    options = spec_class(kind).options() if kind in KINDS else {}
+    changes = from_settings(settings, options)
     changes |= {name: value for name, value in given.items() if value is not None}
     outcome = client.resume(job_id, changes=changes, strict=strict)
     for file in client.changed_sources(job_id):

@@ -8,48 +8,31 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...configs.labels import line_of, read_labels
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import SpecError
 from ...jobs.spec import GROUPS, OptionInfo
+from ...jobs.training.options import TrainingSpec
 from ..shared.app import App, common_options, note
+from ..shared.grouped import GroupedCommand, GroupedOption
 from ..shared.job_argument import complete_job
 from ..view import render
 from ..view.times import parse_duration, parse_time
+from .curriculum import submit_curriculum
+from .sweep import submit_sweep, sweep_options
 
 if TYPE_CHECKING:
     from ...daemon.client.client import Client
     from ...daemon.client.submitting import Template
+    from ...daemon.runs.weights import Weights
     from ...jobs.spec import OptionInfo, Spec
-
-
-class GroupedOption(click.Option):
-    """An option that `--help` lists under the heading of its group."""
-
-    def __init__(self, *args: Any, heading: str = "Queueing", **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.heading = heading
-
-
-class GroupedCommand(click.Command):
-    """A command whose `--help` lists its options by group, in the order of its parameters."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                heading = getattr(parameter, "heading", "Other options")
-                sections.setdefault(heading, []).append(record)
-        for heading, records in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
 
 
 class KindGroup(click.Group):
@@ -59,26 +42,34 @@ class KindGroup(click.Group):
         return list(KINDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name == _LIKE:
-            return _like_command()
-        return _kind_command(name) if name in KINDS else None
+        if name == LIKE:
+            return self.like_command()
+        return self.kind_command(name) if name in KINDS else None
+
+    def kind_command(self, kind: str) -> click.Command:
+        """Make the subcommand of a kind."""
+        return _kind_command(kind)
+
+    def like_command(self) -> click.Command:
+        """Make the subcommand for `--like JOB` without a KIND."""
+        return _like_command()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # Without a KIND, --like gives it.
         is_like = any(arg.partition("=")[0] == "--like" for arg in args)
         if is_like and not {*args[:1]} & KINDS.keys():
-            args = [_LIKE, *args]
+            args = [LIKE, *args]
         return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in (*KINDS, _LIKE) and not args[0].startswith("-"):
+        if args[0] not in (*KINDS, LIKE) and not args[0].startswith("-"):
             spec_class(args[0])  # raises NotFound with the kinds there are
         return super().resolve_command(ctx, args)
 
 
-_LIKE = "like"  # the command for `submit --like JOB`, which no list shows
+LIKE = "like"  # the command for `submit --like JOB`, which no list shows
 
 
 @click.command(cls=KindGroup, subcommand_metavar="KIND [OPTIONS]...")
@@ -105,6 +96,12 @@ class _Request:
     name: str | None = None
     tags: tuple[str, ...] = ()
     init_from: str | None = None
+    needs: str | None = None
+    sweep: tuple[str, ...] = ()
+    seeds: str | None = None
+    array: str | None = None
+    halving: str | None = None
+    metric: str | None = None
 
 
 def file_options() -> list[click.Option]:
@@ -125,8 +122,9 @@ def file_options() -> list[click.Option]:
     ]
 
 
-def _request_options() -> list[click.Option]:
-    return [
+def origin_options(kind: str) -> list[click.Option]:
+    """The options that take options from elsewhere; for a training also the initial weights."""
+    options = [
         *file_options(),
         GroupedOption(
             ["--like"],
@@ -134,6 +132,12 @@ def _request_options() -> list[click.Option]:
             shell_complete=complete_job,
             help="Job whose options are the defaults of this one; all others take precedence.",
         ),
+    ]
+    return [INIT_FROM, *options] if spec_class(kind).takes_weights else options
+
+
+def _request_options() -> list[click.Option]:
+    return [
         GroupedOption(
             ["--name"],
             metavar="NAME",
@@ -163,6 +167,12 @@ def _request_options() -> list[click.Option]:
             help="Delay before the job is queued: 90s, 15m, 1h30m or 2d.",
         ),
         GroupedOption(
+            ["--needs"],
+            metavar="LABELS",
+            help="Labels that the machine must have: gpu=h200,memory=40G (amounts: at least).  "
+            "[default: none]",
+        ),
+        GroupedOption(
             ["--retries"],
             metavar="N",
             type=click.IntRange(min=0, max=1000),
@@ -188,7 +198,7 @@ def _request_options() -> list[click.Option]:
     ]
 
 
-_INIT_FROM = GroupedOption(
+INIT_FROM = GroupedOption(
     ["--init-from"],
     heading=GROUPS["model"],
     metavar="JOB[@STEP]",
@@ -200,10 +210,9 @@ _INIT_FROM = GroupedOption(
 
 def _kind_command(kind: str) -> click.Command:
     options = spec_class(kind).options()
-    requests = _request_options()
-    if spec_class(kind).takes_weights:
-        requests.insert(0, _INIT_FROM)
-
+    requests = [*origin_options(kind), *_request_options()]
+    if issubclass(spec_class(kind), TrainingSpec):
+        requests = [*sweep_options(), *requests]
     argument = spec_class(kind).argument
     arguments = [] if argument is None else [argument_of(options[argument])]
 
@@ -230,9 +239,9 @@ def _like_command() -> click.Command:
         return _submit(app, app.client().find(request.like).split("-")[0], {}, request)
 
     return click.command(
-        _LIKE,
+        LIKE,
         cls=GroupedCommand,
-        params=[_INIT_FROM, *_request_options()],
+        params=[*sweep_options(), *origin_options("grpo"), *_request_options()],
         help="Queue a job with the options of another; KIND is that of the other.",
     )(common_options(callback))
 
@@ -296,35 +305,52 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
     from ...daemon.runs.labels import Labels
 
     labels = Labels.parse(request.name, request.tags)
+    needs = read_labels("needs", request.needs)
+    at, delay_s = _start(request)
     client = app.client()
-    base = None if request.like is None else client.template(request.like, kind)
-    values = gathered(app, kind, given, request.config_file, request.settings, base=base)
-    init = None
-    if request.init_from is not None:
-        if given.get("model") is not None:
-            raise SpecError("init_from", "must not be given together with --model")
-        init = client.weights(request.init_from, kind)
-    elif base is not None and base.init_from is not None and "model" not in values:
-        init = client.weights(base.init_from)
-    if init is not None:
-        values["model"] = init.name
+    values, init = described(
+        app,
+        client,
+        kind,
+        given,
+        config_file=request.config_file,
+        settings=request.settings,
+        like=request.like,
+        init_from=request.init_from,
+    )
+    varied = _varied(values, request, spec_class(kind))
+    how: dict[str, Any] = {
+        "front": request.front,
+        "after": None if request.after is None else client.find(request.after),
+        "at": at,
+        "delay_s": delay_s,
+        "needs": needs or None,
+        "retries": request.retries,
+        "timeout_s": (
+            None if request.timeout is None else parse_duration("timeout", request.timeout)
+        ),
+        "init": init,
+        "labels": labels,
+    }
+    staged: dict[str, Any] = {n: values.pop(n) for n in ("stages", "gate") if n in values}
+    if staged:
+        return submit_curriculum(
+            app, kind, values, {**varied, **staged}, how, dry_run=request.dry_run, wait=request.wait
+        )
+    if varied:
+        return submit_sweep(
+            app, kind, values, varied, how, dry_run=request.dry_run, wait=request.wait
+        )
     spec = spec_class(kind).parse(values)
     if request.dry_run:
         return _dry_run(app, client, spec, client.check(spec, init=init))
-    job_id = client.submit(
-        spec,
-        front=request.front,
-        after=request.after,
-        at=_start(request),
-        retries=request.retries,
-        timeout_s=None if request.timeout is None else parse_duration("timeout", request.timeout),
-        init=init,
-        labels=labels,
-    )
+    job_id = client.submit(spec, **how)
     if app.as_json:
         render.json_line(client.job(job_id))
     else:
         click.echo(job_id)
+    if needs:
+        _note_unmet(app, client, needs)
     if not request.wait:
         if sys.stderr.isatty():
             note(f"Follow it with: {app.command(f'tail {job_id}')}")
@@ -332,6 +358,54 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
     from .watch import follow
 
     return follow(app, client, job_id, sys.stderr)
+
+
+def described(
+    app: App,
+    client: Client,
+    kind: str,
+    given: Mapping[str, Any],
+    *,
+    config_file: Path | None,
+    settings: Iterable[str],
+    like: str | None,
+    init_from: str | None,
+) -> tuple[dict[str, Any], Weights | None]:
+    """Return the raw options of a job, and the weights that it starts from, if any."""
+    base = None if like is None else client.template(like, kind)
+    values = gathered(app, kind, given, config_file, settings, base=base)
+    init = None
+    if init_from is not None:
+        if given.get("model") is not None:
+            raise SpecError("init_from", "must not be given together with --model")
+        init = client.weights(init_from, kind)
+    elif base is not None and base.init_from is not None and "model" not in values:
+        init = client.weights(base.init_from)
+    if init is not None:
+        values["model"] = init.name
+    return values, init
+
+
+def _note_unmet(app: App, client: Client, needs: Mapping[str, str]) -> None:
+    """Say so when no machine has the labels that a job needs."""
+    missing = client.unmet_needs(needs)
+    if missing:
+        note(
+            f"No machine has {line_of(missing)} now: the job waits for one. "
+            f"See: {app.command('nodes')}"
+        )
+
+
+def _varied(values: dict[str, Any], request: _Request, spec: type[Spec]) -> dict[str, Any]:
+    """Take what describes a sweep out of the options of a job file; options take precedence."""
+    from ...daemon.sweeps.plan import KEYS
+
+    found = {name: values.pop(name) for name in KEYS if name in values}
+    given = {name: getattr(request, name) for name in KEYS}
+    found |= {name: value for name, value in given.items() if value not in (None, ())}
+    if found and not issubclass(spec, TrainingSpec):
+        raise SpecError(next(iter(found)), f"must be of a kind that trains, got {spec.kind}")
+    return found
 
 
 def gathered(
@@ -358,16 +432,19 @@ def gathered(
 
 def _dry_run(app: App, client: Client, spec: Spec, checked: dict[str, Any]) -> int:
     """Print what the job would take, and the options that are not the defaults."""
+    found = client.estimate(spec, checked)
     if app.as_json:
-        render.json_line({"kind": spec.kind, **checked})
+        render.json_line({"kind": spec.kind, **checked, "estimate": asdict(found)})
         return 0
     import yaml
+
+    from ..view import plan
 
     back = "--config"
     if "init_from" in checked:
         back += f" with --init-from {checked['init_from']}"
     click.echo(f"# {spec.kind}: this would be queued; {back} reads it back")
-    for name, text in _plan(client, spec, checked).items():
+    for name, text in plan.lines(spec.kind, checked["spec"], found):
         click.echo(f"# {name}: {text}")
     home_defaults = app.config().defaults.get(spec.kind, {})
     options = spec.options()
@@ -385,37 +462,14 @@ def _plain(default: Any) -> Any:
     return list(default) if isinstance(default, tuple) else default
 
 
-def _plan(client: Client, spec: Spec, checked: dict[str, Any]) -> dict[str, str]:
-    """What the job would take; its time by the latest job of this home that is alike."""
-    import time
-
-    from ..view.plan import is_alike, plan
-
-    found = plan(spec.kind, checked["spec"], checked.get("model"))
-    located = spec.parse(checked["spec"])  # its records are counted
-    steps = getattr(located, "steps_total", None)
-    if steps is None:
-        return found
-    found["steps"] = str(steps)
-    for job_id, other, pace in client.step_times(spec.kind):
-        if is_alike(checked["spec"], other):
-            seconds = steps * pace
-            found["time"] = (
-                f"about {render.duration(seconds)}, done at {render.clock(time.time() + seconds)} "
-                f"when it starts now ({render.duration(pace)} a step, as in {job_id})"
-            )
-            return found
-    found["time"] = "not known: no job like this has run in this home"
-    return found
-
-
-def _start(request: _Request) -> datetime | None:
-    now = datetime.now().astimezone()
+def _start(request: _Request) -> tuple[datetime | None, float | None]:
+    """Return when to queue the job: at a time, or after some seconds."""
     if request.at is not None and request.in_ is not None:
         raise SpecError("at", "must not be given together with --in")
     if request.in_ is not None:
-        return now + timedelta(seconds=parse_duration("in", request.in_))
-    return None if request.at is None else parse_time("at", request.at, now=now)
+        return None, parse_duration("in", request.in_)
+    now = datetime.now().astimezone()
+    return None if request.at is None else parse_time("at", request.at, now=now), None
 
 
 def _from_file(path: Path | None) -> dict[str, Any]:

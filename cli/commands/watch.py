@@ -35,10 +35,20 @@ def tail(app: App, job: str | None, samples: bool) -> int:
     """Follow JOB until it ends.
 
     Shows its events from the first one on. Ctrl-C leaves the job running. Exits by the job's end:
-    0 finished, 1 failed, 4 stopped.
+    0 finished, 1 failed, 4 stopped. A curriculum is followed from stage to stage, a sweep by its
+    progress.
     """
     client = app.reader()
-    return follow(app, client, client.find(job), sys.stdout, has_samples=samples)
+    job_id = client.find_any(job)
+    if job_id.startswith("curriculum-"):
+        from .curriculum import follow_curriculum
+
+        return follow_curriculum(app, client, job_id, follow)
+    if job_id.startswith("sweep-"):
+        from .sweep import follow as follow_sweep
+
+        return follow_sweep(app, client, job_id)
+    return follow(app, client, job_id, sys.stdout, has_samples=samples)
 
 
 def follow(

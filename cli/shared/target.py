@@ -38,13 +38,13 @@ def is_paused(job: Pending) -> bool:
 
 
 def target(app: App, client: Client, job: str | None, command: str, *choices: Choice) -> str:
-    """Return the named job, else the only job of the first choice that any job fits.
+    """Return the named job or sweep, else the only job of the first choice that any job fits.
 
     Considers jobs of the command line only. Raises NotFound when none fits, and Conflict, after
     listing them, when several do.
     """
     if job is not None and job != "-":
-        return client.find(job)
+        return client.find_any(job)
     pending = client.pending()
     for choice in choices:
         found = [one for one in pending if choice(one)]

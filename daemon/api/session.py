@@ -11,12 +11,16 @@ from typing import Any, Literal, Self, overload
 import orjson
 
 from ...configs.config import load
+from ...configs.labels import read_labels
+from ...configs.values import ConfigError
 from ...jobs import spec_class
 from ...jobs.errors import JobFailed, SpecError
 from ..client.client import Client
 from ..runs.labels import Labels
+from ..runs.weights import Weights
 from .html import table_html
 from .job import Job, status_of
+from .sweep import Sweep
 
 
 def connect(home: str | os.PathLike[str] | None = None, *, redis_url: str | None = None) -> Session:
@@ -56,22 +60,18 @@ class Session:
         at: datetime | None = None,
         retries: int = 0,
         timeout_s: float | None = None,
+        needs: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Job:
         """Check and queue a job; return it. `options` are those of the kind (docs/options.md).
 
         `init_from`: a job, or JOB@STEP, whose weights it starts from. `after`: start only when that
         job has finished. `at`: queue it then. `retries`: how often a failed job is tried again.
-        `timeout_s`: maximum running time. User code is imported from the working directory.
+        `timeout_s`: maximum running time. `needs`: labels of the machine that is to run it, such as
+        {"gpu": "h200", "memory": "40G"}. User code is imported from the working directory.
         Raises SpecError (a wrong option: nothing is queued), NotFound and Unavailable.
         """
-        values = {**self._client.config.defaults.get(kind, {}), **options}
-        init = None
-        if init_from is not None:
-            if "model" in options:
-                raise SpecError("init_from", "must not be given together with model")
-            init = self._client.weights(_id(init_from), kind)
-            values["model"] = init.name
+        values, init = self._values(kind, options, init_from)
         job_id = self._client.submit(
             spec_class(kind).parse(values),
             front=front,
@@ -81,8 +81,72 @@ class Session:
             timeout_s=timeout_s,
             init=init,
             labels=Labels.parse(name, tags),
+            needs=_needs(needs),
         )
         return Job(self._client, job_id)
+
+    def sweep(
+        self,
+        kind: str,
+        /,
+        *,
+        over: Mapping[str, Sequence[Any]] | None = None,
+        seeds: int | None = None,
+        array: int | None = None,
+        halving: int | None = None,
+        metric: str | None = None,
+        name: str | None = None,
+        tags: Sequence[str] = (),
+        init_from: Job | str | None = None,
+        front: bool = False,
+        after: Job | str | None = None,
+        at: datetime | None = None,
+        retries: int = 0,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> Sweep:
+        """Queue a job for each combination of values and each seed; return all as a sweep.
+
+        `over`: options with their values, as `{"learning_rate": [1e-5, 1e-4]}`. `seeds`: jobs per
+        combination. `array`: jobs that differ in the seed and in `{index}` of text options.
+        `halving`: continue only the best 1/N at each comparison. `metric`: of the comparison. The
+        rest is as for `submit`.
+        """
+        varied: dict[str, Any] = {"sweep": over, "seeds": seeds, "array": array}
+        varied |= {"halving": halving, "metric": metric}
+        given = {option: value for option, value in varied.items() if value is not None}
+        if not given:
+            raise SpecError("over", "must be given, or else seeds or array, got none")
+        values, init = self._values(kind, options, init_from)
+        sweep_id = self._client.submit_sweep(
+            kind,
+            values,
+            given,
+            front=front,
+            after=None if after is None else _id(after),
+            at=at,
+            retries=retries,
+            timeout_s=timeout_s,
+            init=init,
+            labels=Labels.parse(name, tags),
+        )
+        return Sweep(self._client, sweep_id)
+
+    def sweeps(self, *, limit: int | None = 20) -> list[Sweep]:
+        """Return sweeps, newest first; `limit`: None for all."""
+        return [Sweep(self._client, line["id"]) for line in self._client.sweeps(limit)]
+
+    def _values(
+        self, kind: str, options: Mapping[str, Any], init_from: Job | str | None
+    ) -> tuple[dict[str, Any], Weights | None]:
+        """Return the raw options of a job with the defaults of the home, and initial weights."""
+        values = {**self._client.config.defaults.get(kind, {}), **options}
+        if init_from is None:
+            return values, None
+        if "model" in options:
+            raise SpecError("init_from", "must not be given together with model")
+        init = self._client.weights(_id(init_from), kind)
+        return {**values, "model": init.name}, init
 
     def job(self, job: str) -> Job:
         """Return a job by its id, a unique prefix of it or its name; `-`: the latest.
@@ -198,3 +262,10 @@ def _id(job: Job | str) -> str:
 
 def _words(value: str | Sequence[str] | None) -> tuple[str, ...] | None:
     return None if value is None else (value,) if isinstance(value, str) else tuple(value)
+
+
+def _needs(given: Mapping[str, str] | None) -> dict[str, str]:
+    try:
+        return read_labels("needs", given)
+    except ConfigError as error:
+        raise SpecError(error.field, error.problem) from None

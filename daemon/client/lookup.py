@@ -116,19 +116,21 @@ class Lookup:
         wanted: Labels = NO_LABELS,
         text: str = "",
         older_than: str | None = None,
+        hidden: Collection[str] = (),
     ) -> list[dict[str, Any]]:
         """Return every job, or those that the filters leave, newest first, at most `limit`.
 
-        `text`: a part of the id. `older_than`: a job id, to continue a list behind it.
+        `text`: a part of the id. `older_than`: a job id, to continue a list behind it. `hidden`:
+        ids that are left out.
         """
         queues, is_exact = _queues_of(kinds)
 
         def fits(job_id: str) -> bool:
             is_kind = kinds is None or job_id.split("-")[0] in kinds
             is_older = older_than is None or by_time(job_id) < by_time(older_than)
-            return is_kind and is_older and text in job_id
+            return is_kind and is_older and text in job_id and job_id not in hidden
 
-        is_exact = is_exact and not text and older_than is None
+        is_exact = is_exact and not text and older_than is None and not hidden
         if wanted != NO_LABELS:
             return self._labeled(wanted, statuses, limit, fits)
         if statuses is None:
@@ -172,6 +174,16 @@ class Lookup:
         views = self._views(ids, self._store.fetch_many(ids))
         of_statuses = [job for job in views if statuses is None or job["status"] in statuses]
         return sorted(of_statuses, key=_age, reverse=True)[:limit]
+
+    def several(self, ids: list[str]) -> list[dict[str, Any]]:
+        """Return all that is known of these jobs, without those that were removed."""
+        records = self._store.fetch_many(ids) if ids else []
+        known = [
+            (job_id, record)
+            for job_id, record in zip(ids, records, strict=True)
+            if record is not None or (self._runs / job_id / "spec.json").is_file()
+        ]
+        return self._views([job_id for job_id, _ in known], [record for _, record in known])
 
     def _views(self, ids: list[str], records: list[Job | None]) -> list[dict[str, Any]]:
         """The jobs with these ids, each by its record in Redis or else by its run directory."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from ...jobs.errors import Conflict
+from ...jobs.errors import Conflict, NotFound
 from ..runs import labels as job_labels
 from ..runs.labels import NO_LABELS, Labels
 from ..runs.rundir import RunDir, by_time, job_ids
@@ -27,6 +27,14 @@ class Offline:
         """Return what is known of a job. Raises NotFound and Conflict."""
         return view_without_redis(RunDir.open(self._runs, job_id), self._connection)
 
+    def several(self, ids: list[str]) -> list[dict[str, Any]]:
+        """Return what is known of these jobs, without those that were removed."""
+        found = []
+        for job_id in ids:
+            with suppress(Conflict, NotFound):
+                found.append(self.job(job_id))
+        return found
+
     def jobs(
         self,
         *,
@@ -36,12 +44,15 @@ class Offline:
         labels: Labels = NO_LABELS,
         text: str = "",
         older_than: str | None = None,
+        hidden: Collection[str] = (),
     ) -> list[dict[str, Any]]:
         """Return every job, or those that the filters leave, newest first, at most `limit`."""
         found: list[dict[str, Any]] = []
         for job_id in sorted(job_ids(self._runs), key=by_time, reverse=True):
             if len(found) == limit:
                 break
+            if job_id in hidden:
+                continue
             if kinds is not None and job_id.split("-")[0] not in kinds:
                 continue
             if text not in job_id or (older_than and by_time(job_id) >= by_time(older_than)):

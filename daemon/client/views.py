@@ -67,7 +67,9 @@ def _folder_view(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
     job.created_at = datetime.fromtimestamp(past.created_at, UTC)
     job.ended_at = datetime.fromtimestamp(past.ended_at, UTC)
     recent = events.newest(rundir.events, _RECENT)
-    notes = listing.Notes(past.executions, is_paused=False, paused_at=None)
+    notes = listing.Notes(
+        past.executions, is_paused=False, paused_at=None, needs=past.needs, retries_left=0
+    )
     return _view(job, rundir.path, recent, notes, None, None)
 
 
@@ -97,10 +99,12 @@ def _view(
     due: float | None,
 ) -> dict[str, Any]:
     """`recent`: the job's latest events, newest first. `due`: when a scheduled job is queued."""
+    document: dict[str, Any] = {}
+    problem = None if rundir.is_dir() else FILES_GONE
     try:
         document = RunDir(rundir).read_spec()
-    except Conflict:
-        document = {}
+    except Conflict as error:
+        problem = problem or str(error)
     status = job.get_status(refresh=False).value
     totals = [event["steps_total"] for event in recent if "steps_total" in event]
     steps_total = totals[0] if status == "started" and totals else _steps_total(document)
@@ -125,6 +129,8 @@ def _view(
         "queue": job.origin,
         "model": document.get("spec", {}).get("model"),
         "init_from": document.get("init_from"),
+        "sweep": document.get("sweep"),
+        "curriculum": document.get("curriculum"),
         "step": _step(recent),
         "steps_total": steps_total,
         "rows_done": estimate.rows_done,
@@ -132,7 +138,7 @@ def _view(
         "execution": notes.executions,
         "run_dir": str(rundir),
         "error": error if status in ("failed", "stopped") else None,
-        "problem": None if rundir.is_dir() else FILES_GONE,
+        "problem": problem,
         "alert": _alert(recent, notes.executions),
         "result": RunDir(rundir).read_result() if status == "finished" and document else None,
         "created_at": _seconds(job.created_at),
@@ -142,10 +148,11 @@ def _view(
         "scheduled_at": due,
         "position": position,
         "after": list(job._dependency_ids),
+        "needs": notes.needs,
         "worker": job.worker_name if status == "started" else None,
         "seconds_per_step": None if pace is None else round(pace, 4),
         "eta_s": estimate.eta_s(time.time()) if is_computing else None,
-        "retries_left": job.retries_left or 0,
+        "retries_left": notes.retries_left,
     }
 
 

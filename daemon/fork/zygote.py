@@ -13,6 +13,7 @@ import ctypes
 import gc
 import logging
 import os
+import select
 import selectors
 import signal
 import socket
@@ -31,6 +32,7 @@ from ..host.channel import Channel, listen
 from ..host.descendants import adopt_orphans, kill_children
 from ..host.home import Home
 from ..host.messages import (
+    RETIRE,
     BootProgress,
     ChildReady,
     Failure,
@@ -104,6 +106,7 @@ class Zygote:
         self._moving: Iterator[None] | None = None  # an unfinished move into huge pages
         self._idle_since = 0.0  # when the last horse ended
         self._forks = 0  # since the last move
+        self._is_retiring = False  # another zygote has its place: it ends with its last horse
 
     def boot(self, models: list[WantedModel]) -> None:
         """Import the libraries and load the models; report progress to the supervisor on stdout.
@@ -140,15 +143,20 @@ class Zygote:
         gc.freeze()
         self._moving = zygote_memory.move()
 
-    def serve(self) -> None:
-        """Handle requests until the process is killed."""
+    def serve(self, *, is_next: bool = False) -> None:
+        """Handle requests until the process is killed, or after RETIRE without horses.
+
+        `is_next`: listen where the supervisor expects the successor of another zygote.
+        """
         adopt_orphans()
-        listener = listen(self.home.zygote_socket)
+        home = self.home
+        listener = listen(home.next_zygote_socket if is_next else home.zygote_socket)
         wake, waker = socket.socketpair()
         wake.setblocking(False)
         waker.setblocking(False)
         signal.set_wakeup_fd(waker.fileno())
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(RETIRE, self._retire)
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(wake, selectors.EVENT_READ)
         self._own_sockets = [listener, wake, waker]
@@ -156,7 +164,7 @@ class Zygote:
         _report(ChildReady())
         self._release_to_writers()  # for signals that came before `set_wakeup_fd`
         self._idle_since = time.monotonic()
-        while True:
+        while not (self._is_retiring and self._is_done(listener)):
             ready = self._selector.select(self._timeout_s())
             if not ready:
                 self._prepare()
@@ -167,12 +175,31 @@ class Zygote:
                     self._release_to_writers()
                     self._reap()
                 elif key.fileobj is listener:
-                    connection, _ = listener.accept()
-                    caller = Channel(connection)
-                    self._callers.add(caller)
-                    self._selector.register(caller, selectors.EVENT_READ)
+                    self._accept(listener)
                 else:
                     self._receive(cast(Channel, key.fileobj))
+
+    def _retire(self, *_: Any) -> None:
+        """Begin to end: a successor has the socket. Nobody connects to this process any more."""
+        self._is_retiring = True
+
+    def _is_done(self, listener: socket.socket) -> bool:
+        """Whether a retiring zygote can end: without horses and requests."""
+        self._moving = None
+        self.standbys.dismiss()
+        self.standbys = Standbys(())  # no more of them
+        for user in self.horses.values():
+            if user.is_resident and not user.is_retired:
+                user.is_retired = True
+                user.channel.send_nowait(RetireHorse())
+        waiting, _, _ = select.select([listener], [], [], 0)
+        return not (waiting or self._callers or self.horses)
+
+    def _accept(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        caller = Channel(connection)
+        self._callers.add(caller)
+        self._selector.register(caller, selectors.EVENT_READ)
 
     def _timeout_s(self) -> float | None:
         """How long to wait for a request before `_prepare`; None: nothing to prepare now."""
@@ -528,7 +555,7 @@ def main() -> None:
     except WarmdError as error:
         _report(Failure.of(error))
         sys.exit(1)
-    zygote.serve()
+    zygote.serve(is_next=settings.is_next)
 
 
 if __name__ == "__main__":

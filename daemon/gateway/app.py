@@ -28,6 +28,7 @@ from .api import (
     login,
     models,
     overview,
+    sweeps,
     warm_models,
 )
 from .core.metrics import Metrics
@@ -48,6 +49,7 @@ _ROUTERS = (
     health.router,
     overview.router,
     jobs.router,
+    sweeps.router,
     job_events.router,
     kinds.router,
     warm_models.router,

@@ -11,15 +11,17 @@
 | zygote | worker | horse connection | HorseExit, RetireHorse, UseHorse, ForgetModel, Failure |
 | download process | its owner | its stdin and stdout | DownloadProgress, Downloaded, Failure |
 | supervisor | its children | stdin | ZygoteSettings, WorkerSettings, … |
-| children | supervisor | stdout | Alive, BootProgress, ModelsLoaded, ChildReady, GatewayStatus |
+| children | supervisor | stdout | Alive, BootProgress, ModelsLoaded, ChildReady, JobsHeld, … |
 | supervisor | `warmd start` | stdout | BootProgress, Booted, Failure |
 
 A message is one line: a JSON object with its fields, and its class in `op`. All processes of a
-daemon run the same version, so nothing here has to stay compatible.
+daemon have the same messages, so nothing here has to stay compatible: after an upgrade that changes
+them, `warmd reload` is refused (installed.py).
 """
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -29,6 +31,8 @@ from ...configs.config import DaemonConfig, ModelConfig, WorkerConfig
 from ...configs.gpus import AUTO
 from ...jobs.context import Activity
 from ...jobs.errors import WarmdError
+
+RETIRE = signal.SIGTERM  # to a zygote that another replaces (warmd reload): end with the last horse
 
 _CLASSES: dict[str, type[Message]] = {}  # by `op`
 
@@ -160,6 +164,33 @@ class LoadModel(Message, op="load"):
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
         return cls(ModelConfig(**fields.pop("model")), **fields)
+
+
+@dataclass(frozen=True)
+class Reload(Message, op="reload"):
+    """Replace zygote and workers by new processes."""
+
+
+@dataclass(frozen=True)
+class GetReload(Message, op="get_reload"):
+    """Return how far the latest reload is."""
+
+
+@dataclass(frozen=True)
+class ReloadStatus(Message, op="reload_status"):
+    """How far the latest reload is."""
+
+    stage: str  # none, requested, starting (the zygote), workers or failed
+    detail: str  # what the new zygote does while it starts
+    problem: str | None
+    pending: list[str]  # workers whose new process is about to start
+    waiting: list[RunningJob]  # jobs that old processes have still to end
+    upgrades: list[str]  # what is newer on disk than in zygote and workers
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        waiting = [RunningJob(**running) for running in fields.pop("waiting")]
+        return cls(**fields, waiting=waiting)
 
 
 @dataclass(frozen=True)
@@ -345,7 +376,7 @@ class JobOutcome(Message, op="outcome"):
     job: str
     outcome: str  # finished, stopped or failed
     result: dict[str, Any] | None = None  # of one that finished
-    reason: str = ""  # of one that stopped, as in StopJob
+    reason: str = ""  # of one that stopped: as in StopJob, or superseded
     error: str = ""  # of one that failed
     is_logged: bool = True  # whether its last event has been written
 
@@ -404,6 +435,7 @@ class ZygoteSettings(Message, op="zygote_settings"):
     budget_bytes: int
     models: list[WantedModel] = field(default_factory=list)
     standbys: list[HorsePlan] = field(default_factory=list)  # one per standby horse
+    is_next: bool = False  # listens on next_zygote_socket: another zygote serves
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
@@ -412,7 +444,7 @@ class ZygoteSettings(Message, op="zygote_settings"):
             for wanted in fields["models"]
         ]
         standbys = [HorsePlan(**plan) for plan in fields["standbys"]]
-        return cls(fields["budget_bytes"], models, standbys)
+        return cls(fields["budget_bytes"], models, standbys, fields["is_next"])
 
 
 @dataclass(frozen=True)
@@ -422,6 +454,8 @@ class WorkerSettings(Message, op="worker_settings"):
     name: str  # in Redis; new at every start
     is_shared: bool  # other daemons use the same Redis
     lease_s: float
+    labels: dict[str, str] = field(default_factory=dict)  # jobs that need others are set aside
+    max_jobs: int | None = None  # after which it takes no more; None: no limit
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
@@ -441,6 +475,11 @@ class GatewaySettings(Message, op="gateway_settings"):
 class NotifierSettings(Message, op="notifier_settings"):
     target: str  # a webhook's URL or a shell command
     events: list[str]  # their types
+
+
+@dataclass(frozen=True)
+class GroupSettings(Message, op="group_settings"):
+    url: str  # of Redis; may hold a password
 
 
 @dataclass(frozen=True)
@@ -473,6 +512,14 @@ class ModelsLoaded(Message, op="models_loaded"):
 @dataclass(frozen=True)
 class ChildReady(Message, op="child_ready"):
     """The zygote or the worker accepts jobs."""
+
+
+@dataclass(frozen=True)
+class JobsHeld(Message, op="jobs_held"):
+    """The jobs that a worker holds now, and how many it has taken since its start."""
+
+    jobs: list[str]  # the first of them, if there are very many
+    taken: int
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ checkpoints/   the checkpoints
 init/          the initial weights, if they come from another job
 model/         the final weights
 result.json    the result, with the revision of the spec that it belongs to
+execution      the number of the latest execution, from the second on
 lock           held by the horse that writes here; contains its process id
 """
 
@@ -31,9 +32,11 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import xxhash
 
 from ...jobs.errors import Conflict, NotFound, SpecError
 from ...jobs.files.atomic import fsync, write_atomic
+from .fence import Fence
 
 SCHEMA = 1
 
@@ -41,6 +44,8 @@ _PARTS = {"id": str, "kind": str, "revision": int, "spec": dict}  # of spec.json
 _ID = re.compile(r"[a-z][a-z0-9]{0,15}-\d{8}-\d{6}-[a-z0-9]{4}")
 _ID_PREFIX = re.compile(r"[a-z0-9-]{1,40}")
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"  # without similar ones, in sorting order
+_SEAL = "digest"  # the field of a document with the digest of the others
+_SEAL_PREFIX = "xxh3:"
 _LONGEST_SIGNATURE = 100  # bytes
 REMOVED = ".removed-"  # prefix of a run directory that is being removed
 _STAGING = ".new-"  # prefix of one that is being created
@@ -105,6 +110,11 @@ class _Slots:
 _slots = _Slots()
 
 
+def fresh_id(kind: str) -> str:
+    """Return an id that this process has not used yet, for a job that is created later."""
+    return new_id(kind, _slots.take())
+
+
 @dataclass(frozen=True)
 class RunDir:
     """One run directory."""
@@ -137,19 +147,12 @@ class RunDir:
             staging = runs / f"{_STAGING}{job_id}"
             try:
                 staging.mkdir(mode=0o700)
-                spec = {
-                    "schema": SCHEMA,
-                    "id": job_id,
-                    "kind": kind,
-                    "revision": 1,
-                    "created": datetime.now().astimezone().isoformat(timespec="seconds"),
-                    **document,
-                }
+                spec = _spec_json(job_id, kind, document)
                 if durable:
-                    write_atomic(staging / "spec.json", _pretty(spec))
+                    write_atomic(staging / "spec.json", _sealed(spec))
                 else:
                     (staging / "spec.json").touch(mode=0o600)
-                    (staging / "spec.json").write_bytes(_pretty(spec))
+                    (staging / "spec.json").write_bytes(_sealed(spec))
                 staging.rename(runs / job_id)
             except FileExistsError:
                 continue  # another process is creating this id
@@ -161,6 +164,23 @@ class RunDir:
             if durable:
                 fsync(runs)
             return cls(runs / job_id)
+
+    @classmethod
+    def ensure(cls, runs: Path, job_id: str, document: dict[str, Any]) -> RunDir:
+        """Create the run directory with this id unless it is there, atomically.
+
+        The caller prevents a second call for the same id at the same time. `document`: as in
+        `create`.
+        """
+        if not (runs / job_id).is_dir():
+            staging = runs / f"{_STAGING}{job_id}"
+            shutil.rmtree(staging, ignore_errors=True)  # of a process that was killed
+            staging.mkdir(mode=0o700)
+            kind = job_id.partition("-")[0]
+            write_atomic(staging / "spec.json", _sealed(_spec_json(job_id, kind, document)))
+            staging.rename(runs / job_id)
+            fsync(runs)
+        return cls(runs / job_id)
 
     @classmethod
     def open(cls, runs: Path, job_id: str) -> RunDir:
@@ -176,7 +196,7 @@ class RunDir:
 
     def annotate(self, **parts: Any) -> None:
         """Change parts of spec.json that do not affect the job's result, which stays valid."""
-        write_atomic(self.path / "spec.json", _pretty({**self.read_spec(), **parts}))
+        write_atomic(self.path / "spec.json", _sealed({**self.read_spec(), **parts}))
 
     def remove(self) -> None:
         """Remove the directory; for a job that was never queued."""
@@ -189,16 +209,18 @@ class RunDir:
             document = orjson.loads(path.read_bytes())
         except (OSError, orjson.JSONDecodeError) as error:
             raise Conflict(f"{path}: cannot be read: {error}") from error
-        if not isinstance(document, dict) or not isinstance(document.get("schema"), int):
+        if not isinstance(document, dict) or type(document.get("schema")) is not int:
             raise Conflict(f"{path}: must be a job's spec with its schema")
         if document["schema"] > SCHEMA:
             raise Conflict(
                 f"{self.path}: written by a later warmd (schema {document['schema']}, this one "
                 f"reads up to {SCHEMA}): upgrade warmd"
             )
-        for name, type in _PARTS.items():
-            if not isinstance(document.get(name), type):
-                raise Conflict(f"{path}: {name} must be {type.__name__}")
+        if not _is_whole(document):
+            raise Conflict(f"{path}: damaged, or changed by hand: then remove its digest")
+        for name, wanted in _PARTS.items():
+            if not isinstance(document.get(name), wanted):
+                raise Conflict(f"{path}: {name} must be {wanted.__name__}")
         return document
 
     def origin(self) -> str:
@@ -229,7 +251,7 @@ class RunDir:
         """Change parts of spec.json as a new revision; a result of the old one is invalid."""
         document = {**self.read_spec(), **parts}
         document["revision"] += 1
-        write_atomic(self.path / "spec.json", _pretty(document))
+        write_atomic(self.path / "spec.json", _sealed(document))
 
     def read_result(self) -> dict[str, Any] | None:
         """Return the result for the current revision of the spec, or None.
@@ -241,14 +263,22 @@ class RunDir:
         except (OSError, orjson.JSONDecodeError):
             return None
         is_result = isinstance(document, dict) and isinstance(document.get("result"), dict)
-        if not is_result or document.get("revision") != self.read_spec()["revision"]:
+        if not is_result or not _is_whole(document):
+            return None
+        if document.get("revision") != self.read_spec()["revision"]:
             return None
         result: dict[str, Any] = document["result"]
         return result
 
-    def write_result(self, result: dict[str, Any], *, revision: int) -> None:
+    def write_result(
+        self, result: dict[str, Any], *, revision: int, fence: Fence | None = None
+    ) -> None:
+        """Write the result of an execution. Raises Superseded if a later one has begun."""
         document = {"schema": SCHEMA, "revision": revision, "result": result}
-        write_atomic(self.path / "result.json", _pretty(document))
+        if fence is not None:
+            document["execution"] = fence.execution
+            fence.check()
+        write_atomic(self.path / "result.json", _sealed(document))
 
     @contextmanager
     def unused(self) -> Iterator[None]:
@@ -304,6 +334,18 @@ class RunDir:
                 return fd
 
 
+def _spec_json(job_id: str, kind: str, document: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a new spec.json."""
+    return {
+        "schema": SCHEMA,
+        "id": job_id,
+        "kind": kind,
+        "revision": 1,
+        "created": datetime.now().astimezone().isoformat(timespec="seconds"),
+        **document,
+    }
+
+
 def remove_stale_staging(runs: Path) -> None:
     """Remove incomplete run directories of processes that died while they created them."""
     for staging in runs.glob(f"{_STAGING}*"):
@@ -333,6 +375,25 @@ def _holder_of(lock: int) -> int | None:
     return int(pid) if pid.isdigit() and signature == _signature(int(pid)) else None
 
 
-def _pretty(document: dict[str, Any]) -> bytes:
-    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
-    return orjson.dumps(document, option=options)
+def _sealed(document: dict[str, Any]) -> bytes:
+    """Return a document as JSON with a digest of all its other fields."""
+    # Read back first: a NaN is written as null, a number of numpy as a plain one.
+    plain = orjson.loads(orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY))
+    sealed = {**plain, _SEAL: _digest(plain)}
+    return orjson.dumps(sealed, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def _is_whole(document: dict[str, Any]) -> bool:
+    """Whether a document has the digest that it was written with, which is taken out of it.
+
+    Earlier versions wrote none.
+    """
+    found = document.pop(_SEAL, None)
+    if found is None:  # or the name of the field is damaged
+        texts = (value for value in document.values() if isinstance(value, str))
+        return not any(text.startswith(_SEAL_PREFIX) for text in texts)
+    return bool(found == _digest(document))
+
+
+def _digest(document: dict[str, Any]) -> str:
+    return f"{_SEAL_PREFIX}{xxhash.xxh3_64_hexdigest(orjson.dumps(document))}"

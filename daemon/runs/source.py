@@ -84,7 +84,7 @@ def record_submission(rundir: RunDir, spec: Mapping[str, Any], folder: Path) -> 
             "diff_bytes": git.diff_bytes,
         }
     place = _place(rundir)
-    place.mkdir(mode=0o700)
+    place.mkdir(mode=0o700, exist_ok=True)
     if git is not None and git.diff:
         write_atomic(place / "git.diff", git.diff)
     _write(place, Source(folder=str(folder), git=about, data=_data(spec)))

@@ -60,6 +60,7 @@ class GrpoSpec(RecordsSpec, RewardsSpec, EvaluatedSpec, SamplingSpec, LossSpec):
     )
     changeable: ClassVar[tuple[str, ...]] = (*EvaluatedSpec.changeable, "log_completions")
     judged_by: ClassVar[tuple[str, ...]] = ("loss", "reward", "kl", "eval_reward")
+    compared_by: ClassVar[tuple[str, str]] = ("eval_reward", "reward")
     # Advantages have a magnitude of about 1, so the loss varies around 0. A diverging policy has a
     # larger loss, a large KL from the reference (nats), or a high entropy.
     watched: ClassVar[Mapping[str, float]] = {"loss": 1.0, "kl": 1.0, "entropy": 1.0}

@@ -51,6 +51,7 @@ class MlmSpec(RecordsSpec, TrainingSpec):
         *("loss", "mlm_loss", "mnm_loss", "eval_mlm_loss", "eval_mnm_loss"),
         *("mlm_acc", "mnm_acc", "mlm_mrr", "mnm_mrr", "mlm_hits10", "mnm_hits10", "link_mrr"),
     )
+    compared_by: ClassVar[tuple[str, str]] = ("eval_mlm_loss", "mlm_loss")
     changeable: ClassVar[tuple[str, ...]] = (*TrainingSpec.changeable, "eval_every")
 
     objective: str = option(
@@ -210,6 +211,11 @@ class MlmSpec(RecordsSpec, TrainingSpec):
     eval_first: bool = option(False, "evaluation before the first step as well", group="evaluation")
 
     save_every: str = override(TrainingSpec, "save_every", default="100")
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there are evaluations."""
+        return self.eval_every > 0
 
     @property
     def steps_total(self) -> int:

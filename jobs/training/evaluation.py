@@ -50,6 +50,11 @@ class EvaluatingTrainer(JobTrainer):
         self.job.emit("eval", step=0, phase="before", **found)
         return found
 
+    def evaluate_at_stop(self) -> None:
+        is_due = self.eval_every is not None and self._eval_step != self.state.global_step
+        if is_due and (found := self._measured()) is not None:
+            self.job.emit("eval", step=self.state.global_step, phase="during", **found)
+
     def _measured(self) -> dict[str, Any] | None:
         """Measure in the precision of the training, also before the Trainer prepares the model."""
         with torch.autocast(self.args.device.type, torch.bfloat16, enabled=self.args.bf16):

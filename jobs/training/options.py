@@ -90,6 +90,9 @@ class TrainingSpec(Spec, ABC):
         *("eval_mlm_loss", "eval_mnm_loss"),
     )
 
+    # What the points of a sweep are compared by: with held-out data, and without.
+    compared_by: ClassVar[tuple[str, str]] = ("eval_loss", "loss")
+
     # The metrics that `on_divergence` watches, each with its scale: see health.Divergence. Below
     # 0.1 nats, variations of a loss are noise.
     watched: ClassVar[Mapping[str, float]] = {"loss": 0.1}
@@ -218,6 +221,11 @@ class TrainingSpec(Spec, ABC):
     @abstractmethod
     def steps_total(self) -> int:
         """The optimizer steps of the whole job."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there is held-out data."""
+        return False
 
     @property
     def save_interval(self) -> SaveInterval:

@@ -58,6 +58,12 @@ class JobTrainer(CheckpointingTrainer):
         """Return the metrics of this step, by the names of event fields."""
         return self.last_metrics
 
+    def evaluate_at_stop(self) -> None:
+        """Measure the model at the step that the job was to stop at, and emit the event.
+
+        The checkpoint is on disk already, so this does not affect later steps.
+        """
+
     def job_state(self) -> dict[str, Any]:
         """Return the state of a checkpoint beyond the Trainer's own: tensors and plain values."""
         return {
@@ -84,14 +90,15 @@ class JobTrainer(CheckpointingTrainer):
         if checkpoint is not None:
             self.check_checkpoint(checkpoint)
             if self.job.stop_at is not None and step_of(checkpoint) >= self.job.stop_at:
+                if self.job.eval_at_stop:
+                    self._restore(checkpoint)
+                    self.evaluate_at_stop()
                 raise Stopped(step_of(checkpoint))  # killed between that save and its end
         if checkpoint is not None and step_of(checkpoint) >= self.args.max_steps:
-            self._load_from_checkpoint(str(checkpoint))
-            self.load_job_state(read_job_state(checkpoint))
-            self.state.global_step = step_of(checkpoint)
+            self._restore(checkpoint)
             return
         try:
-            with tracked(self.job.job_id, self.args.report_to):
+            with tracked(self.job.job_id, self.spec.report_to):
                 self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
                 self.progress.begin("end of the trackers' runs")
             self.progress.end()
@@ -102,7 +109,16 @@ class JobTrainer(CheckpointingTrainer):
                 self.report_save(patience_s=None)
             raise
         if self.was_stopped:
+            is_requested = self.job.stop.is_set()
+            if self.job.eval_at_stop and not is_requested:
+                self.evaluate_at_stop()
             raise Stopped(self.state.global_step)
+
+    def _restore(self, checkpoint: Path) -> None:
+        """Restore the model and the state of a checkpoint that no step follows."""
+        self._load_from_checkpoint(str(checkpoint))
+        self.load_job_state(read_job_state(checkpoint))
+        self.state.global_step = step_of(checkpoint)
 
     # NaN and Inf, checked before they reach the weights.
 

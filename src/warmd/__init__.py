@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .daemon.api.job import Job
     from .daemon.api.session import Session, connect
+    from .daemon.api.sweep import Sweep
     from .jobs.errors import Conflict, JobFailed, NotFound, SpecError, Unavailable, WarmdError
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ __all__ = [
     "NotFound",
     "Session",
     "SpecError",
+    "Sweep",
     "Unavailable",
     "WarmdError",
     "__version__",
@@ -35,7 +37,8 @@ __all__ = [
 ]
 
 _MODULES = {"connect": "daemon.api.session", "Session": "daemon.api.session"} | {
-    "Job": "daemon.api.job"
+    "Job": "daemon.api.job",
+    "Sweep": "daemon.api.sweep",
 }
 
 

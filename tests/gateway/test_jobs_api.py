@@ -1,4 +1,4 @@
-"""`/v1/warmd/…`: jobs of all kinds over HTTP, live events, and who may change what."""
+"""`/v1/warmd/…`: jobs of all kinds over HTTP, live events, and what needs the token."""
 
 from __future__ import annotations
 
@@ -332,3 +332,53 @@ def test_the_page_allows_no_inline_script_and_no_frame(http):
 def test_only_files_of_the_page_are_served(http):
     for name in ("routes.py", "../routes.py", "..%2froutes.py", "/etc/passwd", "vendor", ""):
         assert http.get(f"/page/{name}").status_code == 404
+
+
+def test_a_sweep_over_http_is_shown_steered_and_removed(gateway, http):
+    body = {
+        "model": "tiny",
+        "training_file": "arithmetic",
+        "method": {
+            "type": "reinforcement",
+            "reinforcement": {"hyperparameters": {"samples": 9, "num_generations": 2}},
+        },
+        "sweep": {"learning_rate": [1e-6, 1e-5, 1e-4]},
+        "seeds": 2,
+        "halving": 3,
+        "name": "rates",
+    }
+    url = "/v1/warmd/sweeps"
+    made = http.post(url, json=body, headers=OURS)
+    assert made.status_code == 200, made.text
+    sweep = made.json()
+    assert (sweep["jobs"], sweep["rungs"], sweep["metric"]) == (6, [3, 9], "reward")
+    job_id = sweep["points"][0]["jobs"][0]["id"]
+    # A request must not name code: the job imports from no folder.
+    assert gateway.client.rundir(job_id).read_spec()["python_path"] == []
+    listed = http.get("/v1/warmd/jobs", params={"tag": sweep["id"]}).json()["data"]
+    assert {job["sweep"] for job in listed} == {sweep["id"]}
+    assert [one["id"] for one in http.get(url).json()["data"]] == [sweep["id"]]
+    act = f"{url}/{sweep['id']}"
+    assert (
+        http.post(f"{act}/pause", json={}, headers=OURS).json()["outcome"] == "paused 6 of 6 jobs"
+    )
+    for action, outcome in (("unpause", "queued 6"), ("cancel", "canceled 6")):
+        done = http.post(f"{act}/{action}", json={}, headers=OURS).json()
+        assert done["outcome"] == f"{outcome} of 6 jobs"
+    assert http.post(f"{act}/remove", json={}, headers=OURS).json()["bytes"] > 0
+    assert http.get(act).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"sweep": {"reward_log": ["/tmp/a", "/tmp/b"]}}, "sweep: must be of options of grpo"),
+        ({"sweep": {"learning_rate": [7]}}, "learning_rate: must be a number above 0"),
+        ({"sweep": {}}, "sweep: must be given, or else seeds or array"),
+    ],
+)
+def test_a_wrong_sweep_over_http_is_refused(http, changes, problem):
+    body = {"model": "tiny", "training_file": "arithmetic", **changes}
+    found = http.post("/v1/warmd/sweeps", json=body, headers=OURS)
+    assert found.status_code == 400
+    assert problem in found.json()["error"]["message"]

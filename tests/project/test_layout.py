@@ -145,8 +145,17 @@ ALLOWED = {
     "daemon.queue": ("configs", "jobs", "daemon.host", "daemon.runs"),
     "daemon.fork": ("configs", "jobs", "daemon.host", "daemon.runs"),
     "daemon.work": ("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue"),
-    "daemon.supervise": ("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue"),
-    "daemon.client": ("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue"),
+    "daemon.sweeps": ("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue"),
+    "daemon.curriculum": (
+        *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.sweeps"),
+    ),
+    "daemon.supervise": (
+        *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.sweeps"),
+    ),
+    "daemon.client": (
+        *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.sweeps"),
+        "daemon.curriculum",
+    ),
     "daemon.api": (
         *("configs", "jobs", "daemon.client", "daemon.host", "daemon.runs", "daemon.queue"),
     ),

@@ -42,6 +42,8 @@ class JobView(BaseModel):
     queue: str
     model: str | None
     init_from: str | None
+    sweep: str | None
+    curriculum: str | None
     step: int
     steps_total: int | None
     rows_done: int | None
@@ -59,6 +61,7 @@ class JobView(BaseModel):
     scheduled_at: float | None
     position: int | None
     after: list[str]
+    needs: dict[str, str]
     worker: str | None
     seconds_per_step: float | None
     eta_s: float | None

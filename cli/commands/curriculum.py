@@ -1,0 +1,242 @@
+"""`warmd curriculum`: the stages of a training, and what was decided at the gates."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
+from ..view import render
+
+if TYPE_CHECKING:
+    from ...daemon.client.client import Client
+
+_POLL_S = 0.5
+_EXIT_CODES = {"finished": 0, "failed": 1}
+_ENDED = ("finished", "failed", "canceled")
+
+
+@click.group(subcommand_metavar="COMMAND [OPTIONS]...")
+@common_options
+def curriculum() -> None:
+    """Show curricula: their stages, and what was decided at the gates.
+
+    A job file with `stages` makes one: `warmd submit KIND --config FILE`.
+    """
+
+
+@curriculum.command()
+@click.argument("curriculum", required=False, metavar="[CURRICULUM]")
+@common_options
+@click.pass_obj
+def show(app: App, curriculum: str | None) -> None:
+    """Show CURRICULUM (default: the latest): attempts at its stages, and decisions."""
+    client = app.reader()
+    show_curriculum(app, client, _named(client, curriculum))
+
+
+@curriculum.command("list")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="Most curricula to list.",
+)
+@common_options
+@click.pass_obj
+def list_(app: App, limit: int) -> None:
+    """List curricula, newest first."""
+    found = app.reader().curricula(limit)
+    if app.as_json:
+        for one in found:
+            render.json_line(one)
+        return
+    rows = [
+        [
+            one["id"],
+            render.labels(one),
+            one["kind"],
+            render.status(str(one["status"])),
+            one["attempts"][-1]["stage"],
+            render.clock(one["created_at"]),
+        ]
+        for one in found
+    ]
+    headers = ["CURRICULUM", "NAME", "KIND", "STATUS", "STAGE", "CREATED"]
+    render.print_table(headers, rows, empty="no curriculum yet: a job file with stages makes one")
+
+
+def show_curriculum(app: App, client: Client, curriculum_id: str) -> None:
+    """Print a curriculum, as JSON if the command line says so."""
+    found = client.curriculum(curriculum_id)
+    if app.as_json:
+        render.json_line(found)
+    else:
+        print_curriculum(found)
+
+
+def _named(client: Client, text: str | None) -> str:
+    """The curriculum of an id, a prefix of one or a name; None: the latest."""
+    from ...daemon.curriculum.folder import is_curriculum_id
+    from ...jobs.errors import NotFound, SpecError
+
+    if text is None:
+        latest = client.curricula(1)
+        if not latest:
+            raise NotFound("curriculum: none yet: a job file with `stages` makes one")
+        return str(latest[0]["id"])
+    found = client.find_any(text)
+    if not is_curriculum_id(found):
+        raise SpecError("curriculum", f"must be a curriculum, got {found}")
+    return found
+
+
+def print_curriculum(found: Mapping[str, Any]) -> None:
+    """Print a curriculum for people: its fields, then one row per attempt."""
+    fields = {
+        "id": found["id"],
+        "name": render.labels(found) or render.NOTHING,
+        "status": render.status(str(found["status"])),
+        "stages": ", ".join(found["stages"]),
+    }
+    if found["problem"]:
+        fields["problem"] = render.one_line(found["problem"])
+    if found["model"]:
+        fields["model"] = f"{found['model']} (the latest that a gate let through)"
+    render.print_fields(fields)
+    click.echo()
+    rows = [
+        [
+            attempt["stage"] + (f" ({attempt['attempt']})" if attempt["attempt"] > 1 else ""),
+            attempt["job"],
+            render.status(str(attempt["status"])),
+            render.steps(attempt),
+            attempt["decision"] or _pending(attempt),
+            comparison_words(attempt["comparison"]),
+        ]
+        for attempt in found["attempts"]
+    ]
+    render.print_table(["STAGE", "JOB", "STATUS", ">STEP", "DECISION", "COMPARISON"], rows)
+
+
+def _pending(attempt: Mapping[str, Any]) -> str:
+    if attempt["questions"]:
+        return f"evaluating on {attempt['questions']} questions"
+    return render.NOTHING
+
+
+def comparison_words(found: Mapping[str, Any] | None) -> str:
+    """The comparison at a gate in words: reward +0.12 (+0.05 to +0.19, n 200, p 0.001): better."""
+    if not found:
+        return ""
+    p = "" if found["p"] is None else f", p {found['p']:.3g}"
+    return (
+        f"{found['metric']} {found['difference']:+.4g} ({found['low']:+.4g} to "
+        f"{found['high']:+.4g}, n {found['n']}{p}): {found['words']}"
+    )
+
+
+def submit_curriculum(
+    app: App,
+    kind: str,
+    values: Mapping[str, Any],
+    given: Mapping[str, Any],
+    how: Mapping[str, Any],
+    *,
+    dry_run: bool,
+    wait: bool,
+) -> int:
+    """Submit a curriculum, or show what would be trained; return the exit code."""
+    from ...daemon.curriculum.plan import KEYS
+    from ...jobs.errors import SpecError
+
+    for name in (*(name for name in given if name not in KEYS), *_refused(how)):
+        raise SpecError(name, "must not be given together with stages")
+    client = app.client()
+    how = {name: value for name, value in how.items() if name not in _REFUSED}
+    if dry_run:
+        plan, _ = client.plan_curriculum(
+            kind, values, given, init=how["init"], labels=how["labels"]
+        )
+        stages = [
+            {"name": stage.name, "gate": stage.has_gate, "options": stage.document["spec"]}
+            for stage in plan.stages
+        ]
+        if app.as_json:
+            render.json_line({"kind": kind, "stages": stages, "gate": plan.gate})
+            return 0
+        click.echo(f"# {kind}: these {len(stages)} stages would be trained")
+        for stage in plan.stages:
+            click.echo(f"{stage.name}{'' if stage.has_gate and plan.gate else '  (no gate)'}")
+        return 0
+    curriculum_id = client.submit_curriculum(kind, values, given, **how)
+    if app.as_json:
+        render.json_line(client.curriculum(curriculum_id))
+    else:
+        click.echo(curriculum_id)
+    if wait:
+        return follow_curriculum(app, client, curriculum_id)
+    if sys.stderr.isatty():
+        note(f"Follow it with: {app.command(f'tail {curriculum_id}')}")
+    return 0
+
+
+_REFUSED = {"after": "after", "at": "at", "delay_s": "in"}  # by argument: its option
+
+
+def _refused(how: Mapping[str, Any]) -> list[str]:
+    return [option for name, option in _REFUSED.items() if how[name] is not None]
+
+
+def follow_curriculum(
+    app: App,
+    client: Client,
+    curriculum_id: str,
+    follow: Callable[[App, Client, str, TextIO], int] | None = None,
+) -> int:
+    """Follow a curriculum from stage to stage until it ends; return the exit code of its end.
+
+    `follow`: shows the events of a job until it ends; None: only the decisions are shown.
+    """
+    shown: set[str] = set()
+    decided = 0
+    try:
+        while True:
+            found = client.curriculum(curriculum_id)
+            for attempt in found["attempts"]:
+                if attempt["job"] not in shown and attempt["status"] != "removed":
+                    shown.add(attempt["job"])
+                    _say(app, {"type": "stage", **attempt})
+                    if follow is not None:
+                        follow(app, client, attempt["job"], sys.stdout)
+            for attempt in found["attempts"][decided:]:
+                if attempt["decision"] is not None:
+                    decided += 1
+                    _say(app, {"type": "gate", **attempt})
+            if found["status"] in _ENDED:
+                break
+            time.sleep(_POLL_S)
+    except KeyboardInterrupt:
+        note(f"{curriculum_id} continues. See: {app.command(f'show {curriculum_id}')}")
+        return EXIT_INTERRUPTED
+    return _EXIT_CODES.get(str(found["status"]), 4)
+
+
+def _say(app: App, event: Mapping[str, Any]) -> None:
+    if app.as_json:
+        render.json_line(event)
+        return
+    words = f"{event['type']} {event['stage']}"
+    if event["attempt"] > 1:
+        words += f" (attempt {event['attempt']})"
+    if event["type"] == "gate":
+        words += f": {event['decision']}  {comparison_words(event['comparison'])}"
+    else:
+        words += f": {event['job']}"
+    click.echo(f"{time.strftime('%H:%M:%S')}  {words.rstrip()}")

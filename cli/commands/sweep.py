@@ -1,0 +1,278 @@
+"""`warmd sweep`: the jobs of a sweep as one table of combinations and their scores."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..shared.app import App, common_options, note
+from ..shared.grouped import GroupedOption
+from ..view import render
+
+if TYPE_CHECKING:
+    from ...daemon.client.client import Client
+
+_POLL_S = 0.5
+_ENDED = ("finished", "failed", "stopped", "canceled")
+
+
+@click.group(subcommand_metavar="COMMAND [OPTIONS]...")
+@common_options
+def sweep() -> None:
+    """Show sweeps, and which of their combinations is best."""
+
+
+@sweep.command()
+@click.argument("sweep", required=False, metavar="[SWEEP]")
+@common_options
+@click.pass_obj
+def show(app: App, sweep: str | None) -> None:
+    """Show SWEEP (default: the latest): scores, intervals over seeds, the best.
+
+    A score is the metric on held-out data, or the mean over the last tenth of the steps. Scores of
+    combinations that were not continued are those of the step at which they were dropped.
+    """
+    client = app.reader()
+    show_sweep(app, client, _named(client, sweep))
+
+
+def show_sweep(app: App, client: Client, sweep_id: str) -> None:
+    """Print a sweep, as JSON if the command line says so."""
+    found = client.sweep(sweep_id)
+    if app.as_json:
+        render.json_line(found)
+    else:
+        print_sweep(found)
+
+
+@sweep.command("list")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="Most sweeps to list.",
+)
+@common_options
+@click.pass_obj
+def list_(app: App, limit: int) -> None:
+    """List sweeps, newest first."""
+    found = app.reader().sweeps(limit)
+    if app.as_json:
+        for one in found:
+            render.json_line(one)
+        return
+    rows = [
+        [
+            one["id"],
+            render.labels(one),
+            one["kind"],
+            render.status(str(one["status"])),
+            str(one["jobs"]),
+            render.steps(one),
+            render.clock(one["created_at"]),
+        ]
+        for one in found
+    ]
+    headers = ["SWEEP", "NAME", "KIND", "STATUS", ">JOBS", ">STEP", "CREATED"]
+    render.print_table(headers, rows, empty="no sweep yet: warmd submit KIND --sweep OPTION=…")
+
+
+def _named(client: Client, text: str | None) -> str:
+    """The sweep of an id, a prefix of one or a name; None: the latest."""
+    from ...daemon.sweeps.folder import is_sweep_id
+    from ...jobs.errors import NotFound, SpecError
+
+    if text is None:
+        latest = client.sweeps(1)
+        if not latest:
+            raise NotFound("sweep: none yet: `warmd submit KIND --sweep OPTION=…` makes one")
+        return str(latest[0]["id"])
+    found = client.find_any(text)
+    if not is_sweep_id(found):
+        raise SpecError("sweep", f"must be a sweep, got the job {found}")
+    return found
+
+
+def print_sweep(found: Mapping[str, Any]) -> None:
+    """Print a sweep for people: its fields, then one row per combination."""
+    statuses = ", ".join(f"{number} {status}" for status, number in found["statuses"].items())
+    fields = {
+        "id": found["id"],
+        "name": render.labels(found) or render.NOTHING,
+        "status": f"{render.status(found['status'])} ({statuses})",
+        "step": render.steps(found),
+        "metric": f"{found['metric']}, {'lower' if found['lower_is_better'] else 'higher'} is "
+        "better",
+    }
+    if found["halving"]:
+        rungs = ", ".join(map(str, found["rungs"]))
+        fields["halving"] = f"the best 1/{found['halving']} continue; steps {rungs}"
+    if found["eta_s"] is not None:
+        fields["eta of the running jobs"] = render.duration(found["eta_s"])
+    render.print_fields(fields)
+    click.echo()
+    rows = [_row(found, index, point) for index, point in enumerate(found["points"])]
+    headers = ["", "VALUES", ">JOBS", ">STEP", ">MEAN", "95 % INTERVAL", "STATUS"]
+    render.print_table(headers, rows)
+    best = found["best"]
+    if best is not None:
+        point = found["points"][best]
+        click.echo()
+        click.echo(f"best: {values_of(point)}  {found['metric']} {_score(point)}")
+        click.echo(f"jobs: {' '.join(job['id'] for job in point['jobs'])}")
+
+
+def _row(found: Mapping[str, Any], index: int, point: Mapping[str, Any]) -> list[str]:
+    interval = ""
+    if point["low"] is not None:
+        interval = f"{render.number(point['low'])} to {render.number(point['high'])}"
+    mean = point["mean"]
+    return [
+        "*" if index == found["best"] else "",
+        values_of(point),
+        f"{point['n']}/{len(point['jobs'])}",
+        str(point["step"] or render.NOTHING),
+        render.NOTHING if mean is None else render.number(mean),
+        interval or render.NOTHING,
+        _status(point),
+    ]
+
+
+def values_of(point: Mapping[str, Any]) -> str:
+    """The values of a point: learning_rate 1e-05, lora 8."""
+    words = (f"{name} {_value(value)}" for name, value in point["values"].items())
+    return render.one_line(", ".join(words)) or "all"
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _score(point: Mapping[str, Any]) -> str:
+    mean = render.number(point["mean"])
+    if point["low"] is None:
+        return mean
+    low, high = render.number(point["low"]), render.number(point["high"])
+    return f"{mean} ({low} to {high}, {point['n']} seeds)"
+
+
+def _status(point: Mapping[str, Any]) -> str:
+    if point["dropped_at"] is not None:
+        return f"not continued after step {point['dropped_at']}"
+    statuses = [str(job["status"]) for job in point["jobs"]]
+    counts = {status: statuses.count(status) for status in dict.fromkeys(statuses)}
+    if len(counts) == 1:
+        return statuses[0]
+    return ", ".join(f"{number} {status}" for status, number in counts.items())
+
+
+def sweep_options() -> list[click.Option]:
+    """The options that make several jobs of one submission."""
+    return [
+        GroupedOption(
+            ["--sweep"],
+            heading="Sweep",
+            multiple=True,
+            metavar="OPTION=VALUE,…",
+            help="Values of an option, each for jobs of its own; several options: all combinations "
+            "of their values.  [default: one job]",
+        ),
+        GroupedOption(
+            ["--seeds"],
+            heading="Sweep",
+            metavar="N",
+            help="Jobs per combination, with the seeds seed, seed + 1, …  [default: 1]",
+        ),
+        GroupedOption(
+            ["--array"],
+            heading="Sweep",
+            metavar="N",
+            help="Number of jobs with the seeds seed, seed + 1, …; {index} in text options is "
+            "replaced by 0, 1, …  [default: one job]",
+        ),
+        GroupedOption(
+            ["--halving"],
+            heading="Sweep",
+            metavar="N",
+            help="Successive halving: compare all combinations after a part of the steps, and "
+            "continue the best 1/N of them for N times as many.  [default: train all to the end]",
+        ),
+        GroupedOption(
+            ["--metric"],
+            heading="Sweep",
+            metavar="NAME",
+            help="Metric of the comparison: eval_NAME of held-out data, or one of the steps, by "
+            "its mean over the last tenth.  [default: reward or loss, held-out if there is data]",
+        ),
+    ]
+
+
+def submit_sweep(
+    app: App,
+    kind: str,
+    values: Mapping[str, Any],
+    varied: Mapping[str, Any],
+    how: Mapping[str, Any],
+    *,
+    dry_run: bool,
+    wait: bool,
+) -> int:
+    """Submit a sweep, or show what would be submitted; return the exit code."""
+    client = app.client()
+    if dry_run:
+        plan, state = client.plan_sweep(
+            kind, values, varied, init=how["init"], labels=how["labels"]
+        )
+        members = [member.changes for member in state.members]
+        planned = {
+            "kind": kind,
+            "jobs": len(members),
+            "points": state.points,
+            "seeds": plan.seeds,
+            "metric": plan.metric,
+            "rungs": plan.rungs,
+            "options": plan.document["spec"],
+            "changes": members,
+        }
+        if app.as_json:
+            render.json_line(planned)
+            return 0
+        click.echo(f"# {kind}: these {len(members)} jobs would be queued")
+        click.echo(f"# metric: {plan.metric}; compared at steps {', '.join(map(str, plan.rungs))}")
+        for point in state.points:
+            click.echo(values_of({"values": point}))
+        return 0
+    sweep_id = client.submit_sweep(kind, values, varied, **how)
+    if app.as_json:
+        render.json_line(client.sweep(sweep_id))
+    else:
+        click.echo(sweep_id)
+    if wait:
+        return follow(app, client, sweep_id)
+    if sys.stderr.isatty():
+        note(f"See: {app.command(f'sweep show {sweep_id}')}")
+    return 0
+
+
+def follow(app: App, client: Client, sweep_id: str) -> int:
+    """Report the progress of a sweep until it ends; return 0, or 1 or 4 as for a job."""
+    shown = ""
+    while True:
+        found = client.sweep(sweep_id)
+        statuses = ", ".join(f"{number} {status}" for status, number in found["statuses"].items())
+        line = f"step {render.steps(found)}  {statuses}"
+        if line != shown:
+            note(f"{time.strftime('%H:%M:%S')}  {line}")
+            shown = line
+        if found["status"] in _ENDED:
+            break
+        time.sleep(_POLL_S)
+    if not app.as_json:
+        print_sweep(found)
+    return {"finished": 0, "failed": 1}.get(str(found["status"]), 4)

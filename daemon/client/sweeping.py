@@ -1,0 +1,366 @@
+"""Sweeps: submission, and what can be done with all jobs of one by its id.
+
+Methods that take the id of a job, such as `cancel`, take that of a sweep, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import redis
+
+from ...configs.config import ModelConfig
+from ...jobs import spec_class
+from ...jobs.errors import Conflict, NotFound, SpecError
+from ...jobs.spec import Spec
+from ...jobs.training.options import TrainingSpec
+from ..queue import runs_owner
+from ..queue.jobs import ENDED
+from ..runs import weights
+from ..runs.labels import NO_LABELS, Labels
+from ..runs.rundir import fresh_id
+from ..runs.weights import Weights
+from ..sweeps import folder as sweeps, halving, plan
+from ..sweeps.folder import CANCELED, PAUSED, RUNNING, Member, State, Sweep, SweepFolder
+from ..sweeps.group import is_group_id
+from ..sweeps.members import submit_all
+from ..sweeps.plan import SweepOptions
+from . import sweep_views
+from .connection import needs_redis
+from .digest import Digesting
+from .removing import Removing, refuse_removal
+from .resuming import Resuming
+from .submitting import Submitting
+
+
+class Sweeping(Submitting, Digesting, Resuming, Removing):
+    """Submits sweeps, and acts on all jobs of one."""
+
+    def plan_sweep(
+        self,
+        kind: str,
+        values: Mapping[str, Any],
+        given: Mapping[str, Any],
+        *,
+        init: Weights | None = None,
+        model: ModelConfig | None = None,
+        labels: Labels = NO_LABELS,
+    ) -> tuple[Sweep, State]:
+        """Check the options of a sweep's jobs and what it varies; queue nothing.
+
+        `values`: raw options of the kind. `given`: raw values of `plan.KEYS`. Raises SpecError and
+        NotFound. Needs no Redis.
+        """
+        spec = _training_spec(kind)
+        options = SweepOptions.parse(given, spec)
+        seed = spec.options()["seed"].convert(values.get("seed", spec.options()["seed"].default))
+        documents = self._documents(spec, {**values, "seed": seed}, options, init, model)
+        base = documents[0][0]
+        specs = [spec.parse(document["spec"]) for of_point in documents for document in of_point]
+        steps = sorted({one.steps_total for one in specs})
+        if options.halving is not None and len(steps) > 1:
+            raise SpecError("halving", f"must go with equal steps, got {steps[0]} and {steps[-1]}")
+        points = options.points
+        metric = plan.metric_for(specs[0], options.metric)
+        sweep = Sweep(
+            id=fresh_id(sweeps.KIND),
+            kind=kind,
+            created=round(time.time(), 3),
+            origin="cli",
+            name=labels.name,
+            tags=list(labels.tags),
+            axes={name: list(found) for name, found in options.axes.items()},
+            seeds=options.seeds,
+            halving=options.halving,
+            metric=metric,
+            lower_is_better=plan.is_lower_better(spec, metric),
+            rungs=plan.rungs_for(steps[-1], len(points), options.halving),
+            document=base,
+            queueing={},
+        )
+        members = [
+            Member(fresh_id(kind), index, _changes(base["spec"], document["spec"]))
+            for index, of_point in enumerate(documents)
+            for document in of_point
+        ]
+        return sweep, State(RUNNING, False, points, members, [])
+
+    def _documents(
+        self,
+        spec: type[TrainingSpec],
+        values: Mapping[str, Any],
+        options: SweepOptions,
+        init: Weights | None,
+        model: ModelConfig | None,
+    ) -> list[list[dict[str, Any]]]:
+        """Return the checked spec.json of each job, by point.
+
+        The jobs of a point differ in the seed alone, so only the first one's files are checked.
+        """
+        found = []
+        for point in options.points:
+            first = self.check(spec.parse(plan.variant(values, point, 0)), init=init, model=model)
+            of_point = [first]
+            for number in range(1, options.seeds):
+                changed = spec.parse({**first["spec"], "seed": first["spec"]["seed"] + number})
+                of_point.append({**first, "spec": changed.to_json()})
+            found.append(of_point)
+        return found
+
+    @needs_redis
+    def submit_sweep(
+        self,
+        kind: str,
+        values: Mapping[str, Any],
+        given: Mapping[str, Any],
+        *,
+        front: bool = False,
+        after: str | None = None,
+        at: datetime | None = None,
+        retries: int = 0,
+        timeout_s: float | None = None,
+        init: Weights | None = None,
+        model: ModelConfig | None = None,
+        origin: str = "cli",
+        labels: Labels = NO_LABELS,
+        delay_s: float | None = None,
+        needs: Mapping[str, str] | None = None,
+    ) -> str:
+        """Check and queue all jobs of a sweep; return its id.
+
+        Arguments as for `plan_sweep` and `submit`. Once the folder of the sweep is there, the
+        daemon finishes the submission if this process does not. Raises SpecError, NotFound and
+        Unavailable.
+        """
+        sweep, state = self.plan_sweep(kind, values, given, init=init, model=model, labels=labels)
+        self.connection.ping()
+        self.home.create()
+        if self.config.redis_url is not None:
+            runs_owner.claim(self.connection, self.home)
+        if delay_s is not None:
+            at = datetime.fromtimestamp(self.store.clock() + delay_s, UTC)
+        queueing = {
+            "front": front,
+            "after": None if after is None else self.find(after),
+            "at": None if at is None else at.isoformat(),
+            "retries": retries,
+            "timeout_s": timeout_s,
+            "needs": needs,
+        }
+        sweep = replace(sweep, origin=origin, queueing=queueing)
+        if needs:
+            sweep = replace(sweep, document={**sweep.document, "needs": dict(needs)})
+        if origin == "http":  # no folder to import from: a request must not name code
+            sweep = replace(sweep, document={**sweep.document, "python_path": []})
+        with SweepFolder.creating(self.home, sweep, state) as staging:
+            if init is not None:
+                weights.link(init, staging / "init")
+        with suppress(redis.RedisError, OSError):  # the daemon finishes it
+            halving.advance(self.store, self.home.runs, SweepFolder(self.home, sweep.id))
+        return sweep.id
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def find_any(self, text: str | None) -> str:
+        """Return the id of a job or of a sweep, by id, unique prefix or name. As `find`."""
+        if text is None or text == "-":
+            return self.find(text)
+        known = sweeps.sweep_ids(self.home)
+        if sweeps.is_sweep_id(text) and text in known:
+            return text
+        matches = [one for one in known if one.startswith(text)]
+        if not text.startswith(sweeps.KIND) or not matches:
+            matches = [one for one in known if self._name_of(one) == text]
+        if len(matches) > 1:
+            raise SpecError("sweep", f"{text!r} may be any of {len(matches)}: {matches[-1]}, …")
+        if matches:
+            return matches[0]
+        if sweeps.is_sweep_id(text):
+            raise NotFound(f"sweep: no sweep {text!r} in {self.home.sweeps}")
+        return self.find(text)
+
+    def _name_of(self, sweep_id: str) -> str | None:
+        with suppress(Conflict, NotFound):
+            return self._sweep(sweep_id)[1].name
+        return None
+
+    def sweep(self, sweep_id: str) -> dict[str, Any]:
+        """Return a sweep with its points, their scores and jobs. Raises NotFound and Conflict."""
+        folder, sweep, state = self._sweep(sweep_id)
+        is_active = folder.is_active  # before the jobs: what it queues meanwhile is seen
+        jobs = self._jobs_of(state)
+        return sweep_views.table_of(is_active, sweep, state, jobs, self.home.runs)
+
+    def sweeps(self, limit: int | None = None) -> list[dict[str, Any]]:
+        """Return the sweeps of this home, newest first, each as one line of a list of jobs."""
+        found: list[dict[str, Any]] = []
+        for sweep_id in reversed(sweeps.sweep_ids(self.home)):
+            if len(found) == limit:
+                break
+            with suppress(Conflict, NotFound):  # it cannot be read, or was removed just now
+                folder, sweep, state = self._sweep(sweep_id)
+                is_active = folder.is_active
+                found.append(sweep_views.line_of(is_active, sweep, state, self._jobs_of(state)))
+        return found
+
+    def sweep_members(self, sweep_id: str | None = None) -> list[str]:
+        """Return the ids of the jobs of a sweep, or of all sweeps."""
+        found: list[str] = []
+        for one in sweeps.sweep_ids(self.home) if sweep_id is None else [sweep_id]:
+            with suppress(Conflict, NotFound) if sweep_id is None else nullcontext():
+                found += [member.id for member in self._sweep(one)[2].members]
+        return found
+
+    def _sweep(self, sweep_id: str) -> tuple[SweepFolder, Sweep, State]:
+        folder = SweepFolder.open(self.home, sweep_id)
+        return folder, folder.read(), folder.state()
+
+    def _jobs_of(self, state: State) -> dict[str, dict[str, Any]]:
+        ids = [member.id for member in state.members]
+        return {job["id"]: job for job in self.several(ids)}
+
+    # --- acting on all jobs -----------------------------------------------------------------
+
+    def cancel(self, job_id: str) -> str:
+        """Cancel a job, or all jobs of a sweep; none of its points continues then."""
+        if not sweeps.is_sweep_id(job_id):
+            return super().cancel(job_id)
+        return self._each(job_id, CANCELED, super().cancel)
+
+    def kill(self, job_id: str) -> str:
+        """Kill a job, or all jobs of a sweep."""
+        if not sweeps.is_sweep_id(job_id):
+            return super().kill(job_id)
+        return self._each(job_id, CANCELED, super().kill)
+
+    def pause(self, job_id: str, *, release: bool = False) -> str:
+        """Pause a job, or all jobs of a sweep."""
+        pause = super().pause
+        if not sweeps.is_sweep_id(job_id):
+            return pause(job_id, release=release)
+        return self._each(job_id, PAUSED, lambda member: pause(member, release=release))
+
+    def unpause(self, job_id: str) -> str:
+        """Continue a paused job, or all those of a sweep."""
+        if not sweeps.is_sweep_id(job_id):
+            return super().unpause(job_id)
+        return self._each(job_id, RUNNING, super().unpause)
+
+    def resume(
+        self,
+        job_id: str,
+        *,
+        changes: Mapping[str, Any] | None = None,
+        front: bool = False,
+        strict: bool = False,
+    ) -> str:
+        """Queue an ended job again, or all jobs of a sweep that have not done their part.
+
+        Jobs of points that were not kept at a rung stay as they are.
+        """
+        resume = super().resume
+        if not sweeps.is_sweep_id(job_id):
+            return resume(job_id, changes=changes, front=front, strict=strict)
+        if changes:
+            raise SpecError(next(iter(changes)), "cannot change for all jobs of a sweep")
+        _, sweep, state = self._sweep(job_id)
+        rung = sweep.rungs[len(state.decisions)] if len(sweep.rungs) > 1 else None
+
+        def resume_member(member_id: str) -> str:
+            member = next(one for one in state.members if one.id == member_id)
+            job = self.store.fetch(member_id)
+            is_due = member.point in state.kept
+            if job is not None and job.get_status(refresh=False) in ENDED and rung is not None:
+                runs = self.home.runs
+                is_due = is_due and not halving.waits_at_rung(runs, member, job, rung)
+            outcome = resume(member_id, front=front, strict=strict) if is_due else "finished"
+            if outcome == "finished":
+                raise Conflict(f"job: {member_id} has nothing left to do")
+            return outcome
+
+        return self._each(job_id, RUNNING, resume_member)
+
+    def changed_sources(self, job_id: str) -> list[str]:
+        """Return the reward sources that changed since the latest checkpoint of a job, or of any
+        job of a sweep."""
+        if not sweeps.is_sweep_id(job_id):
+            return super().changed_sources(job_id)
+        files: dict[str, None] = {}
+        for member_id in self.sweep_members(job_id):
+            with suppress(NotFound):
+                files |= dict.fromkeys(super().changed_sources(member_id))
+        return list(files)
+
+    def group_members(self, group_id: str) -> list[str]:
+        """Return the ids of the jobs of a group that are there."""
+        return [job["id"] for job in self.several(self.sweep_members(group_id))]
+
+    def check_removal(self, ids: Sequence[str]) -> None:
+        """Raise Conflict for a job, or a job of a sweep, that runs, waits or is needed by others.
+
+        Those that are removed together may need each other.
+        """
+        jobs = []
+        for one in ids:
+            if is_group_id(one):
+                jobs += self.several(self.group_members(one))
+            else:
+                jobs.append(self.job(one))
+        removed = {job["id"] for job in jobs}
+        needed = self.needed()
+        for job in jobs:
+            refuse_removal(job, [one for one in needed.get(job["id"], ()) if one not in removed])
+
+    def remove(self, job_id: str) -> int:
+        """Remove an ended job, or a sweep with all its jobs; return the bytes freed."""
+        if not sweeps.is_sweep_id(job_id):
+            return super().remove(job_id)
+        self.check_removal([job_id])
+        folder, _, state = self._sweep(job_id)
+        with folder.changing():
+            folder.update(phase=CANCELED)
+        freed = sum(super(Sweeping, self).remove(member.id) for member in state.members)
+        folder.remove()
+        return freed
+
+    @needs_redis
+    def _each(self, sweep_id: str, phase: str, act: Callable[[str], str]) -> str:
+        """Set the phase of a sweep, then act on each of its jobs that allows it.
+
+        The phase comes first: the sweep's process queues nothing in between.
+        """
+        folder, _, state = self._sweep(sweep_id)
+        with folder.changing():
+            submit_all(self.store, self.home.runs, folder)
+            folder.update(phase=phase)
+            folder.set_active(phase == RUNNING)
+        outcomes = []
+        for member in state.members:
+            with suppress(Conflict, NotFound):  # it has ended, or was removed
+                outcomes.append(act(member.id))
+        if not outcomes and phase != RUNNING:
+            raise Conflict(f"sweep: no job of {sweep_id} runs or waits")
+        return _summary(outcomes, len(state.members))
+
+
+def _summary(outcomes: Sequence[str], total: int) -> str:
+    """Return how many jobs had which outcome: `canceled 3, stopping 1 of 9 jobs`."""
+    counts = {outcome: outcomes.count(outcome) for outcome in dict.fromkeys(outcomes)}
+    words = ", ".join(f"{outcome} {number}" for outcome, number in counts.items())
+    return f"{words or 'unchanged 0'} of {total} jobs"
+
+
+def _training_spec(kind: str) -> type[TrainingSpec]:
+    spec: type[Spec] = spec_class(kind)
+    if not issubclass(spec, TrainingSpec):
+        raise SpecError("sweep", f"must be of a kind that trains, got {kind}")
+    return spec
+
+
+def _changes(base: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if base.get(name) != value}

@@ -1,0 +1,63 @@
+"""The process of groups: `python -m warmd.daemon.curriculum HOME PARENT`, settings on stdin.
+
+It submits what an interrupted client has left, lets the best points of sweeps continue, and takes
+curricula from stage to stage. The supervisor starts it while a group is active; it ends when none
+is.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import redis
+
+from ...jobs.errors import WarmdError
+from ..host.home import Home
+from ..host.messages import GroupSettings, decode
+from ..host.parent_death import end_with_parent
+from ..queue import keys
+from ..queue.jobs import JobStore
+from ..sweeps import group, halving
+from ..sweeps.folder import SweepFolder
+from . import stages
+from .folder import CurriculumFolder
+
+_INTERVAL_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Advance all active groups until there is none."""
+    end_with_parent(int(sys.argv[2]))
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    settings = decode(sys.stdin.buffer.read())
+    assert isinstance(settings, GroupSettings)
+    home, store = Home(Path(sys.argv[1])), JobStore(keys.connect(settings.url))
+    while found := list(_active(home, store)):
+        for group_id, advance in found:
+            try:
+                advance()
+            except (WarmdError, OSError, redis.RedisError) as error:
+                # A full disk, a Redis that restarts, a group that was removed: tried again.
+                log.warning("%s: %s", group_id, error)
+            except Exception:  # one that is damaged must not stop the others
+                log.exception("%s: cannot be advanced", group_id)
+        time.sleep(_INTERVAL_S)
+
+
+def _active(home: Home, store: JobStore) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yield the id of each active group, and how to do what is due in it."""
+    for one in group.active(home.sweeps):
+        yield one, partial(halving.advance, store, home.runs, SweepFolder(home, one))
+    for one in group.active(home.curricula):
+        yield one, partial(stages.advance, store, home.runs, CurriculumFolder(home, one))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""A curriculum on disk, in HOME/curricula/ID: its stages, and how far it is.
+
+plan.json      stages and gate, checked
+state.json     attempts with their jobs, comparisons and decisions
+events.jsonl   the decisions, for people who follow it
+init/          the weights that the first stage starts from, if they come from another job
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ...jobs.errors import Conflict, NotFound
+from ..host.home import Home
+from ..runs.rundir import is_job_id
+from ..sweeps import group
+from ..sweeps.group import GroupFolder
+
+KIND = "curriculum"  # begins the ids
+SCHEMA = 1
+
+FINISHED, FAILED = "finished", "failed"  # phases, in addition to those of all groups
+CONTINUE, ROLL_BACK, GIVE_UP = "continue", "roll back", "give up"  # decisions
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage, checked."""
+
+    name: str
+    document: dict[str, Any]  # spec.json of its jobs, with the model of the first stage
+    has_gate: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curriculum:
+    """What was requested: the content of plan.json."""
+
+    id: str
+    kind: str
+    created: float  # unix seconds
+    name: str | None
+    tags: list[str]
+    stages: list[Stage]
+    gate: dict[str, Any] | None  # spec.json of its evaluations, with the first stage's model
+    questions: int  # of the first comparison at a gate
+    most_questions: int
+    queueing: dict[str, Any]  # front, retries, timeout_s, needs
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True)
+class Round:
+    """A comparison: evaluations of the weights before and after an attempt."""
+
+    questions: int
+    before: str  # ids of eval jobs
+    after: str
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One training of a stage."""
+
+    stage: int
+    number: int  # of rollbacks of this stage before it; each halves the learning rate
+    job: str
+    rounds: list[Round] = field(default_factory=list)
+    decision: str | None = None
+    comparison: dict[str, Any] | None = None  # of the last round: difference, low, high, p, …
+
+
+@dataclass(frozen=True)
+class State:
+    """How far a curriculum is: the content of state.json."""
+
+    phase: str  # RUNNING, PAUSED, CANCELED, FINISHED or FAILED
+    attempts: list[Attempt]
+    problem: str | None = None  # why it failed
+
+    @property
+    def jobs(self) -> list[str]:
+        """The ids of all its jobs, in order."""
+        found: dict[str, None] = {}
+        for attempt in self.attempts:
+            found |= dict.fromkeys([attempt.job])
+            for one in attempt.rounds:
+                found |= dict.fromkeys([one.before, one.after])
+        return list(found)
+
+    def begin_of(self, stage: int) -> str | None:
+        """Return the job whose weights a stage starts from; None: those of the curriculum."""
+        kept = [a.job for a in self.attempts if a.stage < stage and a.decision == CONTINUE]
+        return kept[-1] if kept else None
+
+
+class CurriculumFolder(GroupFolder):
+    """One curriculum on disk."""
+
+    def __init__(self, home: Home, curriculum_id: str) -> None:
+        super().__init__(home.curricula, curriculum_id)
+
+    @classmethod
+    def open(cls, home: Home, curriculum_id: str) -> CurriculumFolder:
+        """Return the folder of a curriculum. Raises NotFound, also for an invalid id."""
+        if not is_curriculum_id(curriculum_id) or not (home.curricula / curriculum_id).is_dir():
+            raise NotFound(f"curriculum: no {curriculum_id[:80]!r} in {home.curricula}")
+        return cls(home, curriculum_id)
+
+    @staticmethod
+    def creating(home: Home, plan: Curriculum, state: State) -> AbstractContextManager[Path]:
+        """Give a folder for further files; it becomes that of the curriculum at the end."""
+        return group.creating(home.curricula, plan.id, asdict(plan), asdict(state))
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    def read(self) -> Curriculum:
+        """Return the plan. Raises Conflict if it cannot be read."""
+        document = self.read_plan()
+        if document.get("schema") != SCHEMA:
+            raise Conflict(f"{self.path}: written by another version of warmd")
+        with self.reading():
+            document["stages"] = [Stage(**stage) for stage in document["stages"]]
+            return Curriculum(**document)
+
+    def state(self) -> State:
+        """Return how far it is. Raises Conflict if it cannot be read."""
+        document = self.read_state()
+        with self.reading():
+            document["attempts"] = list(_attempts(document["attempts"]))
+            state = State(**document)
+            if not all(map(is_job_id, state.jobs)):
+                raise ValueError("the id of a job is none")
+            return state
+
+    def update(self, state: State, **parts: Any) -> State:
+        """Replace the state, with these parts changed, and return it; within `changing`."""
+        state = replace(state, **parts)
+        self.write_state(asdict(state))
+        return state
+
+
+def _attempts(documents: list[dict[str, Any]]) -> Iterator[Attempt]:
+    for document in documents:
+        yield Attempt(**{**document, "rounds": [Round(**one) for one in document["rounds"]]})
+
+
+def is_curriculum_id(text: str) -> bool:
+    """Whether the text is a valid id of a curriculum, which is safe in paths."""
+    return group.is_group_id(text) and group.kind_of(text) == KIND
+
+
+def curriculum_ids(home: Home) -> list[str]:
+    """Return the ids of all curricula, oldest first."""
+    return group.group_ids(home.curricula)

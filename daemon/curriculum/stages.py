@@ -1,0 +1,269 @@
+"""Runs the stages of a curriculum, one job after another, and decides at the gates.
+
+A decision follows from the paired comparison of both models' answers to the same questions (exact
+McNemar test or paired bootstrap, `jobs/statistics.py`):
+
+  worse      roll back to the stage's beginning, with half the learning rate, at most twice
+  undecided  ask twice as many questions, up to a limit; then as not worse
+  else       continue with the next stage
+
+Ids of jobs are on disk before the jobs are submitted, and decisions before they take effect: a
+process that is killed anywhere is continued by the next one, without a job queued twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...configs.config import ModelConfig
+from ...jobs import spec_class
+from ...jobs.statistics import UNDECIDED, WORSE
+from ..queue.jobs import ENDED, JobStatus, JobStore
+from ..runs import events, labels, source
+from ..runs.events import EventLog
+from ..runs.labels import Labels
+from ..runs.rundir import RunDir, fresh_id
+from ..sweeps.group import RUNNING
+from .folder import (
+    CONTINUE,
+    FAILED,
+    FINISHED,
+    GIVE_UP,
+    ROLL_BACK,
+    Attempt,
+    Curriculum,
+    CurriculumFolder,
+    Round,
+    State,
+)
+
+log = logging.getLogger(__name__)
+
+MOST_ROLLBACKS = 2  # of one stage
+_EVAL = "eval"  # the kind of the evaluations
+
+
+def advance(store: JobStore, runs: Path, folder: CurriculumFolder) -> None:
+    """Do what is due; it becomes inactive when nothing is left. Raises RedisError."""
+    with folder.changing():
+        plan = folder.read()
+        while (state := folder.state()).phase == RUNNING and _turn(
+            store, runs, folder, plan, state
+        ):
+            pass
+        _report(folder, plan, state)
+        folder.set_active(state.phase == RUNNING)
+
+
+def _turn(
+    store: JobStore, runs: Path, folder: CurriculumFolder, plan: Curriculum, state: State
+) -> bool:
+    """Do one thing; return whether the state has changed."""
+    attempt = state.attempts[-1]
+    if not _has_finished(store, runs, folder, plan, state, attempt.job):
+        return folder.state() != state
+    if plan.gate is None or not plan.stages[attempt.stage].has_gate:
+        _decide(folder, plan, state, CONTINUE, None)
+        return True
+    if not attempt.rounds:
+        _begin_round(folder, plan, state, plan.questions)
+        return True
+    last = attempt.rounds[-1]
+    for job_id in (last.before, last.after):
+        if not _has_finished(store, runs, folder, plan, state, job_id):
+            return folder.state() != state
+    comparison = _comparison(RunDir(runs / last.after))
+    if comparison["verdict"] == UNDECIDED and last.questions < plan.most_questions:
+        _begin_round(folder, plan, state, min(2 * last.questions, plan.most_questions))
+    elif comparison["verdict"] != WORSE:
+        _decide(folder, plan, state, CONTINUE, comparison)
+    elif attempt.number < MOST_ROLLBACKS:
+        _decide(folder, plan, state, ROLL_BACK, comparison)
+    else:
+        _decide(folder, plan, state, GIVE_UP, comparison)
+    return True
+
+
+def _comparison(rundir: RunDir) -> dict[str, Any]:
+    """The comparison in an evaluation's result, by its first metric."""
+    result = rundir.read_result() or {}
+    metric, found = next(iter((result["comparison"]).items()))
+    return {"metric": metric, **found}
+
+
+def _begin_round(folder: CurriculumFolder, plan: Curriculum, state: State, questions: int) -> None:
+    """Choose the evaluations of a comparison; one that is there already is used again."""
+    attempt = state.attempts[-1]
+    known = {
+        (weights, one.questions): job_id
+        for earlier in state.attempts
+        for one in earlier.rounds
+        for weights, job_id in (
+            (state.begin_of(earlier.stage), one.before),
+            (earlier.job, one.after),
+        )
+    }
+    # An evaluation that was itself compared with another one can be compared with again.
+    before = known.get((state.begin_of(attempt.stage), questions)) or fresh_id(_EVAL)
+    new = Round(questions, before, fresh_id(_EVAL))
+    _replace_last(folder, state, replace(attempt, rounds=[*attempt.rounds, new]))
+
+
+def _replace_last(folder: CurriculumFolder, state: State, attempt: Attempt, **parts: Any) -> State:
+    return folder.update(state, attempts=[*state.attempts[:-1], attempt], **parts)
+
+
+def _decide(
+    folder: CurriculumFolder,
+    plan: Curriculum,
+    state: State,
+    decision: str,
+    comparison: dict[str, Any] | None,
+) -> None:
+    """Record a decision at the end of an attempt, with the attempt that follows from it."""
+    attempt = replace(state.attempts[-1], decision=decision, comparison=comparison)
+    is_last = attempt.stage == len(plan.stages) - 1
+    following: list[Attempt] = []
+    parts: dict[str, Any] = {}
+    if decision == GIVE_UP:
+        name = plan.stages[attempt.stage].name
+        times = attempt.number + 1
+        parts = {"phase": FAILED, "problem": f"{name}: worse than before it, {times} times"}
+    elif decision == ROLL_BACK:
+        following = [Attempt(attempt.stage, attempt.number + 1, fresh_id(plan.kind))]
+    elif is_last:
+        parts = {"phase": FINISHED}
+    else:
+        following = [Attempt(attempt.stage + 1, 0, fresh_id(plan.kind))]
+    folder.update(state, attempts=[*state.attempts[:-1], attempt, *following], **parts)
+
+
+def _report(folder: CurriculumFolder, plan: Curriculum, state: State) -> None:
+    """Append an event for each decision that has none yet."""
+    known = 0
+    with suppress(FileNotFoundError):
+        known = sum(event["type"] == "gate" for event in events.read(folder.events))
+    decided = [attempt for attempt in state.attempts if attempt.decision is not None]
+    with EventLog(folder.events, execution=1) as written:
+        for attempt in decided[known:]:
+            written.emit(
+                "gate",
+                stage=plan.stages[attempt.stage].name,
+                attempt=attempt.number + 1,
+                job=attempt.job,
+                decision=attempt.decision,
+                **(attempt.comparison or {}),
+            )
+            log.info("%s: %s: %s", plan.id, plan.stages[attempt.stage].name, attempt.decision)
+
+
+# --- jobs ---------------------------------------------------------------------------------------
+
+
+def _has_finished(
+    store: JobStore,
+    runs: Path,
+    folder: CurriculumFolder,
+    plan: Curriculum,
+    state: State,
+    job_id: str,
+) -> bool:
+    """Whether a job has finished; it is queued if it was not. A job that failed ends the phase."""
+    rundir, job = RunDir(runs / job_id), store.fetch(job_id)
+    if job is None:
+        if rundir.path.is_dir() and rundir.read_result() is not None:
+            return True  # Redis has lost its data
+        _submit(store, runs, folder, plan, state, job_id)
+        return False
+    status = job.get_status(refresh=False)
+    if status == JobStatus.FINISHED:
+        return True
+    if status in ENDED:
+        folder.update(state, phase=FAILED, problem=f"{job_id} {status.value}")
+    return False
+
+
+def _submit(
+    store: JobStore,
+    runs: Path,
+    folder: CurriculumFolder,
+    plan: Curriculum,
+    state: State,
+    job_id: str,
+) -> None:
+    """Queue the job of an attempt, or an evaluation. Its run directory is complete before that."""
+    attempt = next(
+        a for a in state.attempts if job_id in (a.job, *(i for r in a.rounds for i in _ids(r)))
+    )
+    is_training = job_id == attempt.job
+    if is_training:
+        document = _training(runs, folder, plan, state, attempt)
+    else:
+        document = _evaluation(runs, folder, plan, state, attempt, job_id)
+    document |= {"origin": "cli", "curriculum": plan.id}
+    rundir = RunDir.ensure(runs, job_id, document)
+    stage = plan.stages[attempt.stage].name
+    retry = f"~{attempt.number + 1}" if attempt.number else ""
+    name = f"{plan.name}/{stage}{retry}".replace("~", "+") if plan.name and is_training else None
+    labels.write(rundir, Labels(name=name, tags=(*plan.tags, plan.id)))
+    if is_training:
+        for place in document["python_path"]:
+            source.record_submission(rundir, document["spec"], Path(place))
+    how = plan.queueing if is_training else {}
+    queue = spec_class(job_id.partition("-")[0]).queue
+    store.enqueue(job_id, queue, from_cli=is_training, **how)
+
+
+def _ids(one: Round) -> tuple[str, str]:
+    return one.before, one.after
+
+
+def _training(
+    runs: Path, folder: CurriculumFolder, plan: Curriculum, state: State, attempt: Attempt
+) -> dict[str, Any]:
+    """The spec.json of an attempt: that of the stage, from the weights of the stage before."""
+    document = _on_weights(runs, plan.stages[attempt.stage].document, state.begin_of(attempt.stage))
+    if attempt.number:
+        first = next(a.job for a in state.attempts if a.stage == attempt.stage)
+        rate = _learning_rate(RunDir(runs / first)) / 2**attempt.number
+        document["spec"] = {**document["spec"], "learning_rate": rate}
+    return document
+
+
+def _evaluation(
+    runs: Path,
+    folder: CurriculumFolder,
+    plan: Curriculum,
+    state: State,
+    attempt: Attempt,
+    job_id: str,
+) -> dict[str, Any]:
+    """The spec.json of an evaluation at the gate of an attempt."""
+    assert plan.gate is not None
+    one = next(found for found in attempt.rounds if job_id in _ids(found))
+    is_after = job_id == one.after
+    weights = attempt.job if is_after else state.begin_of(attempt.stage)
+    document = _on_weights(runs, plan.gate, weights)
+    against = one.before if is_after else None
+    changes = {"samples": one.questions, "against": against}
+    return {**document, "spec": {**document["spec"], **changes}}
+
+
+def _on_weights(runs: Path, document: Mapping[str, Any], job_id: str | None) -> dict[str, Any]:
+    """Return a spec.json on the final model of a job; None: on its own model."""
+    if job_id is None:
+        return dict(document)
+    model = ModelConfig(name=job_id, path=str(runs / job_id / "model")).__dict__
+    found = {name: value for name, value in document.items() if name != "init_from"}
+    return {**found, "spec": {**document["spec"], "model": job_id}, "model": model}
+
+
+def _learning_rate(rundir: RunDir) -> float:
+    """The learning rate that a job began with, also where it was chosen by the model's size."""
+    begins = (event for event in events.read(rundir.events) if event["type"] == "begin")
+    return float(next(begins)["learning_rate"])

@@ -1,0 +1,212 @@
+"""`/v1/warmd/sweeps`: training jobs that differ in options or seeds, with one id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from ....configs.queues import TRAIN
+from ....jobs.errors import SpecError
+from ...runs.labels import Labels
+from ..core.state import AppState, StateDep
+from ..core.waiters import CallerDep
+from ..http.errors import RESPONSES
+from ..http.strict import StrictRoute
+from . import integrations, methods
+from .changes import ChangeDep, Nothing
+from .fine_tuning import CreateJob, by_request
+from .jobs import Pause
+
+router = APIRouter(
+    route_class=StrictRoute, prefix="/v1/warmd/sweeps", tags=["sweeps"], responses=RESPONSES
+)
+
+_Limit = Annotated[int, Query(ge=1, le=100)]
+_Value = Annotated[str, Field(max_length=200)] | int | float | bool
+_FIELDS = ("sweep", "seeds", "array", "halving", "metric")
+
+
+class CreateSweep(CreateJob):
+    """Training jobs: `sweep` has options of the method's hyperparameters, each with its values."""
+
+    sweep: Annotated[
+        dict[
+            Annotated[str, Field(max_length=64)],
+            Annotated[list[_Value], Field(min_length=1, max_length=100)],
+        ],
+        Field(max_length=8),
+    ] = {}  # noqa: RUF012 (pydantic copies it)
+    seeds: Annotated[int, Field(ge=1, le=1000)] | None = None
+    array: Annotated[int, Field(ge=1, le=1000)] | None = None
+    halving: Annotated[int, Field(ge=2, le=16)] | None = None
+    metric: Annotated[str, Field(max_length=64)] | None = None
+    name: Annotated[str, Field(max_length=64)] | None = None
+    tags: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=20)] = []  # noqa: RUF012 (pydantic copies it)
+
+
+class SweepLine(BaseModel):
+    """A sweep; `step` and `steps_total` are sums over its jobs, times are unix seconds."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    id: str
+    kind: str
+    name: str | None
+    tags: list[str]
+    status: str
+    paused: bool
+    jobs: int
+    statuses: dict[str, int]
+    step: int
+    steps_total: int
+    created_at: float
+    ended_at: float | None
+    eta_s: float | None
+
+
+class SweepJob(BaseModel):
+    """One job of a sweep, with its score as of the last comparison."""
+
+    id: str
+    seed: int
+    status: str
+    step: int | None
+    score: float | None
+    error: str | None
+
+
+class Point(BaseModel):
+    """A combination of values: mean of the scores, and its 95 % interval over seeds."""
+
+    values: dict[str, Any]
+    step: int
+    n: int
+    mean: float | None
+    low: float | None
+    high: float | None
+    dropped_at: int | None
+    jobs: list[SweepJob]
+
+
+class SweepView(SweepLine):
+    """A sweep with its points; `best` is the index of the best one."""
+
+    metric: str
+    lower_is_better: bool
+    halving: int | None
+    rungs: list[int]
+    decisions: list[dict[str, Any]]
+    points: list[Point]
+    best: int | None
+
+
+class SweepList(BaseModel):
+    """Sweeps, newest first."""
+
+    data: list[SweepLine]
+
+
+class SweepOutcome(BaseModel):
+    """What became of the jobs of a sweep, in words."""
+
+    id: str
+    outcome: str
+
+
+class SweepRemoved(BaseModel):
+    """A removed sweep, and the bytes that were freed."""
+
+    id: str
+    bytes: int
+
+
+@router.post("", response_model=SweepView)
+async def create_sweep(body: CreateSweep, state: StateDep, caller: CallerDep, _: ChangeDep) -> Any:
+    """Queue the jobs of a sweep."""
+    if caller.key is not None:
+        raise SpecError("Idempotency-Key", "must be left out for a sweep, got one")
+    await state.queue_length(TRAIN)
+    kind, options = await state.in_thread(
+        methods.options,
+        body.method,
+        body.model,
+        body.training_file,
+        body.validation_file,
+        body.seed,
+        state.files,
+        state.config.http_graders,
+    )
+    integrations.check(body.integrations, kind, state.config)
+    http = methods.method_of(kind)
+    assert http is not None
+    known = methods.options_over_http(kind, http)
+    for name in body.sweep:
+        if name not in known and name != "seed":
+            raise SpecError("sweep", f"must be of options of {kind} over HTTP, got {name!r}")
+    given = {name: getattr(body, name) for name in _FIELDS if getattr(body, name)}
+    if not given:
+        raise SpecError("sweep", "must be given, or else seeds or array, got none")
+    labels = Labels.parse(body.name, body.tags)
+
+    def submit() -> dict[str, Any]:
+        values = {**state.config.defaults.get(kind, {}), **options}
+        sweep_id = state.client.submit_sweep(kind, values, given, origin="http", labels=labels)
+        return state.client.sweep(sweep_id)
+
+    try:
+        return await state.in_thread(submit)
+    except SpecError as error:
+        own = (*_FIELDS, "name", "tag", "steps")
+        raise (error if error.field in own else by_request(error, kind)) from error
+
+
+@router.get("", response_model=SweepList)
+async def list_sweeps(state: StateDep, limit: _Limit = 20) -> Any:
+    """List sweeps, newest first."""
+    return {"data": await state.in_thread(state.client.sweeps, limit)}
+
+
+@router.get("/{sweep_id}", response_model=SweepView)
+async def show_sweep(sweep_id: str, state: StateDep) -> Any:
+    """Show a sweep with the scores of its points."""
+    return await state.in_thread(state.client.sweep, sweep_id)
+
+
+@router.post("/{sweep_id}/pause", response_model=SweepOutcome)
+async def pause_sweep(sweep_id: str, body: Pause, state: StateDep, _: ChangeDep) -> Any:
+    """Pause all jobs of a sweep."""
+    return await _outcome(
+        state, sweep_id, lambda found: state.client.pause(found, release=body.release)
+    )
+
+
+@router.post("/{sweep_id}/remove", response_model=SweepRemoved)
+async def remove_sweep(sweep_id: str, body: Nothing, state: StateDep, _: ChangeDep) -> Any:
+    """Remove an ended sweep with all its jobs."""
+
+    def remove() -> dict[str, Any]:
+        state.client.sweep_members(sweep_id)
+        state.client.check_removal([sweep_id])
+        return {"id": sweep_id, "bytes": state.client.remove(sweep_id)}
+
+    return await state.in_thread(remove)
+
+
+@router.post("/{sweep_id}/{action}", response_model=SweepOutcome)
+async def act_on_sweep(
+    sweep_id: str,
+    action: Literal["cancel", "kill", "unpause", "resume"],
+    body: Nothing,
+    state: StateDep,
+    _: ChangeDep,
+) -> Any:
+    """Cancel, kill, continue or resume all jobs of a sweep."""
+    return await _outcome(state, sweep_id, getattr(state.client, action))
+
+
+async def _outcome(state: AppState, sweep_id: str, act: Callable[[str], str]) -> dict[str, str]:
+    await state.in_thread(state.client.sweep_members, sweep_id)  # NotFound, also for what is no id
+    return {"id": sweep_id, "outcome": await state.in_thread(act, sweep_id)}

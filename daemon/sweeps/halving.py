@@ -1,0 +1,121 @@
+"""Successive halving: at each rung the best points continue, from the checkpoints of their members.
+
+Members are submitted with all steps and a step to stop at, so that the learning-rate schedule is
+that of the whole training: a job that reaches the end has computed what it would have computed
+without the stops. A decision is on disk before it takes effect. Each effect is conditional on the
+state of the job, so an interrupted one can be repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from ...jobs.errors import Conflict
+from ..queue.jobs import ENDED, Job, JobStatus, JobStore
+from ..runs import events
+from ..runs.rundir import RunDir
+from .folder import RUNNING, Decision, Member, State, Sweep, SweepFolder
+from .members import submit_all
+from .scores import mean, score
+
+log = logging.getLogger(__name__)
+
+
+def advance(store: JobStore, runs: Path, folder: SweepFolder) -> None:
+    """Do what is due in a sweep; it becomes inactive when nothing is left. Raises RedisError."""
+    with folder.changing():
+        submit_all(store, runs, folder)
+        sweep, state = folder.read(), folder.state()
+        if state.phase != RUNNING:
+            folder.set_active(False)
+            return
+        if state.decisions:
+            _extend(store, runs, sweep, state)
+        if _has_rung(sweep, state) and _have_ended(store, state):
+            decision = _decide(runs, sweep, state)
+            state = folder.update(decisions=[*state.decisions, decision])
+            log.info("%s: step %d: %s continue", sweep.id, decision.step, _kept(state))
+            _extend(store, runs, sweep, state)
+        # Until the best have ended: if Redis loses its latest writes, they are queued again.
+        is_extended = bool(state.decisions) and not _have_ended(store, state)
+        folder.set_active(_has_rung(sweep, state) or is_extended)
+
+
+def _has_rung(sweep: Sweep, state: State) -> bool:
+    """Whether there is another decision to be made."""
+    return len(state.decisions) < len(sweep.rungs) - 1 and bool(state.kept)
+
+
+def _have_ended(store: JobStore, state: State) -> bool:
+    """Whether all members of the kept points have ended, or were removed."""
+    jobs = store.fetch_many([member.id for member in state.members_of(state.kept)])
+    return all(job is None or job.get_status(refresh=False) in ENDED for job in jobs)
+
+
+def _decide(runs: Path, sweep: Sweep, state: State) -> Decision:
+    """Rank the points at the rung that all their members have reached, or ended before.
+
+    A point with a member that did not reach the rung, for example because its loss was NaN, ranks
+    behind those without; one without any is not kept.
+    """
+    step = sweep.rungs[len(state.decisions)]
+    scores: dict[int, float | None] = {}
+    ranks = {}
+    for point in state.kept:
+        members = state.members_of([point])
+        values = [
+            value
+            for member in members
+            if (value := score(RunDir(runs / member.id), sweep.metric, step)) is not None
+        ]
+        scores[point] = average = mean(values)
+        if average is not None:
+            sign = 1 if sweep.lower_is_better else -1
+            ranks[point] = (len(members) - len(values), sign * average)
+    assert sweep.halving is not None
+    best = sorted(ranks, key=lambda point: ranks[point])
+    kept = best[: max(len(state.kept) // sweep.halving, 1)]
+    return Decision(
+        step=step,
+        scores={str(point): value for point, value in scores.items()},
+        kept=sorted(kept),
+        time=round(time.time(), 3),
+    )
+
+
+def _kept(state: State) -> str:
+    return ", ".join(str(state.points[point]) for point in state.kept) or "none"
+
+
+def _extend(store: JobStore, runs: Path, sweep: Sweep, state: State) -> None:
+    """Queue the members of kept points that wait at the rung of the latest decision."""
+    reached = sweep.rungs[len(state.decisions) - 1]
+    following = sweep.rungs[len(state.decisions)]
+    stop_at = None if following == sweep.steps else following
+    members = state.members_of(state.kept)
+    jobs = store.fetch_many([member.id for member in members])
+    for member, job in zip(members, jobs, strict=True):
+        if job is not None and waits_at_rung(runs, member, job, reached):
+            _extend_one(store, RunDir(runs / member.id), job, stop_at)
+
+
+def waits_at_rung(runs: Path, member: Member, job: Job, step: int) -> bool:
+    """Whether a member has stopped at the step of a rung, not by a request before or after it."""
+    if job.get_status(refresh=False) != JobStatus.STOPPED:
+        return False
+    try:
+        latest = next(iter(events.newest(RunDir(runs / member.id).events, 1)), None)
+    except FileNotFoundError:  # it was removed
+        return False
+    return latest is not None and latest["type"] == "stopped" and latest["step"] == step
+
+
+def _extend_one(store: JobStore, rundir: RunDir, job: Job, stop_at: int | None) -> None:
+    try:
+        with rundir.revising():
+            rundir.annotate(stop_at=stop_at)
+            store.enqueue_again(job)
+    except (Conflict, FileNotFoundError) as error:  # it was removed just now
+        log.warning("%s: cannot be extended: %s", job.id, error)

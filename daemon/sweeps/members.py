@@ -1,0 +1,73 @@
+"""Submission of a sweep's members: each exactly once, also if it is interrupted and repeated.
+
+The client submits them, and the sweep's process submits what a killed client has left. Both hold
+the lock of the sweep.
+"""
+
+from __future__ import annotations
+
+import shutil
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ...configs.config import ModelConfig
+from ...jobs import spec_class
+from ..queue.jobs import JobStore
+from ..runs import labels, source, weights
+from ..runs.labels import Labels
+from ..runs.rundir import RunDir
+from ..runs.weights import Weights
+from .folder import Member, Sweep, SweepFolder
+
+
+def submit_all(store: JobStore, runs: Path, folder: SweepFolder) -> None:
+    """Queue all members that are not in Redis yet; within `folder.changing`. Raises RedisError."""
+    state = folder.state()
+    if state.is_submitted:
+        return
+    sweep = folder.read()
+    for number, member in enumerate(state.members, 1):
+        _submit(store, runs, folder, sweep, member, number)
+    folder.update(is_submitted=True)
+
+
+def _submit(
+    store: JobStore, runs: Path, folder: SweepFolder, sweep: Sweep, member: Member, number: int
+) -> None:
+    """Queue a member unless Redis has it. Its run directory is complete before that."""
+    if store.fetch(member.id) is not None:
+        return
+    rundir = RunDir.ensure(runs, member.id, document_of(sweep, member))
+    name = None if sweep.name is None else f"{sweep.name}/{number}"
+    labels.write(rundir, Labels(name=name, tags=(*sweep.tags, sweep.id)))
+    for folder_submitted_from in sweep.document["python_path"]:
+        source.record_submission(rundir, rundir.read_spec()["spec"], Path(folder_submitted_from))
+    if folder.init.is_dir():
+        own = rundir.path / "init"
+        shutil.rmtree(own, ignore_errors=True)  # of a process that was killed
+        weights.link(Weights(sweep.document["init_from"], folder.init), own)
+        # Models are identified by name: see Submitting.submit.
+        rundir.annotate(model=ModelConfig(name=f"{member.id}:init", path=str(own)).__dict__)
+    how = dict(sweep.queueing)
+    at = how.pop("at")
+    store.enqueue(
+        member.id,
+        spec_class(sweep.kind).queue,
+        at=None if at is None else datetime.fromisoformat(at),
+        from_cli=sweep.origin == "cli",
+        **how,
+    )
+
+
+def document_of(sweep: Sweep, member: Member) -> dict[str, Any]:
+    """Return the content of a member's spec.json."""
+    document = {
+        **sweep.document,
+        "spec": {**sweep.document["spec"], **member.changes},
+        "origin": sweep.origin,
+        "sweep": sweep.id,
+    }
+    if len(sweep.rungs) > 1:
+        document |= {"stop_at": sweep.rungs[0], "eval_at_stop": True}
+    return document
