@@ -31,6 +31,12 @@ SECTIONS = {
         "logs": ("logs", "Show the log of the daemon, or of JOB (`-`: the latest)."),
         "doctor": ("doctor", "Check this machine and say what to do."),
     },
+    "Use several machines": {
+        "node": ("nodes", "Run jobs of a shared Redis on this machine, in the foreground."),
+        "gateway": ("nodes", "Run only the HTTP API of a shared Redis, in the foreground."),
+        "nodes": ("nodes", "List the machines that share this Redis."),
+        "drain": ("nodes", "Let NODE take no more jobs, and leave when its jobs have ended."),
+    },
     "Ask a model": {
         "run": ("run", "Complete PROMPT and stream the text."),
         "chat": ("chat", "Chat with MODEL."),

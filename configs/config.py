@@ -63,11 +63,19 @@ class DaemonConfig:
     max_answers_bytes: int = 10_000_000_000
     memory_budget_bytes: int | None = None  # of all warm models together; None: automatic
     stop_grace_s: float = 120.0
+    labels: Mapping[str, str] = field(default_factory=dict)  # in addition to the machine's own
+    idle_exit_s: float | None = None  # None: the daemon never ends by itself
+    max_jobs: int | None = None  # None: no limit
     notify: str | None = field(default=None, repr=False)  # may hold a token
     notify_on: tuple[str, ...] = NOTIFY_DEFAULT
     log_bytes: int = 10_000_000
     log_files: int = 5
     defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # by kind; unchecked
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether daemons of other homes may use the same Redis."""
+        return self.redis_url is not None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values, the password included; `from_json` reads them back."""

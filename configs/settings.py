@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .entries import read_models, read_workers
+from .labels import read_labels
 from .memory import memory_bytes
 from .values import (
     ConfigError,
@@ -302,6 +303,34 @@ SETTINGS = (
         "Time that a running job gets to save a checkpoint when the daemon stops.",
         "stop_grace_s",
         lambda field, value, _: duration_s(field, value),
+    ),
+    Setting(
+        "labels",
+        "WARMD_LABELS",
+        "none",
+        "Labels of this machine, KEY=VALUE,..., that `submit --needs` can ask for; `memory`, "
+        "`cores`, `gpus`, `arch` and `machine` are set unless given.",
+        "labels",
+        lambda field, value, _: read_labels(field, value),
+    ),
+    Setting(
+        "idle_exit",
+        "WARMD_IDLE_EXIT",
+        "never",
+        "Time without a job after which the daemon ends; never: it stays.",
+        "idle_exit_s",
+        _or_none("never", lambda field, value, _: duration_s(field, value)),
+    ),
+    Setting(
+        "max_jobs",
+        "WARMD_MAX_JOBS",
+        "unlimited",
+        "Number of jobs after which the daemon takes no more, and ends with the last one.",
+        "max_jobs",
+        _or_none(
+            "unlimited",
+            lambda field, value, _: integer(field, value, minimum=1, maximum=1_000_000),
+        ),
     ),
     Setting(
         "notify",

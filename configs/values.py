@@ -150,9 +150,14 @@ def redis_url(field: str, value: object) -> str:
     """Read a Redis URL. A message never shows its password."""
     from urllib.parse import urlsplit
 
+    from .sentinel import is_sentinel, parse_sentinel
+
     text = value if isinstance(value, str) else ""
     try:
-        parts = urlsplit(plain_text(field, text))
+        if is_sentinel(plain_text(field, text)):
+            parse_sentinel(text)
+            return text
+        parts = urlsplit(text)
         if parts.scheme == "unix":
             is_right = bool(parts.path) and not parts.hostname
         else:
@@ -166,7 +171,9 @@ def redis_url(field: str, value: object) -> str:
 
 
 def _wrong_url(field: str, value: object) -> ConfigError:
-    takes = "redis://HOST:PORT/DB, rediss://… (TLS) or unix:///PATH"
+    takes = (
+        "redis://HOST:PORT/DB, rediss://… (TLS) or unix:///PATH, or redis+sentinel://HOST,…/SERVICE"
+    )
     return wrong(field, takes, redacted_url(value) if isinstance(value, str) else value)
 
 

@@ -189,6 +189,7 @@ class Context:
     working: Callable[[Activity | None], None] = _ignore  # None: no activity is expected
     stop_at: int | None = None  # the step to stop at without a request
     eval_at_stop: bool = False  # whether to evaluate there, if the job has held-out data
+    code_folders: tuple[str, ...] = ()  # that modules of the user are imported from
     queued_s: float | None = None  # how long the job waited in the queue
 
     @property

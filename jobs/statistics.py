@@ -69,7 +69,7 @@ def mcnemar(gained: int, lost: int) -> float:
     """
     n, fewer = gained + lost, min(gained, lost)
     tail = sum(math.comb(n, k) for k in range(fewer + 1))
-    return min(1.0, 2 * tail / 2**n)
+    return min(1.0, 2 * tail / (1 << n))
 
 
 def bootstrap(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
@@ -163,8 +163,8 @@ def questions_needed(differences: Sequence[float]) -> int | None:
     variance = math.fsum((d - mean) ** 2 for d in differences) / max(n - 1, 1)
     needed = max((_Z + _Z_POWER) ** 2 * variance / mean**2, _LEAST_DIFFERENT)
     more = max(math.ceil(needed) - n, 1)
-    digits = max(len(str(more)) - 2, 0)
-    return math.ceil(more / 10**digits) * 10**digits
+    unit: int = 10 ** max(len(str(more)) - 2, 0)
+    return math.ceil(more / unit) * unit
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:

@@ -108,16 +108,16 @@ def _show_progress(app: App, progress: Mapping[str, Any], line: ClockLine) -> No
         render.json_line(progress)
     elif progress.get("done", True):
         line.say("")
-        click.echo(_report(progress))
+        click.echo(stage_line(progress))
         line.say(_NEXT.get(progress["stage"], ""))
     else:
-        line.say(f"{_report(progress)} …")
+        line.say(f"{stage_line(progress)} …")
 
 
 _NEXT = {"server": "imports …", "imports": "workers …", "model": "workers …"}
 
 
-def _report(progress: Mapping[str, Any]) -> str:
+def stage_line(progress: Mapping[str, Any]) -> str:
     """One line of the startup report."""
     stage = {"server": "redis"}.get(progress["stage"], progress["stage"])
     stage = " ".join(filter(None, (stage, progress.get("name"))))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ...daemon.client.client import Client
 
 _POLL_S = 0.5
+_ONE_JOB = ("after", "at", "delay_s")  # how one job is queued, but not a curriculum
 _EXIT_CODES = {"finished": 0, "failed": 1}
 _ENDED = ("finished", "failed", "canceled")
 
@@ -159,7 +160,7 @@ def submit_curriculum(
     for name in (*(name for name in given if name not in KEYS), *_refused(how)):
         raise SpecError(name, "must not be given together with stages")
     client = app.client()
-    how = {name: value for name, value in how.items() if name not in ("after", "at")}
+    how = {name: value for name, value in how.items() if name not in _ONE_JOB}
     if dry_run:
         plan, _ = client.plan_curriculum(
             kind, values, given, init=how["init"], labels=how["labels"]
@@ -188,7 +189,7 @@ def submit_curriculum(
 
 
 def _refused(how: Mapping[str, Any]) -> list[str]:
-    return [name for name in ("after", "at") if how[name] is not None]
+    return [name.replace("delay_s", "in") for name in _ONE_JOB if how[name] is not None]
 
 
 def follow_curriculum(

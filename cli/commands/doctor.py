@@ -288,19 +288,23 @@ def _check_server_answers(url: str) -> Check:
     import redis
 
     from ...configs.config import redacted_url
-    from ...daemon.queue import keys
+    from ...daemon.queue import health, keys
 
     shown = redacted_url(url)
     connection = keys.connect(url)
     try:
-        version = connection.info("server")["redis_version"]
+        found = health.check(connection)
     except redis.RedisError as error:
         return Check("server", "fail", f"{shown}: {error}", "start it, or fix redis_url")
     finally:
         connection.close()
-    if tuple(map(int, version.split(".")[:2])) < (6, 2):
-        return Check("server", "fail", f"{shown}: version {version}", "use Redis 6.2 or later")
-    return Check("server", "ok", f"{shown}: version {version}")
+    if found.fault is not None:
+        return Check("server", "fail", f"{shown}: {found.fault}", "fix it, or use another Redis")
+    about = f"{shown}: version {found.version}"
+    if found.warnings:
+        advice = "change redis.conf as said, or accept the loss"
+        return Check("server", "warn", f"{about}; {'; '.join(found.warnings)}", advice)
+    return Check("server", "ok", about)
 
 
 def check_models(config: DaemonConfig) -> Check:

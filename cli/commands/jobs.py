@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ...configs.labels import line_of
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, JobFailed, NotFound
 from ..shared.app import App, common_options, note
@@ -110,6 +111,8 @@ def _waits_for(job: dict[str, Any]) -> str:
         return "unpause"
     if job["status"] == "deferred":
         return ", ".join(job["after"])
+    if job["status"] == "queued" and job["position"] is None:
+        return line_of(job["needs"])  # set aside: no worker that could take it had these labels
     return render.clock(job["scheduled_at"]) if job["status"] == "scheduled" else ""
 
 
@@ -260,7 +263,7 @@ def show(app: App, job: str | None, has_source: bool) -> None:
     hidden = ("step", "paused", "rows_done", "rows_total")
     shown = {}
     for name, value in found.items():
-        if value is None or value == [] or name in hidden:
+        if value in (None, [], {}) or name in hidden:
             continue
         if name in _TIMES:
             shown[name.removesuffix("_at")] = render.moment(value)
@@ -277,7 +280,8 @@ def show(app: App, job: str | None, has_source: bool) -> None:
         elif name == "notes":
             shown |= {f"note {i}": _remark(note) for i, note in enumerate(value, 1)}
         else:
-            text = ", ".join(value) if isinstance(value, list) else value
+            text = line_of(value) if name == "needs" else value
+            text = ", ".join(value) if isinstance(value, list) else text
             shown[name] = render.one_line(text)
     if found["rows_total"]:
         shown["records"] = f"{found['rows_done']}/{found['rows_total']}"
@@ -349,8 +353,10 @@ def result(app: App, job: str | None) -> None:
 
 def _result_fields(values: Mapping[str, Any]) -> dict[str, str]:
     """The values of a result, with the metrics of a training's last step as one field."""
-    fields = dict(_flat({n: v for n, v in values.items() if n not in ("metrics", "weights")}))
-    if metrics := values.get("metrics"):
+    is_training = "steps" in values
+    hidden = ("metrics", "weights") if is_training else ("weights",)
+    fields = dict(_flat({n: v for n, v in values.items() if n not in hidden}))
+    if is_training and (metrics := values.get("metrics")):
         shown = [render.phrase(f"{name} {value}") for name, value in _flat(metrics)]
         fields["last step"] = ", ".join(shown)
     return fields

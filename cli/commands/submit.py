@@ -9,12 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...configs.labels import line_of, read_labels
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import SpecError
 from ...jobs.spec import GROUPS, OptionInfo
@@ -91,6 +92,7 @@ class _Request:
     array: str | None = None
     halving: str | None = None
     metric: str | None = None
+    needs: str | None = None
 
 
 def file_options() -> list[click.Option]:
@@ -147,6 +149,12 @@ def _request_options() -> list[click.Option]:
             ["--in", "in_"],
             metavar="DURATION",
             help="Delay before the job is queued: 90s, 15m, 1h30m or 2d.",
+        ),
+        GroupedOption(
+            ["--needs"],
+            metavar="LABELS",
+            help="Labels that the machine must have: gpu=h200,memory=40G (amounts: at least).  "
+            "[default: none]",
         ),
         GroupedOption(
             ["--retries"],
@@ -284,6 +292,8 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
     from ...daemon.runs.labels import Labels
 
     labels = Labels.parse(request.name, request.tags)
+    needs = read_labels("needs", request.needs)
+    at, delay_s = _start(request)
     client = app.client()
     base = None if request.like is None else client.template(request.like, kind)
     values = gathered(app, kind, given, request.config_file, request.settings, base=base)
@@ -300,7 +310,9 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
     how: dict[str, Any] = {
         "front": request.front,
         "after": request.after,
-        "at": _start(request),
+        "at": at,
+        "delay_s": delay_s,
+        "needs": needs,
         "retries": request.retries,
         "timeout_s": (
             None if request.timeout is None else parse_duration("timeout", request.timeout)
@@ -325,6 +337,8 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         render.json_line(client.job(job_id))
     else:
         click.echo(job_id)
+    if needs:
+        _note_unmet(app, client, needs)
     if not request.wait:
         if sys.stderr.isatty():
             note(f"Follow it with: {app.command(f'tail {job_id}')}")
@@ -344,6 +358,16 @@ def _varied(values: dict[str, Any], request: _Request, spec: type[Spec]) -> dict
     if found and not issubclass(spec, TrainingSpec):
         raise SpecError(next(iter(found)), f"must be of a kind that trains, got {spec.kind}")
     return found
+
+
+def _note_unmet(app: App, client: Client, needs: Mapping[str, str]) -> None:
+    """Say so when no machine has the labels that a job needs."""
+    missing = client.unmet_needs(needs)
+    if missing:
+        note(
+            f"No machine has {line_of(missing)} now: the job waits for one. "
+            f"See: {app.command('nodes')}"
+        )
 
 
 def gathered(
@@ -421,13 +445,14 @@ def _plan(client: Client, spec: Spec, checked: dict[str, Any]) -> dict[str, str]
     return found
 
 
-def _start(request: _Request) -> datetime | None:
-    now = datetime.now().astimezone()
+def _start(request: _Request) -> tuple[datetime | None, float | None]:
+    """Return when to queue the job: at a time, or after some seconds."""
     if request.at is not None and request.in_ is not None:
         raise SpecError("at", "must not be given together with --in")
     if request.in_ is not None:
-        return now + timedelta(seconds=parse_duration("in", request.in_))
-    return None if request.at is None else parse_time("at", request.at, now=now)
+        return None, parse_duration("in", request.in_)
+    now = datetime.now().astimezone()
+    return None if request.at is None else parse_time("at", request.at, now=now), None
 
 
 def _from_file(path: Path | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Options that `--help` lists under headings."""
+"""Commands whose help lists their options by group."""
 
 from __future__ import annotations
 

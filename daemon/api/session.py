@@ -11,6 +11,8 @@ from typing import Any, Literal, Self, overload
 import orjson
 
 from ...configs.config import load
+from ...configs.labels import read_labels
+from ...configs.values import ConfigError
 from ...jobs import spec_class
 from ...jobs.errors import JobFailed, SpecError
 from ..client.client import Client
@@ -58,13 +60,15 @@ class Session:
         at: datetime | None = None,
         retries: int = 0,
         timeout_s: float | None = None,
+        needs: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Job:
         """Check and queue a job; return it. `options` are those of the kind (docs/options.md).
 
         `init_from`: a job, or JOB@STEP, whose weights it starts from. `after`: start only when that
         job has finished. `at`: queue it then. `retries`: how often a failed job is tried again.
-        `timeout_s`: maximum running time. User code is imported from the working directory.
+        `timeout_s`: maximum running time. `needs`: labels of the machine that is to run it, such as
+        {"gpu": "h200", "memory": "40G"}. User code is imported from the working directory.
         Raises SpecError (a wrong option: nothing is queued), NotFound and Unavailable.
         """
         values, init = self._values(kind, options, init_from)
@@ -77,6 +81,7 @@ class Session:
             timeout_s=timeout_s,
             init=init,
             labels=Labels.parse(name, tags),
+            needs=_needs(needs),
         )
         return Job(self._client, job_id)
 
@@ -257,3 +262,10 @@ def _id(job: Job | str) -> str:
 
 def _words(value: str | Sequence[str] | None) -> tuple[str, ...] | None:
     return None if value is None else (value,) if isinstance(value, str) else tuple(value)
+
+
+def _needs(given: Mapping[str, str] | None) -> dict[str, str]:
+    try:
+        return read_labels("needs", given)
+    except ConfigError as error:
+        raise SpecError(error.field, error.problem) from None

@@ -88,6 +88,7 @@ class Curricula(Sweeping):
         given: Mapping[str, Any],
         *,
         front: bool = False,
+        needs: Mapping[str, str] | None = None,
         retries: int = 0,
         timeout_s: float | None = None,
         init: Weights | None = None,
@@ -102,7 +103,12 @@ class Curricula(Sweeping):
         self.home.create()
         if self.config.redis_url is not None:
             runs_owner.claim(self.connection, self.home)
-        queueing = {"front": front, "retries": retries, "timeout_s": timeout_s}
+        queueing = {
+            "front": front,
+            "needs": dict(needs or {}),
+            "retries": retries,
+            "timeout_s": timeout_s,
+        }
         plan = replace(plan, queueing=queueing)
         if init is not None:
             own = {"name": f"{plan.id}:init", "path": str(self.home.curricula / plan.id / "init")}

@@ -35,7 +35,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Line:
-    """One training job in the digest."""
+    """One training job or evaluation in the digest."""
 
     id: str
     name: str | None
@@ -59,7 +59,7 @@ class Digest:
     until: float
     ended: tuple[Line, ...]  # latest last
     pending: tuple[Line, ...]  # run or wait
-    answers: int  # jobs of the queue infer with an event in the span
+    answers: int  # other jobs with an event in the span
     disk_free_bytes: int
 
 
@@ -68,16 +68,16 @@ class Digesting(Reading):
 
     def digest(self, *, since: float) -> Digest:
         """Return what happened in this home since then (unix seconds)."""
-        trainings, answers = [], 0
+        lines, answers = [], 0
         for job_id in sorted(job_ids(self.home.runs), key=by_time):
             if _touched(RunDir(self.home.runs / job_id)) >= since:
-                if _queue(job_id) == TRAIN:
-                    trainings.append(job_id)
+                if _is_line(job_id):
+                    lines.append(job_id)
                 else:
                     answers += 1
         pending = {job["id"]: job for job in self.jobs(statuses=PENDING)}
         ended = []
-        for job_id in trainings:
+        for job_id in lines:
             if job_id in pending:
                 continue
             with suppress(Conflict, NotFound):  # removed meanwhile, or damaged
@@ -87,7 +87,7 @@ class Digesting(Reading):
             until=time.time(),
             ended=tuple(sorted(ended, key=lambda line: line.ended_at or 0)),
             pending=tuple(
-                self._line(job, since) for job in pending.values() if job["queue"] == TRAIN
+                self._line(job, since) for job in pending.values() if _is_line(job["id"])
             ),
             answers=answers,
             disk_free_bytes=shutil.disk_usage(self.home.runs).free,
@@ -155,17 +155,18 @@ def evaluation_of(found: Iterable[Mapping[str, Any]]) -> Evaluation | None:
     return Evaluation(metric, before, value, low, high, n)
 
 
-_SHARES = ("reward", "accuracy")
-_METRICS = (*_SHARES, "loss", "mlm_loss")
+_SHARES = ("reward", "accuracy", "strict")
+_METRICS = (*_SHARES, "loss", "mlm_loss", "bits_per_byte")
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _queue(job_id: str) -> str | None:
+def _is_line(job_id: str) -> bool:
+    """Whether a job is a training or an evaluation."""
     kind = job_id.split("-")[0]
-    return spec_class(kind).queue if kind in KINDS else None
+    return kind in KINDS and (spec_class(kind).queue == TRAIN or spec_class(kind).is_kept)
 
 
 def _touched(rundir: RunDir) -> float:

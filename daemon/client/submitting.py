@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,8 @@ class Submitting(ClientConnection):
         model: ModelConfig | None = None,
         origin: str = "cli",
         labels: Labels = NO_LABELS,
+        delay_s: float | None = None,
+        needs: Mapping[str, str] | None = None,
     ) -> str:
         """Check and queue a job; return its id. Raises SpecError, NotFound, Conflict, Unavailable.
 
@@ -115,14 +118,19 @@ class Submitting(ClientConnection):
         starts after those that its spec names have finished.
         `init`: the weights to start from; the spec's `model` is their name. `model`: the model that
         the spec's `model` names, if the caller knows it. `origin`: one of rundir.ORIGINS.
-        `labels`: its name and tags.
+        `labels`: its name and tags. `delay_s`: queue it after this time, by Redis' clock.
+        `needs`: labels of the machine that is to run it.
         """
         document = {**self.check(spec, init=init, model=model), "origin": origin}
+        if needs:
+            document["needs"] = dict(needs)
         self.connection.ping()
         self.home.create()
         if self.config.redis_url is not None:
             runs_owner.claim(self.connection, self.home)
         after = self._unfinished(spec, document) if after is None else self.find(after)
+        if delay_s is not None:
+            at = datetime.fromtimestamp(self.store.clock() + delay_s, UTC)
         rundir = RunDir.create(self.home.runs, spec.kind, document)
         try:
             job_labels.write(rundir, labels)
@@ -144,6 +152,7 @@ class Submitting(ClientConnection):
                 retries=retries,
                 timeout_s=timeout_s,
                 from_cli=origin == "cli",
+                needs=needs,
             )
         except BaseException:
             rundir.remove()

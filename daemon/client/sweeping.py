@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import redis
@@ -122,6 +122,8 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
         front: bool = False,
         after: str | None = None,
         at: datetime | None = None,
+        delay_s: float | None = None,
+        needs: Mapping[str, str] | None = None,
         retries: int = 0,
         timeout_s: float | None = None,
         init: Weights | None = None,
@@ -140,8 +142,11 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
         self.home.create()
         if self.config.redis_url is not None:
             runs_owner.claim(self.connection, self.home)
+        if delay_s is not None:
+            at = datetime.fromtimestamp(self.store.clock() + delay_s, UTC)
         queueing = {
             "front": front,
+            "needs": dict(needs or {}),
             "after": None if after is None else self.find(after),
             "at": None if at is None else at.isoformat(),
             "retries": retries,

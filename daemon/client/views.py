@@ -67,7 +67,9 @@ def _folder_view(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
     job.created_at = datetime.fromtimestamp(past.created_at, UTC)
     job.ended_at = datetime.fromtimestamp(past.ended_at, UTC)
     recent = events.newest(rundir.events, _RECENT)
-    notes = listing.Notes(past.executions, is_paused=False, paused_at=None)
+    notes = listing.Notes(
+        past.executions, is_paused=False, paused_at=None, needs=past.needs, retries_left=0
+    )
     return _view(job, rundir.path, recent, notes, None, None)
 
 
@@ -144,10 +146,11 @@ def _view(
         "scheduled_at": due,
         "position": position,
         "after": list(job._dependency_ids),
+        "needs": notes.needs,
         "worker": job.worker_name if status == "started" else None,
         "seconds_per_step": None if pace is None else round(pace, 4),
         "eta_s": estimate.eta_s(time.time()) if is_computing else None,
-        "retries_left": job.retries_left or 0,
+        "retries_left": notes.retries_left,
     }
 
 

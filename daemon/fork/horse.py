@@ -45,6 +45,7 @@ from ..host.stacks import write_stacks_on_signal
 from ..runs import source
 from ..runs.checkpoints import Checkpoints
 from ..runs.events import EventLog, read
+from ..runs.fence import Fence, Superseded
 from ..runs.rundir import RunDir
 from .activity import ActivityReporter
 from .models import HorseModels, WarmModels
@@ -159,6 +160,8 @@ def _run_one(
             _redirect_output(rundir.log)
         lock = rundir.lock()
         try:
+            fence = Fence(rundir.path, request.execution)
+            fence.claim()
             events = EventLog(
                 rundir.events,
                 execution=request.execution,
@@ -167,12 +170,15 @@ def _run_one(
             activity = ActivityReporter(lambda now: connection.send(JobActivity(job_id, now)))
             with events, activity:
                 outcome = _execute(
-                    request, control, rundir, events, activity, models, placement, is_resident
+                    request, control, fence, events, activity, models, placement, is_resident
                 )
         finally:
             release(lock)
             if own_output:  # the horse runs no other job
                 _end_processes()
+    except Superseded as error:
+        log.warning("%s", error)
+        outcome = JobOutcome(job_id, "stopped", reason="superseded")
     except OSError as error:  # its files cannot be written
         outcome = JobOutcome(job_id, "failed", error=f"run directory: {error}", is_logged=False)
     sys.stdout.flush()
@@ -195,7 +201,7 @@ def _end_processes() -> None:
 def _execute(
     request: RunJob,
     control: JobControl,
-    rundir: RunDir,
+    fence: Fence,
     events: EventLog,
     activity: ActivityReporter,
     warm: WarmModels,
@@ -203,7 +209,7 @@ def _execute(
     is_resident: bool,
 ) -> JobOutcome:
     """Run the job; turn every way in which it can end into an event and an outcome."""
-    job_id = request.job_id
+    job_id, rundir = request.job_id, RunDir(fence.folder)
     try:
         document = rundir.read_spec()
         kind = spec_class(document["kind"])
@@ -215,9 +221,9 @@ def _execute(
         # Jobs of queue infer run no user code, and several of them share this process.
         folders = document.get("python_path", ()) if kind.queue == TRAIN else None
         with own_modules(folders) if folders is not None else nullcontext():
-            result = _run(document, request, control, rundir, events, activity, models)
+            result = _run(document, request, control, fence, events, activity, models)
         check_size(result)
-        rundir.write_result(result, revision=document["revision"])
+        rundir.write_result(result, revision=document["revision"], fence=fence)
         events.emit("finished", result=result)
         return JobOutcome(job_id, "finished", result=result)
     except Stopped as stopped:
@@ -231,6 +237,8 @@ def _execute(
         else:
             events.emit("stopped", step=stopped.step, reason=f"asked to {control.reason}")
         return JobOutcome(job_id, "stopped", reason=control.reason)
+    except Superseded:
+        raise  # nothing more is written here, not even an event
     except WarmdError as error:
         # The error is one line that says what to do; its traceback goes to the log.
         reason = tracebacks.cut(str(error), tracebacks.MOST_TRACE)
@@ -285,12 +293,13 @@ def _run(
     document: dict[str, Any],
     request: RunJob,
     control: JobControl,
-    rundir: RunDir,
+    fence: Fence,
     events: EventLog,
     activity: ActivityReporter,
     models: HorseModels,
 ) -> dict[str, Any]:
     """Run the job's kind on its spec; return its result."""
+    rundir = RunDir(fence.folder)
     threads = _choose_threads(request.threads, models)
     spec = spec_class(document["kind"]).parse(document["spec"])
     waited = None
@@ -300,6 +309,7 @@ def _run(
         rundir.checkpoints,
         keep=getattr(spec, "keep", 3),
         best=getattr(spec, "best", None),
+        fence=fence,
         on_warning=lambda message: events.emit("warning", message=message),
     )
 
@@ -320,6 +330,7 @@ def _run(
         working=activity.working,
         stop_at=document.get("stop_at"),
         eval_at_stop=bool(document.get("eval_at_stop")),
+        code_folders=tuple(document.get("python_path", ())),
         queued_s=waited,
     )
     run = run_function(document["kind"])

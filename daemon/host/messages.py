@@ -11,7 +11,7 @@
 | zygote | worker | horse connection | HorseExit, RetireHorse, Failure |
 | download process | its owner | its stdin and stdout | DownloadProgress, Downloaded, Failure |
 | supervisor | its children | stdin | ZygoteSettings, WorkerSettings, … |
-| children | supervisor | stdout | Alive, BootProgress, ModelsLoaded, ChildReady, GatewayStatus |
+| children | supervisor | stdout | Alive, BootProgress, ModelsLoaded, ChildReady, JobsHeld, … |
 | supervisor | `warmd start` | stdout | BootProgress, Booted, Failure |
 
 A message is one line: a JSON object with its fields, and its class in `op`. All processes of a
@@ -344,7 +344,7 @@ class JobOutcome(Message, op="outcome"):
     job: str
     outcome: str  # finished, stopped or failed
     result: dict[str, Any] | None = None  # of one that finished
-    reason: str = ""  # of one that stopped, as in StopJob
+    reason: str = ""  # of one that stopped: as in StopJob, or superseded
     error: str = ""  # of one that failed
     is_logged: bool = True  # whether its last event has been written
 
@@ -406,6 +406,8 @@ class WorkerSettings(Message, op="worker_settings"):
     name: str  # in Redis; new at every start
     is_shared: bool  # other daemons use the same Redis
     lease_s: float
+    labels: dict[str, str] = field(default_factory=dict)  # jobs that need others are set aside
+    max_jobs: int | None = None  # after which it takes no more; None: no limit
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
@@ -462,6 +464,14 @@ class ModelsLoaded(Message, op="models_loaded"):
 @dataclass(frozen=True)
 class ChildReady(Message, op="child_ready"):
     """The zygote or the worker accepts jobs."""
+
+
+@dataclass(frozen=True)
+class JobsHeld(Message, op="jobs_held"):
+    """The jobs that a worker holds now, and how many it has taken since its start."""
+
+    jobs: list[str]  # the first of them, if there are very many
+    taken: int
 
 
 @dataclass(frozen=True)

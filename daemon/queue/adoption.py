@@ -32,6 +32,7 @@ class Past:
     ended_at: float
     executions: int
     from_cli: bool
+    needs: dict[str, str]
 
 
 def past_of(rundir: RunDir) -> Past:
@@ -44,6 +45,7 @@ def past_of(rundir: RunDir) -> Past:
         ended_at=created_at if latest is None else latest["time"],
         executions=0 if latest is None else latest["execution"],
         from_cli=rundir.origin() == "cli",
+        needs=dict(rundir.read_spec().get("needs") or {}),
     )
 
 

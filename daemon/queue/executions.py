@@ -35,6 +35,7 @@ class StartedExecution:
     number: int  # of this execution, from 1
     kills: int  # earlier deaths of the job's horse in a row
     suspect: bool  # a horse died that ran this job and others
+    retries_left: int
     control: ControlRequests
 
 
@@ -65,14 +66,15 @@ class Executions(JobRecords):
             job.prepare_for_execution(worker, pipeline)
             job_index.revived(pipeline, job)  # RQ's own tools can requeue ended jobs
             pipeline.hincrby(job.key, keys.FIELD_EXECUTION, 1)
-            pipeline.hmget(job.key, *EXECUTION_FIELDS)
+            pipeline.hmget(job.key, *EXECUTION_FIELDS, keys.FIELD_RETRIES)
 
         if job is not None and job.origin == queue:
             results = change(self.connection, job, (JobStatus.QUEUED,), write)
             if results:
-                number, (kills, suspect, stop, pause) = results[-2:]
+                number, (kills, suspect, stop, pause, retries) = results[-2:]
                 orders = ControlRequests(text_or_none(stop), text_or_none(pause))
-                noted = int(kills or 0), suspect is not None
+                left = (job.retries_left or 0) if retries is None else int(retries)
+                noted = int(kills or 0), suspect is not None, left
                 return job, StartedExecution(begun[0], number, *noted, orders)
         raw: Any = popped  # redis-py's annotation allows str only
         self.connection.lrem(keys.taken(worker), 1, raw)
@@ -147,10 +149,11 @@ class Executions(JobRecords):
         If a pause was requested it is put away instead. `kills`: deaths of its horse in a row.
         `suspect`: its horse died while it ran other jobs too.
         """
-        if use_retry:
-            job.retries_left = (job.retries_left or 0) - 1
+        retries = self.retries_left(job) - 1 if use_retry else None
 
         def note(pipeline: Pipeline) -> None:
+            if retries is not None:
+                pipeline.hset(job.key, keys.FIELD_RETRIES, retries)
             if kills is not None:
                 pipeline.hset(job.key, keys.FIELD_KILLS, kills)
             if suspect:

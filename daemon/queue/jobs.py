@@ -10,8 +10,10 @@ A job is always in exactly one place, and each move is one transaction:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 from redis.client import Pipeline
 from rq.job import Job as Job, JobStatus as JobStatus
@@ -24,6 +26,8 @@ from rq.registry import (
 from rq.results import Result
 from rq.utils import now
 
+from ...configs.labels import SCHEMA as SCHEMA_LABEL, line_of
+from ..runs.rundir import SCHEMA
 from . import job_index, keys
 from .executions import (
     ControlRequests as ControlRequests,
@@ -34,6 +38,11 @@ from .ordering import Ordering
 from .pausing import Pausing
 from .records import ENDED as ENDED, NEVER as NEVER, TRANSIENT_FIELDS, WAITING as WAITING
 from .transactions import add, change
+
+# A job that an RQ worker of somebody else takes by mistake fails there: it cannot read the job's
+# function. RQ then schedules it again, so often and after so many seconds.
+_STRAY_RETRIES = 1000
+_STRAY_RETRY_S = 2
 
 
 class JobStore(Executions, Pausing, Ordering):
@@ -50,12 +59,13 @@ class JobStore(Executions, Pausing, Ordering):
         retries: int = 0,
         timeout_s: float | None = None,
         from_cli: bool = False,
+        needs: Mapping[str, str] | None = None,
     ) -> None:
         """Add a job: to its queue, deferred until `after` has finished, or scheduled for `at`.
 
         With both, it is scheduled first and deferred at that time if `after` has not finished.
         `from_cli`: submitted from the command line; only such jobs are meant by commands that
-        name no job.
+        name no job. `needs`: the labels that its node must have.
         """
         target = self.queue(queue)
         job = target.create_job(
@@ -69,14 +79,16 @@ class JobStore(Executions, Pausing, Ordering):
             depends_on=after,
             status=JobStatus.QUEUED if at is None else JobStatus.SCHEDULED,
         )
-        job.retries_left = retries
+        job.retries_left, job.retry_intervals = _STRAY_RETRIES, [_STRAY_RETRY_S]
         job.enqueue_at_front = front
+        fields: dict[Any, Any] = {keys.FIELD_RETRIES: retries, keys.FIELD_NEEDS: _needs_line(needs)}
 
         def write(pipeline: Pipeline) -> None:
             if at is not None:
                 target.schedule_job(job, at, pipeline=pipeline)
             else:
                 target.enqueue_job(job, pipeline=pipeline, at_front=front)
+            pipeline.hset(job.key, mapping=fields)
             job_index.created(pipeline, job, from_cli=from_cli)
 
         add(self.connection, job, write)
@@ -121,8 +133,11 @@ class JobStore(Executions, Pausing, Ordering):
     def cancel_waiting(self, job: Job) -> bool:
         """Cancel a waiting job; False if it does not wait."""
 
+        needs = self.needs_of(job)
+
         def write(pipeline: Pipeline) -> None:
             job._remove_from_registries(pipeline=pipeline)
+            self._leave_set_aside(job, pipeline, needs)
             pipeline.hset(job.key, mapping={"status": JobStatus.CANCELED, "ended_at": _timestamp()})
             pipeline.hdel(job.key, *TRANSIENT_FIELDS)
             CanceledJobRegistry(job.origin, connection=self.connection).add(
@@ -152,6 +167,7 @@ class JobStore(Executions, Pausing, Ordering):
         ended_at: float,
         executions: int,
         from_cli: bool,
+        needs: Mapping[str, str],
     ) -> bool:
         """Add an ended job from what its run directory says; False if Redis has it already."""
         job = self.queue(queue).create_job(
@@ -164,6 +180,7 @@ class JobStore(Executions, Pausing, Ordering):
         def write(pipeline: Pipeline) -> None:
             job.save(pipeline=pipeline)
             pipeline.hset(job.key, keys.FIELD_EXECUTION, executions)
+            pipeline.hset(job.key, keys.FIELD_NEEDS, _needs_line(needs))
             self._registry_of(job, status).add(job, ttl=-1, pipeline=pipeline)
             job_index.created(pipeline, job, from_cli=from_cli)
             job_index.ended(pipeline, job, status, ended)
@@ -177,6 +194,11 @@ class JobStore(Executions, Pausing, Ordering):
         }
         # RQ keeps stopped jobs in the registry of failed ones.
         return registries.get(status, FailedJobRegistry)(job.origin, connection=self.connection)
+
+
+def _needs_line(needs: Mapping[str, str] | None) -> str:
+    """Every job needs a node that reads the run directories of this version."""
+    return line_of({**(needs or {}), SCHEMA_LABEL: str(SCHEMA)})
 
 
 def _timestamp() -> str:

@@ -12,6 +12,8 @@ import redis
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.retry import Retry
 
+from .clients import client
+
 _RETRIES = 10  # of a failed command, in about 3 s: redis-py's default
 
 # The function name in RQ's record of a job; jobs with another one are refused. It is never
@@ -27,6 +29,15 @@ RUNS = "warmd:runs"
 # A random id of the data in this Redis, to which run directories refer: see adoption.py.
 IDENTITY = "warmd:id"
 
+# Hash: node -> JSON record; sorted set: node -> its latest heartbeat in seconds of Redis' clock;
+# hash: node -> when `warmd drain` asked it to leave. See nodes.py.
+NODES = "warmd:nodes"
+NODE_BEATS = "warmd:nodes:beats"
+NODE_DRAINS = "warmd:nodes:drains"
+
+# The daemon that does what one must do for all: see election.py.
+LEADER = "warmd:leader"
+
 # Fields that warmd adds to RQ's hash of a job.
 FIELD_EXECUTION = "warmd_execution"  # number of executions so far
 FIELD_KILLS = "warmd_kills"  # horses killed in a row without progress
@@ -34,6 +45,8 @@ FIELD_STOP = "warmd_stop"  # "cancel" or "kill" while requested
 FIELD_PAUSE = "warmd_pause"  # "hold" or "release", from the request until `unpause`
 FIELD_PAUSED_AT = "warmd_paused_at"  # time of that request in unix seconds
 FIELD_DUE = "warmd_due"  # scheduled time of a job that was paused before that
+FIELD_NEEDS = "warmd_needs"  # labels that a node must have, as a line; see set_aside.py
+FIELD_RETRIES = "warmd_retries"  # retries left; RQ's own field is for stray RQ workers
 FIELD_SUSPECT = "warmd_suspect"  # a horse was killed that ran this job and others
 
 # Job indices: see job_index.py.
@@ -65,6 +78,16 @@ def stopped(queue: str) -> str:
 def taken(worker: str) -> str:
     """List of the jobs that were popped for a worker and are not started."""
     return f"warmd:taken:{worker}"
+
+
+def needs(queue: str) -> str:
+    """Set of the needs, each as a line, for which jobs of a queue are set aside."""
+    return f"warmd:needs:{queue}"
+
+
+def set_aside(queue: str, line: str) -> str:
+    """Sorted set of the queued jobs with these needs that are set aside, by time of creation."""
+    return f"warmd:needs:{queue}:{line}"
 
 
 def lease(worker: str) -> str:
@@ -103,7 +126,7 @@ def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
     redis-py retries a failed command up to ten times. Blocking commands must block for less than
     the timeout.
     """
-    return redis.Redis.from_url(
+    return client(
         url,
         socket_connect_timeout=timeout_s,
         socket_timeout=timeout_s,

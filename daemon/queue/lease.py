@@ -9,16 +9,19 @@ import threading
 import time
 
 import redis
+from redis.backoff import EqualJitterBackoff
 
 from . import keys
 from .jobs import JobStore
+from .rq_workers import WorkerState
 from .workers import WorkerRegistry
 
 LEASE_S = 15.0  # after this time without renewal, other daemons requeue the worker's jobs
 
 RENEWALS = 7  # per lease; a renewal that takes longer than its share has failed
 _USABLE = 2 / 3  # of a lease; in the rest of it horses end, before others take their jobs
-_RETRY_S = 0.2  # between two attempts to reach Redis
+# Between attempts to reach Redis: growing, and at random, as many workers lose it at once.
+_BACKOFF = EqualJitterBackoff(cap=1.0, base=0.2)
 
 
 def clock() -> float:
@@ -33,6 +36,7 @@ class Lease:
 
     def __init__(self, url: str, worker: str, queue: str, *, length_s: float) -> None:
         self.renewed_at: float | None = None  # by `clock`: start of the last renewal
+        self.state = WorkerState()  # for RQ's tools; replaced by the worker's main thread
         self._worker = worker
         self._queue = queue
         self._length_s = length_s
@@ -63,13 +67,18 @@ class Lease:
         return self._length_s * _USABLE
 
     def _run(self) -> None:
+        failures = 0  # in a row
         while not self._is_ending:
             sent = clock()
             pause_s = self._pause_s
             try:
-                self._roster.register(self._worker, self._queue, lease_s=self._length_s)
+                self._roster.register(
+                    self._worker, self._queue, lease_s=self._length_s, state=self.state
+                )
                 self.renewed_at = sent
+                failures = 0
             except redis.RedisError:
-                pause_s = _RETRY_S
+                pause_s = _BACKOFF.compute(failures)
+                failures += 1
             self._wake.wait(pause_s)
             self._wake.clear()

@@ -21,9 +21,10 @@ from rq.registry import (
     StartedJobRegistry,
 )
 
+from ...configs.labels import SCHEMA, parse_line
 from ...configs.queues import QUEUES
 from ..runs.rundir import by_time
-from . import keys
+from . import keys, set_aside
 from .jobs import NEVER, JobStore
 
 _BATCH = 100  # jobs per round trip
@@ -81,6 +82,7 @@ def counts(connection: redis.Redis, queue: str) -> dict[str, int]:
         pipeline.scard(keys.stopped(queue))
         *found, stopped = pipeline.execute()
     numbers = dict(zip(("queued", *_REGISTRIES), found, strict=True))
+    numbers["queued"] += len(set_aside.members(connection, queue))
     return {**numbers, "failed": max(numbers["failed"] - stopped, 0), "stopped": stopped}
 
 
@@ -100,18 +102,33 @@ class Notes(NamedTuple):
     executions: int
     is_paused: bool  # from the request until `unpause`
     paused_at: float | None  # unix seconds; None also for a pause by an earlier version
+    needs: dict[str, str]  # labels of the node
+    retries_left: int
 
 
 def notes(connection: redis.Redis, jobs: Sequence[Job]) -> list[Notes]:
     """Return the notes of each job."""
-    fields = (keys.FIELD_EXECUTION, keys.FIELD_PAUSE, keys.FIELD_PAUSED_AT)
+    fields = (
+        *(keys.FIELD_EXECUTION, keys.FIELD_PAUSE, keys.FIELD_PAUSED_AT),
+        *(keys.FIELD_NEEDS, keys.FIELD_RETRIES),
+    )
     with connection.pipeline(transaction=False) as pipeline:
         for job in jobs:
             pipeline.hmget(job.key, *fields)
-        return [
-            Notes(int(number or 0), pause is not None, None if at is None else float(at))
-            for number, pause, at in pipeline.execute()
-        ]
+        found = pipeline.execute()
+    return [_notes(job, *fields) for job, fields in zip(jobs, found, strict=True)]
+
+
+def _notes(job: Job, number: Any, pause: Any, at: Any, needs: Any, retries: Any) -> Notes:
+    pairs = parse_line(keys.text(needs or b""))
+    return Notes(
+        executions=int(number or 0),
+        is_paused=pause is not None,
+        paused_at=None if at is None else float(at),
+        needs={key: value for key, value in pairs.items() if key != SCHEMA},
+        # Earlier versions had it in RQ's own field.
+        retries_left=(job.retries_left or 0) if retries is None else int(retries),
+    )
 
 
 def scheduled_at(connection: redis.Redis, jobs: Sequence[Job]) -> dict[str, float]:
@@ -155,6 +172,8 @@ def _members(
                 if status in statuses or (status == "failed" and "stopped" in statuses):
                     pipeline.zrange(registry.key_template.format(queue), 0, -1)
         found = pipeline.execute()
+    if "queued" in statuses:
+        found += [set_aside.members(connection, queue) for queue in queues]
     ids = (keys.text(entry).split(":")[0] for entries in found for entry in entries)
     return list(dict.fromkeys(ids))
 

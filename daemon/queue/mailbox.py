@@ -37,6 +37,11 @@ class Mailbox:
         connections = (self._jobs, self._control.connection if self._control is not None else None)
         return [c._sock for c in connections if c is not None and c._sock is not None]
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a job may arrive."""
+        return self._is_waiting
+
     def wait_for_job(self) -> None:
         """Request the next job: Redis moves it to the worker's list as soon as there is one."""
         if self._is_waiting:

@@ -12,13 +12,14 @@ from redis.client import Pipeline
 from rq.job import Job, JobStatus
 
 from . import keys
-from .records import NEVER, WAITING, JobRecords, text_or_none
+from .records import NEVER, WAITING, text_or_none
+from .set_aside import SetAside
 from .transactions import change
 
 _PAUSE_FIELDS = (keys.FIELD_PAUSE, keys.FIELD_PAUSED_AT)
 
 
-class Pausing(JobRecords):
+class Pausing(SetAside):
     """The changes of a job's life that a pause makes."""
 
     def request_pause(self, job: Job, how: str) -> bool:
@@ -36,8 +37,11 @@ class Pausing(JobRecords):
     def pause_waiting(self, job: Job) -> bool:
         """Put a waiting job away until `unpause`; False if it does not wait."""
 
+        needs = self.needs_of(job)
+
         def write(pipeline: Pipeline) -> None:
             job._remove_from_registries(pipeline=pipeline)
+            self._leave_set_aside(job, pipeline, needs)
             for dependency in job._dependency_ids:
                 # Otherwise the end of the dependency would queue the job.
                 pipeline.srem(Job.dependents_key_for(dependency), job.id)

@@ -77,6 +77,11 @@ class JobRecords:
         except DeserializationError:
             return False
 
+    def retries_left(self, job: Job) -> int:
+        """How often the job may be tried again after a failure."""
+        raw = text_or_none(self.connection.hget(job.key, keys.FIELD_RETRIES))
+        return (job.retries_left or 0) if raw is None else int(raw)
+
     def clock(self) -> float:
         """The time of Redis' clock in unix seconds, the same for all hosts that share it."""
         seconds, microseconds = cast(Any, self.connection.time())

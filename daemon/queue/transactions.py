@@ -87,7 +87,9 @@ def end(
     key = job.started_job_registry.key
     while True:
         with connection.pipeline() as pipeline:
-            pipeline.watch(key, job.key, job.dependents_key)
+            # Not the registry, which every claim of every worker changes: an execution never ends
+            # without a change of its job's hash.
+            pipeline.watch(job.key, job.dependents_key)
             if pipeline.zscore(key, execution.composite_key) is None:
                 return False
             chosen = write

@@ -13,8 +13,9 @@ from rq.executions import Execution
 from rq.registry import StartedJobRegistry
 
 from ...configs.queues import QUEUES
-from . import keys
+from . import keys, rq_workers
 from .jobs import JobStore
+from .rq_workers import WorkerState
 
 
 class _Claim(NamedTuple):
@@ -31,6 +32,7 @@ class WorkerRegistry:
     def __init__(self, store: JobStore) -> None:
         self._store = store
         self._connection = store.connection
+        self._stray: dict[str, set[bytes]] = {queue: set() for queue in QUEUES}
 
     def workers(self) -> dict[str, str]:
         """The queue of every registered worker, by its name."""
@@ -47,7 +49,14 @@ class WorkerRegistry:
         silent = self._without_lease(workers)
         return {name: queue for name, queue in workers.items() if name in silent}
 
-    def register(self, worker: str, queue: str, *, lease_s: float) -> None:
+    def register(
+        self,
+        worker: str,
+        queue: str,
+        *,
+        lease_s: float,
+        state: WorkerState = WorkerState(),  # noqa: B008 - frozen
+    ) -> None:
         """Renew the worker's lease and register it, so that its death is noticed.
 
         It is registered at every renewal: another daemon may have called `requeue_orphans` while
@@ -57,6 +66,7 @@ class WorkerRegistry:
         with self._connection.pipeline() as pipeline:
             pipeline.set(keys.lease(worker), 1, px=int(lease_s * 1000))
             pipeline.hset(keys.WORKERS, worker, queue)
+            rq_workers.record(pipeline, worker, queue, state, lease_s=lease_s)
             pipeline.execute()
 
     def taken(self, worker: str) -> list[bytes]:
@@ -87,13 +97,17 @@ class WorkerRegistry:
         call is repeated.
         """
         returned = self.reclaim(worker, queue)
-        self._connection.hdel(keys.WORKERS, worker)
+        with self._connection.pipeline() as pipeline:
+            pipeline.hdel(keys.WORKERS, worker)
+            rq_workers.forget(pipeline, worker, queue)
+            pipeline.execute()
         return returned
 
     def requeue_unregistered(self) -> list[str]:
         """Requeue jobs of workers that are not registered and have no lease; return their ids.
 
         A slow worker may have taken a job after `requeue_orphans` unregistered it. Scans all keys.
+        Also those that an RQ worker, started by mistake, popped before it was killed.
         """
         held = self._hand_offs()
         for queue in QUEUES:
@@ -101,7 +115,27 @@ class WorkerRegistry:
                 if claim.holder is not None:
                     held[claim.holder] = queue
         gone = self._without_lease(held.keys() - self.workers().keys())
-        return [job_id for name in gone for job_id in self.reclaim(name, held[name])]
+        stray = [job_id for queue in QUEUES for job_id in self._return_stray(queue)]
+        return stray + [job_id for name in gone for job_id in self.reclaim(name, held[name])]
+
+    def _return_stray(self, queue: str) -> list[str]:
+        """Requeue what RQ workers popped before the previous call; return the jobs' ids.
+
+        A living one starts or fails a job within moments; should it do so just now, the job is in
+        the queue twice, and the second time it is popped it is dropped.
+        """
+        key = self._store.queue(queue).intermediate_queue_key
+        popped: Any = self._connection.lrange(key, 0, -1)
+        stay = [job_id for job_id in popped if job_id in self._stray[queue]]
+        self._stray[queue] = set(popped)
+        returned = []
+        for job_id in stay:
+            with self._connection.pipeline() as pipeline:
+                pipeline.lrem(key, 1, job_id)
+                pipeline.rpush(self._store.queue(queue).key, job_id)
+                pipeline.execute()
+            returned.append(keys.text(job_id))
+        return returned
 
     def _hand_offs(self) -> dict[str, str]:
         """The queue of each worker whose hand-off list has a job, by the worker's name."""

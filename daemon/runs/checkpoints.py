@@ -21,6 +21,7 @@ from ...jobs.context import MANIFEST, checkpoint_name, step_of
 from ...jobs.errors import CheckpointDamaged
 from ...jobs.files.atomic import recover, whole_folder
 from .directio import DirectFile
+from .fence import Fence
 from .saving import Save
 
 SCHEMA = 2
@@ -30,7 +31,8 @@ _BLOCK_BYTES = 1 << 22
 class Checkpoints:
     """The checkpoints in `folder`, of which the `keep` newest and the best stay.
 
-    `best`: the metric of the best one, and whether lower is better. `on_warning` receives a line
+    `best`: the metric of the best one, and whether lower is better. `fence`: the right of this
+    execution to write; None where nothing can supersede it. `on_warning` receives a line
     about a checkpoint that was skipped or cannot be removed.
     """
 
@@ -40,11 +42,13 @@ class Checkpoints:
         *,
         keep: int = 3,
         best: tuple[str, bool] | None = None,
+        fence: Fence | None = None,
         on_warning: Callable[[str], None] = lambda message: None,
     ) -> None:
         self.folder = folder
         self.keep = keep
         self.best = best
+        self.fence = fence
         self.on_warning = on_warning
         self._saving: Save | None = None  # the latest
 
@@ -65,17 +69,25 @@ class Checkpoints:
         """Give an empty folder to fill; leaving the block makes it the checkpoint of `step`.
 
         `about` goes into the manifest. An exception inside the block leaves no trace. Those that
-        need not be kept go after the commit.
+        need not be kept go after the commit. Raises Superseded, before and after the block, once a
+        later execution has begun.
         """
+        self._check_fence()
         with whole_folder(self.folder / checkpoint_name(step)) as folder:
             staging = Staging(folder)
             yield staging
-            _write_manifest(staging, step, about or {})
+            execution = None if self.fence is None else self.fence.execution
+            _write_manifest(staging, step, about or {}, execution)
+            self._check_fence()
         for path in self.surplus(newest=step):
             try:
                 remove(path)
             except OSError as problem:  # the new one is there all the same
                 self.on_warning(f"{path.name}: cannot be removed: {problem}")
+
+    def _check_fence(self) -> None:
+        if self.fence is not None:
+            self.fence.check()
 
     def save(
         self,
@@ -189,7 +201,9 @@ def size_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-def _write_manifest(staging: Staging, step: int, about: Mapping[str, Any]) -> None:
+def _write_manifest(
+    staging: Staging, step: int, about: Mapping[str, Any], execution: int | None
+) -> None:
     folder, files = staging.path, {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -202,6 +216,8 @@ def _write_manifest(staging: Staging, step: int, about: Mapping[str, Any]) -> No
         files[name] = {"bytes": path.stat().st_size, "xxh3_128": checksum}
     about = {"time": round(time.time(), 3), **about}
     manifest = {"schema": SCHEMA, "step": step, "about": about, "files": files}
+    if execution is not None:
+        manifest["execution"] = execution
     document = {"manifest": manifest, "xxh3_128": xxhash.xxh3_128_hexdigest(_plain(manifest))}
     (folder / MANIFEST).write_bytes(_plain(document))
 

@@ -9,6 +9,7 @@ checkpoints/   the checkpoints
 init/          the initial weights, if they come from another job
 model/         the final weights
 result.json    the result, with the revision of the spec that it belongs to
+execution      the number of the latest execution, from the second on
 lock           held by the horse that writes here; contains its process id
 """
 
@@ -34,6 +35,7 @@ import orjson
 
 from ...jobs.errors import Conflict, NotFound, SpecError
 from ...jobs.files.atomic import fsync, write_atomic
+from .fence import Fence
 
 SCHEMA = 1
 
@@ -261,8 +263,14 @@ class RunDir:
         result: dict[str, Any] = document["result"]
         return result
 
-    def write_result(self, result: dict[str, Any], *, revision: int) -> None:
+    def write_result(
+        self, result: dict[str, Any], *, revision: int, fence: Fence | None = None
+    ) -> None:
+        """Write the result of an execution. Raises Superseded if a later one has begun."""
         document = {"schema": SCHEMA, "revision": revision, "result": result}
+        if fence is not None:
+            document["execution"] = fence.execution
+            fence.check()
         write_atomic(self.path / "result.json", _pretty(document))
 
     @contextmanager

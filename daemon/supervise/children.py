@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from typing import Any
 
 from ...configs.config import WorkerConfig
 from ..host.home import Home
-from ..host.messages import Alive, GatewayStatus, Malformed, Message, decode, encode
+from ..host.messages import Alive, GatewayStatus, JobsHeld, Malformed, Message, decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +122,27 @@ class WorkerChild(Child):
         super().__init__(config.name)
         self.config = config
         self.redis_name = ""
+        self.held: list[str] = []  # jobs that it reported last
+        self.taken = 0  # jobs by all its processes
+        self.is_closing = False  # it was asked to take no more jobs
+        self._taken_now = 0  # jobs by the present one
+
+    def start(self, *args: Any, **kwargs: Any) -> None:
+        """The same; counts its jobs from 0."""
+        self.held, self._taken_now, self.is_closing = [], 0, False
+        super().start(*args, **kwargs)
+
+    def note_jobs(self, report: JobsHeld) -> None:
+        """Take over what it reported."""
+        self.held = report.jobs
+        self.taken += report.taken - self._taken_now
+        self._taken_now = report.taken
+
+    def close(self) -> None:
+        """Let it take no more jobs and end with the last one; does nothing if it has ended."""
+        if self.process is not None and self.is_ready and not self.is_closing:
+            self.process.send_signal(signal.SIGUSR1)
+            self.is_closing = True
 
 
 class OptionalChild(Child):

@@ -107,6 +107,7 @@ def _status(supervisor: Supervisor) -> dict[str, Any]:
         zygote = asdict(_zygote_status(supervisor, timeout_s=_STATUS_TIMEOUT_S))
     except Unavailable:
         state = "loading" if supervisor.zygote.is_ready else "starting"
+        state = state if supervisor.workers else "none"
         zygote = {"pid": supervisor.zygote.pid, "state": state, "models": []}
         zygote |= {"horses": [], "standbys": []}
     return {

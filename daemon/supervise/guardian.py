@@ -19,9 +19,10 @@ from typing import Any
 
 from ...configs.config import DaemonConfig
 from ...jobs.errors import WarmdError
+from ..host import systemd
 from ..host.descendants import adopt_orphans, end_descendants
 from ..host.home import Home, private
-from ..host.messages import Failure, Message
+from ..host.messages import Booted, Failure, Message
 from .shared_flags import SharedFlags
 
 Report = Callable[[Message], None]  # receives the progress of the start
@@ -41,7 +42,7 @@ def guard(config: DaemonConfig, *, report: Report, foreground: bool) -> int:
     flags = SharedFlags()
     adopt_orphans()
     try:
-        return _restart_loop(config, flags, report, foreground)
+        return _restart_loop(config, flags, partial(_report, report), foreground)
     finally:
         end_descendants()  # processes that jobs started and whose horse was killed
 
@@ -70,6 +71,12 @@ def _restart_loop(
             return code if code >= 0 else 128 - code
 
 
+def _report(report: Report, message: Message) -> None:
+    if isinstance(message, Booted):
+        systemd.notify(systemd.READY)
+    report(message)
+
+
 def _wait_for(child: int) -> int:
     # As process 1 of a container, and as a subreaper, it also reaps orphans.
     while True:
@@ -80,6 +87,7 @@ def _wait_for(child: int) -> int:
 
 def _forward(child: int, flags: SharedFlags, number: int, _: Any) -> None:
     flags.set_stop_requested()
+    systemd.notify(systemd.STOPPING)
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, number)
 

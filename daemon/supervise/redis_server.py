@@ -15,7 +15,6 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import redis
 
@@ -24,7 +23,7 @@ from ...jobs.errors import SpecError, Unavailable
 from ...jobs.files.atomic import write_atomic
 from ..host.home import Home, private
 from ..host.parent_death import tied_to_parent
-from ..queue import keys
+from ..queue import health, keys
 
 log = logging.getLogger(__name__)
 
@@ -164,15 +163,19 @@ class EmbeddedRedis:
 
 
 def check_redis(connection: redis.Redis, url: str | None) -> None:
-    """Raise Unavailable unless Redis replies and is new enough; `url`: None if embedded."""
+    """Raise Unavailable unless Redis replies and is usable; log what may lose jobs.
+
+    `url`: None if embedded.
+    """
     where = redacted_url(url) if url else "the embedded Redis"
     try:
-        info: Any = connection.info("server")
+        found = health.check(connection)
     except redis.RedisError as error:
         raise Unavailable(f"no Redis at {where}: {error}") from error
-    version = tuple(int(part) for part in info["redis_version"].split(".")[:2])
-    if version < (6, 2):
-        raise Unavailable(f"{where} is version {info['redis_version']}: warmd needs 6.2 or later")
+    if found.fault is not None:
+        raise Unavailable(f"{where}: {found.fault}")
+    for warning in found.warnings:
+        log.warning("Redis: %s: %s", where, warning)
 
 
 def _rotate(path: Path) -> None:

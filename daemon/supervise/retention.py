@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import redis
@@ -59,18 +61,24 @@ class Retention:
         self._finish_at = 0.0
         self._stopping = threading.Event()
 
-    def start(self) -> None:
-        """Start removing, in a thread: there may be thousands of due answers."""
-        threading.Thread(target=self._run, name="retention", daemon=True).start()
+    def start(self, is_leader: Callable[[], bool]) -> None:
+        """Start removing, in a thread: there may be thousands of due answers.
+
+        `is_leader`: whether this daemon is the one, of all on its Redis, that removes them now.
+        """
+        run = partial(self._run, is_leader)
+        threading.Thread(target=run, name="retention", daemon=True).start()
 
     def stop(self) -> None:
         """Stop after the current removal; the next start removes the others."""
         self._stopping.set()
 
-    def _run(self) -> None:
+    def _run(self, is_leader: Callable[[], bool]) -> None:
         is_prepared = False
         while not self._stopping.wait(_SCAN_S if is_prepared else _RETRY_S):
             try:
+                if not is_leader():
+                    continue
                 if not is_prepared:
                     # Index jobs of earlier versions, and run directories that were copied in.
                     index_builder.build(self._store.connection, self._home.runs)

@@ -33,6 +33,7 @@ from ..host.messages import (
     GatewaySettings,
     GroupSettings,
     HorsePlan,
+    JobsHeld,
     LocalModel,
     Message,
     ModelsLoaded,
@@ -50,6 +51,7 @@ from ..runs.rundir import remove_stale_staging
 from ..sweeps import group
 from .children import MAX_QUICK_KILLS, Child, GatewayChild, OptionalChild, WorkerChild
 from .control_server import ControlServer
+from .membership import Membership
 from .orphans import Orphans
 from .redis_server import EmbeddedRedis, check_redis, find_binary
 from .retention import Retention
@@ -98,6 +100,7 @@ class Supervisor:
         )
         self.zygote = Child("zygote")
         self.workers = [WorkerChild(worker) for worker in config.workers]
+        self.node = Membership(self.store, config, self.home, self.workers)
         self.gateway = GatewayChild()
         self.notifier = OptionalChild("notify")
         self.groups = OptionalChild("groups")
@@ -120,12 +123,17 @@ class Supervisor:
             try:
                 self._orphans.requeue_of_previous_run(self.url)
                 remove_stale_staging(self.home.runs)
-                self._start_zygote()
+                if not self._flags.was_warm:
+                    self.node.join()
+                if self.workers:
+                    self._start_zygote()
+                else:
+                    self._become_warm()
                 self._start_gateway_if_due()
                 self._start_notifier_if_due()
                 for parent in (self.home.sweeps, self.home.curricula):
                     group.finish_removals(parent)
-                self._retention.start()
+                self._retention.start(self.node.election.was_leader)
                 while self.stopping is None:
                     self._tick()
                 self._shut_down()
@@ -172,9 +180,8 @@ class Supervisor:
             self._start_gateway_if_due()
             self._start_notifier_if_due()
             self._restart_dead_children()
+            self._take_part()
             if self.is_warm:
-                self._orphans.requeue_of_other_daemons()
-                self._due.enqueue()
                 self._start_groups_if_due()
             self.is_redis_down = False
         except redis.RedisError as error:
@@ -184,6 +191,15 @@ class Supervisor:
             self._fail(str(error))
         except Exception:  # a bug must not end the daemon and all its jobs
             log.exception("supervisor: iteration failed")
+
+    def _take_part(self) -> None:
+        """Be a node among others: send heartbeats, lead if elected, leave if it is time to."""
+        self.node.update(is_ready=self.is_warm)
+        if self.node.election.is_leader():
+            self._orphans.requeue_of_other_daemons()
+            self._due.enqueue()
+        if self.node.has_left():
+            self.stop("drain")
 
     def _handle_messages(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
@@ -263,12 +279,19 @@ class Supervisor:
                     if worker.process is None:
                         self._start_worker(worker)
 
-    def _on_worker_ready(self, worker: WorkerChild) -> None:
-        worker.is_ready = True
-        if not self.is_warm and all(worker.is_ready for worker in self.workers):
-            self.is_warm = True
-            self._flags.set_warm()
-            self.report(Booted(os.getpid()))
+    def _on_worker_message(self, worker: WorkerChild, message: Message) -> None:
+        match message:
+            case JobsHeld():
+                worker.note_jobs(message)
+            case ChildReady():
+                worker.is_ready = True
+                if not self.is_warm and all(worker.is_ready for worker in self.workers):
+                    self._become_warm()
+
+    def _become_warm(self) -> None:
+        self.is_warm = True
+        self._flags.set_warm()
+        self.report(Booted(os.getpid()))
 
     def _start_gateway_if_due(self) -> None:
         if self.config.http_port is not None and self.gateway.must_start():
@@ -312,10 +335,12 @@ class Supervisor:
                 url=self.url,
                 name=worker.redis_name,
                 # The embedded Redis has only this daemon's workers, whose deaths it notices.
-                is_shared=self.redis is None,
+                is_shared=self.config.is_shared,
                 lease_s=LEASE_S,
+                labels=self.node.labels,
+                max_jobs=self.node.jobs_left,
             ),
-            on_message=lambda _: self._on_worker_ready(worker),
+            on_message=partial(self._on_worker_message, worker),
         )
 
     # --- restarting -------------------------------------------------------------------------
@@ -352,14 +377,27 @@ class Supervisor:
                 # Requeue first: it raises while Redis is unreachable, and the next iteration tries
                 # again. The death must be counted only once.
                 self._orphans.requeue(worker.redis_name, worker.config.queue)
-                self._check_death(worker)
-                self._start_worker(worker)
+                self._restart_worker(worker)
+
+    def _restart_worker(self, worker: WorkerChild) -> None:
+        """Start a dead worker again, unless it has ended because the daemon leaves."""
+        self._read_rest()
+        if self.node.leaving is not None or self.node.jobs_left == 0:
+            log.info("%s: ended", worker.name)
+            worker.process = None
+        else:
+            self._check_death(worker)
+            self._start_worker(worker)
+
+    def _read_rest(self) -> None:
+        """Handle what a child that has died wrote before."""
+        while self._selector.select(0):
+            self._handle_messages(0)
 
     def _check_death(self, child: Child) -> None:
         """Log the death of a child. Raises Unavailable if it is not worth restarting."""
         assert child.process is not None
-        while self._selector.select(0):  # the rest of its output
-            self._handle_messages(0)
+        self._read_rest()
         log.error("%s: ended (%s)", child.name, child.process.returncode)
         # A zygote that exits with an error during the first start would fail again. If it was
         # killed, or the daemon was ready before, a restart may succeed.
@@ -391,6 +429,7 @@ class Supervisor:
                 child.process.kill()
                 child.process.wait()
         try:
+            self.node.end()
             for worker in self.workers:
                 if worker.redis_name:
                     self._orphans.requeue(worker.redis_name, worker.config.queue)

@@ -66,6 +66,7 @@ class Attempt:
         self.request = request
         self.horse: Horse | None = None
         self.settle: Callable[[], object] | None = None  # the change in Redis that ends it
+        self.ended: str | None = None  # finished or failed, once `settle` ends the job so
         self.requested: set[str] = set()  # reasons for which it was asked to stop
         self.is_suspect = started.suspect
         self._store = store
@@ -256,7 +257,7 @@ class Attempt:
                 self._settle(None)
             case "finished":
                 self._settle(store.finish, outcome.result)
-            case "stopped" if outcome.reason in ("drain", "pause"):
+            case "stopped" if outcome.reason in ("drain", "pause", "superseded"):
                 self._settle(store.requeue)
             case "stopped" if outcome.reason == "timeout":
                 self._conclude_timeout()
@@ -322,7 +323,7 @@ class Attempt:
 
     def _retry(self, reason: str, **fields: Any) -> bool:
         """Requeue a job that has failed, if it may be retried; return whether it may."""
-        retries_left = self.job.retries_left or 0
+        retries_left = self.started.retries_left
         if retries_left > 0:
             self._log_event(
                 "requeued", reason=f"{reason}, will be tried again", retries_left=retries_left
@@ -354,6 +355,7 @@ class Attempt:
                 self._publisher.trim()  # streams of answers are removed as a whole by retention
 
         self.settle = settle
+        self.ended = {self._store.finish: "finished", self._store.fail: "failed"}.get(change)
 
     def _log_event(self, type: str, **fields: Any) -> None:
         if self._rundir is None or self._publisher is None:

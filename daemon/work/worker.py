@@ -14,6 +14,7 @@ import select
 import signal
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import redis
 
 from ...configs.config import WorkerConfig
+from ...configs.labels import SCHEMA as SCHEMA_LABEL, Labels, line_of
 from ..host.downloads import Downloads
 from ..host.heartbeat import Heartbeat
 from ..host.home import Home
@@ -29,6 +31,7 @@ from ..host.messages import (
     JobActivity,
     JobEvent,
     JobOutcome,
+    JobsHeld,
     WorkerSettings,
     decode,
     encode,
@@ -38,8 +41,10 @@ from ..queue import keys
 from ..queue.jobs import JobStore
 from ..queue.lease import RENEWALS, Lease, clock
 from ..queue.mailbox import Mailbox
+from ..queue.rq_workers import WorkerState
 from ..queue.stream import StreamWriter
 from ..queue.workers import WorkerRegistry
+from ..runs.rundir import SCHEMA
 from .attempt import Attempt
 from .horse_pool import Horse, HorsePool
 from .preparation import prepare
@@ -47,8 +52,10 @@ from .preparation import prepare
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.25  # maximum duration of one wait; messages end it earlier
+_LOOK_S = 1.0  # between two looks for jobs that were set aside
 _RETRY_S = 0.02  # the same while a job waits for a zygote
 _RECONNECT_S = 0.2  # minimum time between two attempts to reach Redis
+_MOST_REPORTED = 32  # jobs in one report: a longer one is not written as a whole
 _DRAIN_TIMEOUT_S = 1.0  # for Redis to come back when the worker is to end
 
 
@@ -64,8 +71,12 @@ class Worker:
         *,
         is_shared: bool,
         lease_s: float,
+        labels: Labels,
+        max_jobs: int | None,
     ) -> None:
         """`is_shared`: workers of other daemons may take this worker's jobs when its lease ends.
+
+        `labels`: jobs that need others are set aside. `max_jobs`: after these the worker closes.
 
         A Redis that does not reply within `lease_s` / RENEWALS counts as down. Horses and timers
         wait for that long.
@@ -78,20 +89,33 @@ class Worker:
         self.registry = WorkerRegistry(self.store)
         self.horses = HorsePool(home.zygote_socket, config)
         self.attempts: list[Attempt] = []
-        self.draining = False
+        self.draining = False  # jobs save and are requeued
+        self.closing = False  # jobs run to their end, and no more are taken
         self._writer = StreamWriter(self.connection)
         self._mailbox = Mailbox(self.connection, config.queue, name)
         self._downloads = Downloads()
         self._lease = Lease(url, name, config.queue, length_s=lease_s)
         self._is_shared = is_shared
         self._has_given_back = False  # all jobs, since the lease ran out
+        self._labels = {**labels, SCHEMA_LABEL: str(SCHEMA)}
+        self._max_jobs = max_jobs
+        self._num_taken = 0
+        self._num_ended: Counter[str] = Counter()  # by how they ended
+        self._reported = JobsHeld([], 0)
+        self._may_take = True  # as of the latest look: workers are not suspended
+        self._met: list[str] = []  # needs for which jobs may be set aside, met by the labels
+        self._looked = 0.0
         self._checked = 0.0
         self._down_since: float | None = clock() - _RECONNECT_S  # None while Redis is reachable
         self._saved_at = 0.0  # when the last job ended whose end is not in Redis yet
 
     def work(self) -> None:
-        """Take and run jobs until SIGTERM; then requeue the running ones and return."""
+        """Take and run jobs until SIGTERM; then requeue the running ones and return.
+
+        After SIGUSR1 it takes no more jobs, and returns when the running ones have ended.
+        """
         signal.signal(signal.SIGTERM, self._drain)
+        signal.signal(signal.SIGUSR1, self._close)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         parent = os.getppid()
         heartbeat = Heartbeat()
@@ -108,7 +132,8 @@ class Worker:
                 is_ready = True
                 log.info("%s: listening on %s", self.name, self.config.queue)
                 os.write(1, encode(ChildReady()))
-            if self.draining and self._is_done():
+            self._report_jobs()
+            if (self.draining and self._is_done()) or self._has_closed():
                 break
             self._run_timers()
             self._wait()
@@ -120,6 +145,29 @@ class Worker:
 
     def _drain(self, *_: Any) -> None:
         self.draining = True
+
+    def _close(self, *_: Any) -> None:
+        self.closing = True
+
+    def _has_closed(self) -> bool:
+        """Whether it closes, and neither runs a job nor may receive another one."""
+        is_idle = not self.attempts and not self._mailbox.is_waiting
+        return self.closing and is_idle and self._down_since is None
+
+    def _report_jobs(self) -> None:
+        """Report to the supervisor, and to RQ's records, which jobs it holds."""
+        self._lease.state = WorkerState(
+            job=self.attempts[0].job.id if self.attempts else None,
+            is_suspended=not self._may_take,
+            finished=self._num_ended["finished"],
+            failed=self._num_ended["failed"],
+        )
+        held = [attempt.job.id for attempt in self.attempts[:_MOST_REPORTED]]
+        now = JobsHeld(held, self._num_taken)
+        if now != self._reported:
+            with suppress(BlockingIOError, BrokenPipeError):  # then the next iteration tries again
+                os.write(1, encode(now))
+                self._reported = now
 
     def _is_done(self) -> bool:
         """Whether nothing is left to do, or nothing that can be done without Redis.
@@ -149,6 +197,7 @@ class Worker:
             if attempt.settle is not None:
                 attempt.settle()
                 self.attempts.remove(attempt)
+                self._num_ended[attempt.ended or "other"] += 1
         now = time.monotonic()
         if self._mailbox.has_control_request() or now - self._checked > _TICK_S:
             self._checked = now
@@ -194,8 +243,29 @@ class Worker:
             # A Redis that died may have popped a job without a reply; or a user moved one by hand.
             for left in self.registry.taken(self.name)[:1]:
                 self._start(left)
-        if self._has_room() and not self.draining:
+        if self._mailbox.is_waiting or not self._is_open() or not self._look():
+            return
+        if self._met:
+            set_aside = self.store.take_set_aside(self.config.queue, self.name, self._met)
+            if set_aside is not None:
+                self._start(set_aside)
+        if self._is_open():
             self._mailbox.wait_for_job()
+
+    def _look(self) -> bool:
+        """Return whether jobs may be taken; once per second, look for those that were set aside."""
+        now = time.monotonic()
+        if now - self._looked > _LOOK_S:
+            self._looked = now
+            may_take, self._met = self.store.offers(self.config.queue, self._labels)
+            if may_take != self._may_take:
+                state = "take jobs again" if may_take else "suspended by `rq suspend`"
+                log.info("%s: workers %s", self.name, state)
+            self._may_take = may_take
+        return self._may_take
+
+    def _is_open(self) -> bool:
+        return self._has_room() and not self.draining and not self.closing
 
     def _has_room(self) -> bool:
         # Suspects without a horse take no slot.
@@ -203,12 +273,19 @@ class Worker:
         return running + self.horses.num_leaving < self.config.slots
 
     def _start(self, popped: bytes) -> None:
+        unfit = self.store.set_aside(popped, self.config.queue, self.name, self._labels)
+        if unfit is not None:
+            log.info("%s: %s: set aside, it needs %s", unfit[0], self.name, line_of(unfit[1]))
+            return
         taken = self.store.begin(popped, self.config.queue, self.name)
         if taken is None:
             # Canceled or paused meanwhile; or started, by a Redis that died before it replied.
             self._reconcile()
             return
         job, started = taken
+        self._num_taken += 1
+        if self._max_jobs is not None and self._num_taken >= self._max_jobs:
+            self.closing = True
         log.info("%s: %s: execution %d", job.id, self.name, started.number)
         prepared = prepare(self.store, self.home.runs, self.name, self.config, job, started)
         request = prepared.request
@@ -315,6 +392,8 @@ def main() -> None:
         settings.name,
         is_shared=settings.is_shared,
         lease_s=settings.lease_s,
+        labels=settings.labels,
+        max_jobs=settings.max_jobs,
     ).work()
 
 

@@ -398,7 +398,8 @@ class Decoder:
 
 def _wanted(parts: Sequence[Part]) -> list[int]:
     """Return the indices of tokens whose logits are wanted."""
-    wanted, row = [], 0
+    wanted: list[int] = []
+    row = 0
     for part in parts:
         row += len(part.ids)
         wanted += range(row - part.num_logits, row)

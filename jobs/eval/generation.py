@@ -10,7 +10,7 @@ from ..context import WarmModel
 from ..engine.request import Request, Sampling
 from ..errors import JobFailed
 from ..rewards.prompts import Prompt, encode
-from ..rewards.reward_calls import as_trl_calls
+from ..rewards.scoring import Score
 from ..statistics import majority, pass_at_k
 from . import gsm8k
 from .asking import Answer
@@ -24,17 +24,13 @@ _RIGHT = 1.0  # the least reward of a right completion
 class Generation:
     """Completions of the model, each with scores by metric. The first metric is the primary one."""
 
-    def __init__(self, spec: EvalSpec, warm: WarmModel, questions: Sequence[Question]) -> None:
+    def __init__(self, spec: EvalSpec, warm: WarmModel, score: Score) -> None:
+        """score: by the rewards of the spec."""
         self._spec = spec
         self._warm = warm
-        if spec.variant is not None:
-            self._score: Callable[[Prompt, Sequence[str]], Iterator[dict[str, Any]]]
-            self._score = self._gsm8k
-        else:
-            functions = spec.reward_functions([question.problem for question in questions])
-            self._weights = {one.name: one.weight for one in spec.reward_specs}
-            self._functions = functions
-            self._score = self._rewards
+        self._score_rewards = score
+        self._weights = {one.name: one.weight for one in spec.reward_specs}
+        self._score = self._rewards if spec.variant is None else self._gsm8k
 
     def requests(
         self, number: int, question: Question, is_canceled: Callable[[], bool]
@@ -69,7 +65,7 @@ class Generation:
     def _room(self, prompt: Prompt) -> int:
         wanted = self._spec.max_tokens or _MAX_TOKENS
         config = self._warm.model.config.get_text_config()
-        limit = getattr(config, "max_position_embeddings", None)
+        limit: int | None = getattr(config, "max_position_embeddings", None)
         if limit is None:
             return wanted
         left = limit - len(prompt.ids)
@@ -110,14 +106,7 @@ class Generation:
             yield {"extracted": found, "scores": scores}
 
     def _rewards(self, prompt: Prompt, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
-        by_name = {}
-        for name, call in zip(
-            self._functions, as_trl_calls(self._functions, [prompt]), strict=True
-        ):
-            count = len(texts)
-            by_name[name] = call(
-                prompts=[prompt.text] * count, completions=list(texts), row=[prompt] * count
-            )
+        by_name = self._score_rewards(prompt, texts)
         for index in range(len(texts)):
             scores = {name: found[index] for name, found in by_name.items()}
             total = sum(self._weights[n] * s for n, s in scores.items() if s is not None)

@@ -45,7 +45,8 @@ def run(spec: EvalSpec, ctx: Context) -> dict[str, Any]:
     rows = journal.rows
     metrics = metrics_of(rows)
     pairing = None if spec.against is None else _pairing(ctx, spec.against, rows)
-    ctx.emit("eval", n=len(rows), **{name: found.value for name, found in metrics.items()})
+    values: dict[str, Any] = {name: found.value for name, found in metrics.items()}
+    ctx.emit("eval", n=len(rows), **values)
     result = {
         "task": spec.task,
         "model": spec.model,
@@ -77,12 +78,14 @@ def _evaluate(
     from .tasks import task_of
 
     engine = engine_of(warm, spec.precision or warm.precision)
-    task = task_of(spec, warm, questions)
     total, done = len(questions), len(journal.rows)
     ctx.emit("begin", rows=total, done=done, model=spec.model, **compute_summary(ctx.device))
     ctx.emit("progress", done=done, total=total)
     due = time.monotonic() + _EVENT_S
-    with cancel_on_exit(ctx) as is_canceled:
+    with (
+        task_of(spec, warm, questions, ctx.code_folders) as task,
+        cancel_on_exit(ctx) as is_canceled,
+    ):
 
         def work() -> Iterator[tuple[Any, list[Request]]]:
             for number in range(done, total):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -16,11 +18,13 @@ from ..engine.options import MOST_TOKENS, SamplingSpec
 from ..errors import SpecError
 from ..files.jsonl import Place
 from ..models.architectures import check_generates
+from ..models.tokenizer_folder import TokenizerFolder
 from ..rewards import problems
 from ..rewards.options import RewardsSpec
 from ..rewards.prompts import messages_of
 from ..spec import option, override
 from ..training.options import DEFAULT_TEMPLATE, MOST_ROWS
+from ..user_code.modules import own_modules
 from . import gsm8k, questions
 from .questions import Question
 
@@ -33,6 +37,7 @@ _CHOICE_TEMPLATE = "Question: {question}\nAnswer:"
 _GSM8K_TEST, _GSM8K_TRAIN = "openai/gsm8k:main:test", "openai/gsm8k:main:train"
 _MAX_TOKENS = 256
 _MOST_REPEATS = 128
+_CHECK_S = 1.0  # for counting the tokens of prompts at submission
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +109,14 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         default_text="as the model was loaded",
         choices=PRECISIONS,
         former_names=FORMER_NAMES,
+    )
+
+    reward_timeout: float | None = override(
+        RewardsSpec,
+        "reward_timeout",
+        help="time limit of the functions of yours for a question, in seconds; they run in a "
+        "process of their own",
+        default_text="no limit",
     )
 
     temperature: float = override(
@@ -194,8 +207,6 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
             raise SpecError("repeats", f"must go with a temperature above 0, got {self.repeats}")
         if self.system is not None and not self.chat_template:
             raise SpecError("system", "must go with chat_template, got it alone")
-        if self.has_own_rewards:
-            raise SpecError("reward", "must be built in for an evaluation, got a function")
 
     def reading(self) -> Reading:
         """How records are read; it counts those that are skipped."""
@@ -283,11 +294,34 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         check_generates(model_settings or {})
         found = self.questions()
         if self.task == REWARD:
-            self.reward_functions([question.problem for question in found])
+            with own_modules([str(Path.cwd())]) if self.has_own_rewards else nullcontext():
+                self.reward_functions([question.problem for question in found])
         if self.chat_template and not (model_settings or {}).get("has_chat_template", True):
             raise SpecError(
                 "chat_template",
                 f"must go with a chat template, got {self.model}, whose tokenizer has none",
+            )
+
+    def check_model_files(self, folder: Path) -> None:
+        """Check the lengths of plain prompts with the model's tokenizer, for at most 1 s.
+
+        The others are checked when they are asked. Raises SpecError.
+        """
+        files = TokenizerFolder(folder)
+        limit = files.positions()
+        if limit is None or self.chat_template or self.task in LIKELIHOOD_TASKS:
+            return
+        found = (question.problem for question in self.questions())
+        texts = ((one.row, one.prompt) for one in found if isinstance(one.prompt, str))
+        longer = files.longer_than(
+            limit - (self.max_tokens or 1), texts, until=time.monotonic() + _CHECK_S
+        )
+        if longer is not None:
+            row, length = longer
+            raise SpecError(
+                "dataset",
+                f"the prompt of row {row} has {length} tokens and the model takes {limit} together "
+                "with the completion: set fewer examples, or a smaller max_tokens",
             )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from ..context import WarmModel
 from ..engine.request import Request
+from ..rewards.scoring import scorer
 from .asking import Answer
 from .generation import Generation
 from .likelihood import MultipleChoice, Perplexity
@@ -26,10 +28,18 @@ class Task(Protocol):
         """Return the row of a question: `prompt`, `answer` and `metrics`, the primary one first."""
 
 
-def task_of(spec: EvalSpec, warm: WarmModel, questions: Sequence[Question]) -> Task:
-    """Return the task that a spec names. Raises JobFailed for a model that cannot do it."""
+@contextmanager
+def task_of(
+    spec: EvalSpec, warm: WarmModel, questions: Sequence[Question], folders: Sequence[str]
+) -> Iterator[Task]:
+    """Yield the task that a spec names. folders: where functions of users are imported from.
+
+    Raises JobFailed for a model that cannot do it.
+    """
     if spec.task == CHOICE:
-        return MultipleChoice(warm)
-    if spec.task == PERPLEXITY:
-        return Perplexity(warm)
-    return Generation(spec, warm, questions)
+        yield MultipleChoice(warm)
+    elif spec.task == PERPLEXITY:
+        yield Perplexity(warm)
+    else:
+        with scorer(spec, [question.problem for question in questions], folders) as score:
+            yield Generation(spec, warm, score)

@@ -7,19 +7,24 @@ writes or uploads the run would die with all of it.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 WANDB = "wandb"
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
 def tracked(job_id: str, trackers: Collection[str]) -> Iterator[None]:
     """Give a training its run in each tracker, and end the run with the block.
 
-    A run of Weights & Biases has the id of the job: a resumed job continues it.
+    A run of Weights & Biases has the id of the job: a resumed job continues it. If it cannot be
+    ended, the log says so: the training is done.
     """
     if WANDB in trackers:
         os.environ["WANDB_RUN_ID"] = job_id
@@ -28,4 +33,11 @@ def tracked(job_id: str, trackers: Collection[str]) -> Iterator[None]:
         yield
     finally:
         if WANDB in trackers and (wandb := sys.modules.get(WANDB)) is not None:
-            wandb.finish()
+            _finish(wandb)
+
+
+def _finish(wandb: Any) -> None:
+    try:
+        wandb.finish()
+    except Exception:  # of the network, of the service: there are dozens
+        log.warning("the run of %s could not be ended", WANDB, exc_info=True)

@@ -98,7 +98,7 @@ class JobTrainer(CheckpointingTrainer):
             self._restore(checkpoint)
             return
         try:
-            with tracked(self.job.job_id, self.args.report_to):
+            with tracked(self.job.job_id, self.spec.report_to):
                 self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
                 self.progress.begin("end of the trackers' runs")
             self.progress.end()

@@ -65,7 +65,8 @@ def complete(engine: Engine, *requests: Request) -> list[list[TokenLogprob]]:
 def expected(model: Any, ids: list[int]) -> torch.Tensor:
     """Row t: log-probabilities of the token after ids[: t + 1]."""
     with torch.inference_mode():
-        return model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+        logits: torch.Tensor = model(torch.tensor([ids])).logits[0]
+    return logits.float().log_softmax(-1)
 
 
 def check(model: Any, ids: list[int], first: int, found: list[TokenLogprob], num_top: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +171,7 @@ def log_likelihood(model: Any, context: str, continuation: str) -> float:
 
 
 def test_choices_are_compared_by_the_log_likelihoods_of_transformers(job, tmp_path, model):
-    records = [
+    records: list[dict[str, Any]] = [
         {"question": f"{n}+{n}?", "choices": [str(2 * n), "cat", "a b c"], "answer": answer}
         for n, answer in ((1, 0), (2, "cat"), (3, "C"))
     ]
@@ -326,3 +328,59 @@ def test_the_engine_is_the_one_of_inference(job, model):
     warm = job.ctx.models.take("demo")
     assert scheduler.engine_of(warm) is scheduler.engine_of(warm)
     assert (id(model), "native") in scheduler._engines
+
+
+# --- Functions of users
+
+
+REWARDS = """
+import os
+
+def length(prompts, completions, answers):
+    print("not among the answers")
+    return [float(len(text)) for text in completions]
+
+def process(prompts, completions, answers):
+    return [float(os.getpid()) for _ in completions]
+
+def broken(prompts, completions, answers):
+    raise ValueError("no")
+
+def hanging(prompts, completions, answers):
+    import time
+    time.sleep(60)
+
+async def column(completions, number, **kwargs):
+    return [float(number[0]) for _ in completions]
+"""
+
+
+@pytest.fixture
+def own(job: tiny.Surroundings, tmp_path: Path) -> tiny.Surroundings:
+    (tmp_path / "evalrewards.py").write_text(REWARDS)
+    job.ctx = replace(job.ctx, code_folders=(str(tmp_path),))
+    return job
+
+
+def test_functions_of_users_run_in_a_process_of_their_own(own, tmp_path):
+    data = write(tmp_path / "d.jsonl", {"prompt": "1+1=", "number": 7})
+    names = ["evalrewards:length", "evalrewards:process", "evalrewards:column"]
+    evaluate(own, dataset=data, reward=names, max_tokens=5)
+    (row,) = rows_of(own)
+    (completion,) = row["completions"]
+    assert completion["scores"]["evalrewards:length"] == len(completion["text"])
+    assert completion["scores"]["evalrewards:process"] != os.getpid()
+    assert completion["scores"]["evalrewards:column"] == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("broken", "reward evalrewards:broken failed at .*evalrewards.py:12: ValueError: no"),
+        ("hanging", r"took longer than 0.5 s \(reward_timeout\) for row 1"),
+        ("missing", "evalrewards:missing must be a function of evalrewards"),
+    ],
+)
+def test_a_function_that_fails_ends_the_evaluation_with_its_reason(own, name, message):
+    with pytest.raises(JobFailed, match=message):
+        evaluate(own, samples=2, reward=[f"evalrewards:{name}"], max_tokens=2, reward_timeout=0.5)

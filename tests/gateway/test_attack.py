@@ -28,7 +28,7 @@ def gateway(tiny_model: Path) -> Iterator[Gateway]:
 
 
 def post(gateway: Gateway, body: bytes, path: str = CHAT) -> int | None:
-    """Send a body; return the answer's status, None for none within a moment."""
+    """Send a body; return the status of the response, None where none comes in 10 s."""
     headers = {"content-type": "application/json"}
     try:
         with httpx.Client(verify=False, trust_env=False) as client:

@@ -36,7 +36,7 @@ def connect(gateway: Gateway) -> socket.socket:
 
 
 def said(gateway: Gateway, request: bytes) -> bytes:
-    """What the gateway answers until it hangs up."""
+    """Send raw bytes; return what the gateway sends until it closes the connection."""
     with connect(gateway) as line:
         line.sendall(request)
         heard = b""

@@ -87,7 +87,7 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def serving(daemon: Daemon, model: Path) -> Iterator[Served]:
-    """A daemon that runs, with one more model while this lasts."""
+    """Load the model `chat` and yield a client of the daemon; unload the model at the end."""
     control.load_model(daemon.config, ModelConfig(name="chat", path=str(model)))
     served = Served(daemon)
     yield served
@@ -105,7 +105,7 @@ def served(shared_daemon: Daemon, chat_model: Path) -> Iterator[Served]:
 def answering(
     request: pytest.FixtureRequest, daemons: Callable[..., Daemon], chat_model: Path
 ) -> Iterator[Served]:
-    """Answers by a horse that stays, and by one for each answer."""
+    """Inference by a resident horse, and by one horse per request."""
     if request.param == "resident":
         yield request.getfixturevalue("served")
         return
@@ -399,7 +399,7 @@ def test_failed_job_has_the_reason(served):
 
 
 def fingerprints(served: Served, model: str) -> set[str | None]:
-    """What each of the four ways to ask a model gives as its fingerprint."""
+    """Return the `system_fingerprint` of chats and completions, whole and streamed."""
     chat = served.openai.chat.completions.create
     text = served.openai.completions.create
     of_chat: Any = {"model": model, "messages": [{"role": "user", "content": "1"}], "max_tokens": 3}

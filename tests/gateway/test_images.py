@@ -50,7 +50,7 @@ def url(content: bytes) -> str:
 
 
 def answered(gateway: Gateway, *contents: bytes) -> Execution:
-    """The job of a chat about images, answered."""
+    """Request a chat about images, complete its job as a worker, and return the job."""
     parts: list[Any] = [{"type": "image_url", "image_url": {"url": url(c)}} for c in contents]
     messages: Any = [{"role": "user", "content": parts}]
     with ThreadPoolExecutor(1) as pool:

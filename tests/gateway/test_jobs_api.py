@@ -1,4 +1,4 @@
-"""`/v1/warmd/…`: jobs of all kinds over HTTP, live events, and who may change what."""
+"""`/v1/warmd/…`: jobs of all kinds over HTTP, live events, and what needs the token."""
 
 from __future__ import annotations
 

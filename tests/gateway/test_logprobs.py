@@ -37,7 +37,8 @@ def demo() -> tuple[Any, Any]:
 def expected(demo: tuple[Any, Any], ids: list[int]) -> torch.Tensor:
     """Row t: log-probabilities of the token after ids[: t + 1]."""
     with torch.inference_mode():
-        return demo[0](torch.tensor([ids])).logits[0].log_softmax(-1)
+        logits: torch.Tensor = demo[0](torch.tensor([ids])).logits[0]
+    return logits.log_softmax(-1)
 
 
 def test_an_echoed_prompt_and_its_completion_have_the_logprobs_of_transformers(openai, demo):

@@ -1,4 +1,4 @@
-"""The dashboard in a real browser, with a real daemon: what people see and can do there."""
+"""The dashboard in a real browser, with a real daemon: views, actions and accessibility."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def finished(daemon: Daemon) -> str:
 
 
 def assert_clean(browser: Browser) -> None:
-    """No violation of accessibility, no error in the console, nothing wider than the window."""
+    """Assert that axe-core finds nothing, the console has no error, and nothing overflows."""
     assert browser.axe() == []
     assert browser.problems() == []
     wide = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"

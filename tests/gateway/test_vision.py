@@ -1,4 +1,4 @@
-"""Images from OpenAI's client to the model, through gateway, queue and worker."""
+"""Chats about images by OpenAI's client, through gateway, queue, worker and vision encoder."""
 
 from __future__ import annotations
 

@@ -199,13 +199,13 @@ def test_the_command_line_works_and_the_doctor_names_the_kind_that_is_left_out(s
     check = doctor.check_kinds()
     assert (check.result, check.found) == (
         "warn",
-        "6 of warmd; not usable: odd of odd-package: RuntimeError: too old",
+        "7 of warmd; not usable: odd of odd-package: RuntimeError: too old",
     )
 
 
 @pytest.mark.slow
 def test_the_doctor_names_a_kind_whose_jobs_would_fail(lines):
-    assert doctor.check_kinds().found == "6 of warmd, from outside: lines"
+    assert doctor.check_kinds().found == "7 of warmd, from outside: lines"
     (lines / "warmd_lines" / "kind.py").write_text("import not_there")
     check = doctor.check_kinds()
     assert check.result == "warn"

@@ -149,3 +149,9 @@ def test_checking_for_due_jobs_takes_constant_time(place: Workplace):
     few = cost_of_a_look(place)
     wait_too(range(200, 400))
     assert cost_of_a_look(place) < 1.5 * few < 400
+
+
+def test_a_delay_begins_at_the_time_of_redis(place: Workplace):
+    job_id = place.submit(delay_s=100)
+    due: Any = place.connection.zscore("rq:scheduled:infer", job_id)
+    assert 98 <= due - place.store.clock() <= 100

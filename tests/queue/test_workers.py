@@ -75,3 +75,15 @@ def test_garbage_in_workers_lists_does_not_stop_the_requeuing(place: Workplace):
     begin(place)
     assert place.registry.requeue_unregistered() == [job_id]
     assert place.connection.zcard("rq:wip:infer") == 0
+
+
+def test_a_job_that_a_killed_rq_worker_had_popped_is_requeued_at_the_second_look(
+    place: Workplace,
+):
+    queue = place.store.queue("infer")
+    job_id = place.submit()
+    place.connection.lmove(queue.key, queue.intermediate_queue_key, "LEFT", "RIGHT")
+    assert place.registry.requeue_unregistered() == []  # the worker may live
+    assert place.registry.requeue_unregistered() == [job_id]
+    assert place.connection.lrange(queue.key, 0, -1) == [job_id.encode()]
+    assert place.registry.requeue_unregistered() == []

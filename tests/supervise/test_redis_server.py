@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import redis
 from daemons import Daemon
 from desks import Desk
 from hanging_proxy import HangingProxy
@@ -177,7 +178,7 @@ def test_an_unreachable_redis_is_reported(make_daemon: MakeDaemon):
 
 
 @contextmanager
-def external_tls(folder: Path) -> Iterator[tuple[int, Path]]:
+def external_tls(folder: Path, *more: str) -> Iterator[tuple[int, Path]]:
     """A server with a password and TLS; its port and its certificate."""
     key, certificate = folder / "key.pem", folder / "cert.pem"
     subprocess.run(
@@ -194,8 +195,19 @@ def external_tls(folder: Path) -> Iterator[tuple[int, Path]]:
         tls_port = probe.getsockname()[1]
     options = ["--tls-port", str(tls_port), "--tls-cert-file", str(certificate)]
     options += ["--tls-key-file", str(key), "--tls-auth-clients", "no"]
-    with external(folder, *options):
+    with external(folder, *options, *more):
         yield tls_port, certificate
+
+
+def test_redis_may_require_a_client_certificate(tmp_path: Path):
+    required = ("--tls-auth-clients", "yes", "--tls-ca-cert-file", str(tmp_path / "cert.pem"))
+    with external_tls(tmp_path, *required) as (port, certificate):
+        url = tls_url(port, certificate)
+        with keys.connect_once(url) as connection, pytest.raises(redis.ConnectionError):
+            connection.ping()
+        own = f"&ssl_certfile={certificate}&ssl_keyfile={certificate.with_name('key.pem')}"
+        with keys.connect_once(url + own) as connection:
+            assert connection.ping()
 
 
 def tls_url(port: int, certificate: Path) -> str:

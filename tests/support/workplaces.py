@@ -85,7 +85,13 @@ class Workplace:
         self.redis.process.send_signal(signal.SIGCONT)
 
     def worker(
-        self, *, slots: int = 4, is_shared: bool = False, lease_s: float = 15.0, **environment: str
+        self,
+        *,
+        slots: int = 4,
+        is_shared: bool = False,
+        lease_s: float = 15.0,
+        labels: dict[str, str] | None = None,
+        **environment: str,
     ) -> subprocess.Popen[bytes]:
         """Start a worker of queue infer and wait until it listens."""
         isolation = "resident" if slots > 1 else "fork"
@@ -95,6 +101,7 @@ class Workplace:
             name=NAME,
             is_shared=is_shared,
             lease_s=lease_s,
+            labels=labels or {},
         )
         with open(self.home.log, "ab") as log:
             worker = subprocess.Popen(

@@ -202,3 +202,28 @@ def test_kinds_that_do_not_train_have_no_init_from(shared_daemon):
     done = warmd("submit", "encode", "--init-from", "x", home=shared_daemon.home.path)
     assert done.is_refusal(2)
     assert "No such option" in done.err
+
+
+def test_sft_dpo_grpo_and_lora_continue_from_one_another(shared_daemon, tmp_path):
+    home = shared_daemon.home.path
+    pairs = tmp_path / "pairs.jsonl"
+    rows = [{"prompt": f"{n}+1=", "chosen": f"{n + 1}", "rejected": "0"} for n in range(6)]
+    pairs.write_bytes(b"\n".join(map(orjson.dumps, rows)))
+    texts = tmp_path / "texts.jsonl"
+    texts.write_bytes(b"\n".join(orjson.dumps({"text": row["prompt"]}) for row in rows))
+    grpo = ("grpo", "--samples", "2", "--num-generations", "2", "--max-completion-length", "4")
+    jobs = [
+        finished(shared_daemon, warmd("submit", *words, home=home))
+        for words in (
+            ("sft", "--model", "tiny", "--dataset", str(texts)),
+            ("dpo", "--init-from", "-", "--dataset", str(pairs)),
+            (*grpo, "--init-from", "-"),
+            (*grpo, "--init-from", "-", "--lora", "2"),
+        )
+    ]
+    origins = [job["init_from"] for job in jobs]
+    assert origins == [None, *(job["id"] for job in jobs[:-1])]
+    weights = [Path(job["run_dir"]) / "model" / "model.safetensors" for job in jobs[:3]]
+    begun = [Path(job["run_dir"]) / "init" / "model.safetensors" for job in jobs[1:]]
+    assert all(one.samefile(other) for one, other in zip(weights, begun, strict=True))
+    assert (Path(jobs[3]["run_dir"]) / "model" / "adapter_model.safetensors").is_file()

@@ -39,3 +39,14 @@ def test_nothing_is_sent_for_a_job_that_reports_elsewhere(ends):
     with tracked("sft-1", ["tensorboard"]):
         assert os.environ["WANDB_RUN_ID"] == ""
     assert ends == []
+
+
+def test_a_run_that_cannot_be_ended_does_not_fail_the_training(ends, monkeypatch, caplog):
+    def fail() -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(sys.modules["wandb"], "finish", fail)
+    with tracked("sft-1", ["wandb"]):
+        pass
+    assert "the run of wandb could not be ended" in caplog.text
+    assert "no network" in caplog.text

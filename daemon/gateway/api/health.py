@@ -13,6 +13,7 @@ from ....configs.config import DaemonConfig
 from ....configs.queues import INFER
 from ....jobs.errors import Unavailable
 from ...client import control
+from ...client.client import Client
 from ..core.state import StateDep
 from ..http.errors import RESPONSES, ErrorBody, unavailable
 
@@ -27,8 +28,10 @@ class Health(BaseModel):
     status: Literal["ok"]
 
 
-def unready_reason(config: DaemonConfig) -> str | None:
-    """Return why no worker can take requests now, or None. Sends a request to the daemon."""
+def unready_reason(config: DaemonConfig, client: Client) -> str | None:
+    """Return why no worker can take requests now, or None. Asks the daemon, or Redis for nodes."""
+    if not config.workers:
+        return None if client.serving(INFER) else "no node takes jobs of the queue infer"
     if not any(worker.queue == INFER for worker in config.workers):
         return "the daemon has no worker for the queue infer"
     ready = control.ready(config, timeout_s=_TIMEOUT_S)
@@ -43,7 +46,7 @@ def unready_reason(config: DaemonConfig) -> str | None:
 async def health(state: StateDep) -> Any:
     """Report whether a worker can take requests."""
     try:
-        reason = await state.in_control_thread(unready_reason, state.config)
+        reason = await state.in_control_thread(unready_reason, state.config, state.client)
     except Unavailable as error:
         reason = str(error)
     if reason is not None:

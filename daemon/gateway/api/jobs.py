@@ -61,6 +61,7 @@ class JobView(BaseModel):
     scheduled_at: float | None
     position: int | None
     after: list[str]
+    needs: dict[str, str]
     worker: str | None
     seconds_per_step: float | None
     eta_s: float | None

@@ -22,6 +22,7 @@ from redis.backoff import NoBackoff
 from ....configs.queues import INFER
 from ...client.client import Client
 from ...queue import keys, stream
+from ...queue.clients import async_client
 from ...queue.jobs import ENDED, Job
 from ...runs import events
 from ..http.errors import unavailable
@@ -49,6 +50,8 @@ class JobState:
         return self.status is None or self.status in _ENDED
 
 
+_CONNECTIONS = 10  # one for the blocking read, one for the state of jobs
+
 Item = dict[str, Any] | JobState
 _Inbox = asyncio.Queue[Item | None]  # None: the gateway stops
 
@@ -58,8 +61,9 @@ class EventReader:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._redis = redis.asyncio.Redis.from_url(
+        self._redis = async_client(
             client.url,
+            max_connections=_CONNECTIONS,
             socket_timeout=_BLOCK_MS / 1000 + 5,  # longer than a blocking read
             retry=Retry(NoBackoff(), 0),  # a reconnect would change the client id of the reader
         )

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Annotated, Any, TypeVar, cast
 
-import redis.asyncio
 from fastapi import Depends, Request
 
 from ....configs.config import DaemonConfig
@@ -19,6 +18,7 @@ from ....jobs.errors import SpecError, WarmdError
 from ....jobs.spec import Spec
 from ...client.client import Client
 from ...host.image_store import ImageStore
+from ...queue.clients import async_client
 from ..http.errors import ApiError
 from .eta import StartEstimator, next_training_s
 from .event_reader import EventReader
@@ -46,9 +46,8 @@ class AppState:
         self.config = config
         self.client = Client(config)
         self.client.url = url
-        # Blocking: with the default pool, hundreds of simultaneous requests raise an error.
-        pool = redis.asyncio.BlockingConnectionPool.from_url(url, max_connections=_CONNECTIONS)
-        self.redis = redis.asyncio.Redis.from_pool(pool)
+        # It waits for a connection: by default, hundreds of simultaneous requests raise an error.
+        self.redis = async_client(url, max_connections=_CONNECTIONS)
         self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="http")
         # One thread: parsing holds the GIL, so a second one would not help.
         self._parser_pool = ThreadPoolExecutor(1, thread_name_prefix="bodies")

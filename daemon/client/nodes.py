@@ -1,0 +1,43 @@
+"""The nodes that share a Redis: which there are, and asking one to leave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...configs.labels import unmet
+from ...configs.queues import QUEUES
+from ..queue.nodes import DRAINING, SILENT, Node, NodeRegistry
+from .connection import ClientConnection, needs_redis
+
+
+class Nodes(ClientConnection):
+    """What users do with nodes."""
+
+    @needs_redis
+    def nodes(self) -> list[Node]:
+        """Return all nodes by name; one that has been silent for a day is not listed any more."""
+        return NodeRegistry(self.connection).all()
+
+    @needs_redis
+    def drain(self, text: str) -> Node:
+        """Ask the node of a name, or of a unique prefix of one, to leave; return it.
+
+        It takes no more jobs, and leaves when the running ones have ended. Raises NotFound and
+        SpecError.
+        """
+        registry = NodeRegistry(self.connection)
+        node = registry.find(text)
+        registry.request_drain(node.name)
+        return node
+
+    @needs_redis
+    def serving(self, queue: str) -> list[Node]:
+        """Return the nodes that take jobs from a queue now."""
+        away = (SILENT, DRAINING)
+        return [n for n in self.nodes() if queue in n.queues and n.state not in away]
+
+    @needs_redis
+    def unmet_needs(self, needs: Mapping[str, str]) -> dict[str, str]:
+        """Return the needs that the best of the present nodes does not meet; empty if one does."""
+        labels = [node.labels for queue in QUEUES for node in self.serving(queue)]
+        return min((unmet(needs, own) for own in labels), key=len, default=dict(needs))

@@ -1,0 +1,161 @@
+"""The nodes: the daemons that share a Redis, each with its labels, jobs and latest heartbeat.
+
+All times are Redis' clock, so that it does not matter whether the clocks of the machines agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import orjson
+import redis
+
+from ...jobs.errors import NotFound, SpecError
+from . import keys
+from .election import leader
+from .lease import LEASE_S
+
+BEAT_S = LEASE_S / 5  # between two heartbeats
+_FORGOTTEN_S = 86_400.0  # after which a silent node is removed from the list
+
+READY, STARTING, DRAINING, SILENT = "ready", "starting", "draining", "silent"
+
+# Stores the record and the heartbeat of a node. KEYS: records, heartbeats, drains; ARGV: node,
+# record. Returns whether the node is asked to leave.
+_BEAT = """
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+redis.call('ZADD', KEYS[2], redis.call('TIME')[1], ARGV[1])
+return redis.call('HEXISTS', KEYS[3], ARGV[1])
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRecord:
+    """What a node reports of itself."""
+
+    machine: str
+    version: str  # of warmd
+    schema: int  # latest format of run directories that it reads
+    labels: Mapping[str, str]
+    queues: Mapping[str, int]  # queue -> jobs at a time; empty for a gateway alone
+    pid: int  # of the supervisor
+    home: str
+    state: str  # READY, STARTING or DRAINING
+    jobs: list[str]  # that its workers hold
+    jobs_taken: int  # since it was started
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node(NodeRecord):
+    """A node as others see it; `state` may also be SILENT."""
+
+    name: str
+    heartbeat: float  # unix seconds
+    silent_s: float  # since then
+    is_draining: bool  # `warmd drain` has asked it to leave
+    is_leader: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class NodeRegistry:
+    """All nodes of one Redis."""
+
+    def __init__(self, connection: redis.Redis) -> None:
+        self._connection = connection
+
+    def beat(self, name: str, record: NodeRecord) -> bool:
+        """Store a heartbeat; return whether the node is asked to leave."""
+        all_keys = (keys.NODES, keys.NODE_BEATS, keys.NODE_DRAINS)
+        document: Any = orjson.dumps(asdict(record))
+        return bool(self._connection.eval(_BEAT, 3, *all_keys, name, document))
+
+    def remove(self, *names: str) -> None:
+        """Remove nodes that have left."""
+        with self._connection.pipeline() as pipeline:
+            pipeline.hdel(keys.NODES, *names)
+            pipeline.zrem(keys.NODE_BEATS, *names)
+            pipeline.hdel(keys.NODE_DRAINS, *names)
+            pipeline.execute()
+
+    def withdraw_drain(self, name: str) -> None:
+        """Drop a request to leave, at a new start of the node."""
+        self._connection.hdel(keys.NODE_DRAINS, name)
+
+    def request_drain(self, name: str) -> None:
+        """Ask a node to leave: it sees it with its next heartbeat, also after a crash."""
+        seconds, _ = self._time()
+        self._connection.hset(keys.NODE_DRAINS, name, str(seconds))
+
+    def all(self) -> list[Node]:
+        """Return all nodes by name, silent ones too. Records that are not valid are left out."""
+        now, _ = self._time()
+        with self._connection.pipeline() as pipeline:
+            pipeline.hgetall(keys.NODES)
+            pipeline.zrange(keys.NODE_BEATS, 0, -1, withscores=True)
+            pipeline.hkeys(keys.NODE_DRAINS)
+            records, beats, drains = pipeline.execute()
+        beat_of = {keys.text(name): at for name, at in beats}
+        asked = {keys.text(name) for name in drains}
+        first = leader(self._connection)
+        nodes = []
+        for raw_name, raw in records.items():
+            name = keys.text(raw_name)
+            known = _parse(raw)
+            if known is None or name not in beat_of:
+                continue
+            silent_s = max(float(now) - beat_of[name], 0.0)
+            if silent_s > LEASE_S:
+                known["state"] = SILENT
+            nodes.append(
+                Node(
+                    **known,
+                    name=name,
+                    heartbeat=beat_of[name],
+                    silent_s=silent_s,
+                    is_draining=name in asked or known["state"] == DRAINING,
+                    is_leader=name == first,
+                )
+            )
+        return sorted(nodes, key=lambda node: node.name)
+
+    def find(self, text: str) -> Node:
+        """Return the node that a name or a unique prefix names. Raises NotFound and SpecError."""
+        nodes = self.all()
+        found = [n for n in nodes if n.name == text] or [
+            n for n in nodes if text and n.name.startswith(text)
+        ]
+        if len(found) == 1:
+            return found[0]
+        names = ", ".join(node.name for node in found or nodes) or "none"
+        if found:
+            raise SpecError("node", f"must name one node, got {text!r}: it may be {names}")
+        raise NotFound(f"node: no node {text[:80]!r} here: there are {names}")
+
+    def forget_old(self) -> None:
+        """Remove nodes that were silent for a day."""
+        now, _ = self._time()
+        old: Any = self._connection.zrangebyscore(keys.NODE_BEATS, 0, now - _FORGOTTEN_S)
+        if old:
+            self.remove(*map(keys.text, old))
+
+    def _time(self) -> tuple[int, int]:
+        found: Any = self._connection.time()
+        return int(found[0]), int(found[1])
+
+
+_FIELDS = {field.name for field in fields(NodeRecord)}
+
+
+def _parse(raw: bytes) -> dict[str, Any] | None:
+    """The fields of a record; other versions may write more, and must not write fewer."""
+    try:
+        document = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(document, dict) or not document.keys() >= _FIELDS:
+        return None
+    return {name: document[name] for name in _FIELDS}

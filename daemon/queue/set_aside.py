@@ -1,0 +1,105 @@
+"""Queued jobs that wait for a node with certain labels.
+
+A job is queued as any other. A worker that pops it and lacks a label sets it aside, next to the
+queue, where only workers with the labels find it. So a pop stays one command, and a job is set
+aside once, however many workers cannot run it. A job that needs a later format of run directories
+than this version knows (`schema`) is refused in the same way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+from redis.client import Pipeline
+from rq.job import Job, JobStatus
+from rq.suspension import WORKERS_SUSPENDED
+
+from ...configs.labels import Labels, line_of, parse_line, unmet
+from . import keys
+from .records import JobRecords, text_or_none
+from .transactions import change
+
+# Moves the oldest of the jobs that are set aside to the list of a worker. KEYS: that list, the set
+# of needs, and a sorted set for each of the needs in ARGV. Returns the id; forgets empty sets.
+_TAKE = """
+local best, from, oldest
+for i = 3, #KEYS do
+  local first = redis.call('ZRANGE', KEYS[i], 0, 0, 'WITHSCORES')
+  if #first == 0 then
+    redis.call('SREM', KEYS[2], ARGV[i - 2])
+  elseif not best or tonumber(first[2]) < oldest then
+    best, from, oldest = first[1], KEYS[i], tonumber(first[2])
+  end
+end
+if best then
+  redis.call('ZREM', from, best)
+  redis.call('RPUSH', KEYS[1], best)
+end
+return best
+"""
+
+
+class SetAside(JobRecords):
+    """Sets jobs aside and finds them again."""
+
+    def needs_of(self, job: Job) -> dict[str, str]:
+        """The labels that the job needs."""
+        return parse_line(text_or_none(self.connection.hget(job.key, keys.FIELD_NEEDS)) or "")
+
+    def set_aside(
+        self, popped: bytes, queue: str, worker: str, labels: Labels
+    ) -> tuple[str, dict[str, str]] | None:
+        """Set a job aside that was popped for a worker with these labels and needs others.
+
+        Returns its id and the unmet needs; None if the worker may begin it.
+        """
+        job_id = keys.text(popped)
+        raw: Any = self.connection.hget(Job.key_for(job_id), keys.FIELD_NEEDS)
+        needs = parse_line(text_or_none(raw) or "")
+        missing = unmet(needs, labels)
+        job = self.fetch(job_id) if missing else None
+        if job is None or job.origin != queue:
+            return None
+        line = line_of(needs)
+
+        def write(pipeline: Pipeline) -> None:
+            pipeline.lrem(keys.taken(worker), 1, job_id)
+            pipeline.sadd(keys.needs(queue), line)
+            pipeline.zadd(keys.set_aside(queue, line), {job_id: job.created_at.timestamp()})
+
+        is_done = change(self.connection, job, (JobStatus.QUEUED,), write)
+        return (job_id, missing) if is_done else None
+
+    def offers(self, queue: str, labels: Labels) -> tuple[bool, list[str]]:
+        """Whether workers are to take jobs (`rq suspend`), and the needs that the labels meet.
+
+        The needs are those for which jobs of the queue may be set aside.
+        """
+        with self.connection.pipeline(transaction=False) as pipeline:
+            pipeline.exists(WORKERS_SUSPENDED)
+            pipeline.smembers(keys.needs(queue))
+            is_suspended, lines = pipeline.execute()
+        met = [line for line in map(keys.text, lines) if not unmet(parse_line(line), labels)]
+        return not is_suspended, sorted(met)
+
+    def take_set_aside(self, queue: str, worker: str, lines: list[str]) -> bytes | None:
+        """Pop the oldest job with one of these needs for a worker; return its id."""
+        zsets = [keys.set_aside(queue, line) for line in lines]
+        taken = (keys.taken(worker), keys.needs(queue), *zsets)
+        found: Any = self.connection.eval(_TAKE, len(taken), *taken, *lines)
+        return found if found is None else bytes(found)
+
+    def _leave_set_aside(self, job: Job, pipeline: Pipeline, needs: Labels) -> None:
+        """Remove a job that will wait no more, in the transaction that changes it."""
+        if needs:
+            pipeline.zrem(keys.set_aside(job.origin, line_of(needs)), job.id)
+
+
+def members(connection: redis.Redis, queue: str) -> list[bytes]:
+    """The ids of all jobs of a queue that are set aside."""
+    lines: Any = connection.smembers(keys.needs(queue))
+    with connection.pipeline(transaction=False) as pipeline:
+        for line in sorted(map(keys.text, lines)):
+            pipeline.zrange(keys.set_aside(queue, line), 0, -1)
+        return [job_id for found in pipeline.execute() for job_id in found]

@@ -1,0 +1,154 @@
+"""Scores completions one prompt at a time; functions of users run in a process of their own.
+
+A job of the queue infer shares its process with others, so it must not run code of a user. The
+process is a new one (the job has threads: no fork), ends with the job, and speaks JSON lines: no
+pickle. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from select import select
+from typing import IO, Any, TypeAlias
+
+import orjson
+
+from ..errors import JobFailed
+from ..user_code.modules import own_modules
+from .options import RewardsSpec
+from .problems import Problem, columns_of
+from .prompts import Prompt
+from .reward_calls import as_trl_calls
+from .rewards import Reward
+from .user_rewards import KeywordReward, is_async
+
+# The scores of completions of a prompt, by reward; None: it does not judge the completion.
+Scores: TypeAlias = dict[str, list[float | None]]
+Score: TypeAlias = Callable[[Prompt, Sequence[str]], Scores]
+
+
+@contextmanager
+def scorer(
+    spec: RewardsSpec, problems: Sequence[Problem], folders: Sequence[str]
+) -> Iterator[Score]:
+    """Yield what scores completions by the rewards of a spec.
+
+    folders: where functions of users are imported from. Calls raise JobFailed.
+    """
+    if not spec.has_own_rewards:
+        functions = spec.reward_functions(problems)
+        yield lambda prompt, completions: score(functions, prompt, completions)
+        return
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    columns = columns_of(one.columns for one in problems)
+    with process:  # waits for its end
+        try:
+            yield _Remote(process, spec, columns, folders)
+        except BaseException:
+            process.kill()  # it may hang in a reward
+            raise
+
+
+def score(
+    functions: Mapping[str, Reward | KeywordReward], prompt: Prompt, completions: Sequence[str]
+) -> Scores:
+    """Return the scores of the completions of a prompt. Raises JobFailed."""
+    import asyncio
+
+    count = len(completions)
+    keywords: dict[str, Any] = {
+        "prompts": [prompt.text] * count,
+        "completions": list(completions),
+        "completion_ids": [[]] * count,
+        "trainer_state": None,
+        "log_extra": lambda column, values: None,
+        "log_metric": lambda name, value: None,
+        "row": [prompt] * count,
+    }
+    found: Scores = {}
+    for name, call in zip(functions, as_trl_calls(functions, [prompt]), strict=True):
+        found[name] = asyncio.run(call(**keywords)) if is_async(call) else call(**keywords)
+    return found
+
+
+class _Remote:
+    """The process that runs the rewards, as the job sees it."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        spec: RewardsSpec,
+        columns: Sequence[str],
+        folders: Sequence[str],
+    ) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._input, self._output = process.stdin, process.stdout
+        self._limit_s = spec.reward_timeout
+        names = RewardsSpec.options()
+        options = {name: value for name, value in spec.to_json().items() if name in names}
+        self._send({"options": options, "columns": list(columns), "folders": list(folders)})
+
+    def __call__(self, prompt: Prompt, completions: Sequence[str]) -> Scores:
+        """Raises JobFailed for an error of a reward, its end, and after the time limit."""
+        self._send({"prompt": asdict(prompt), "completions": list(completions)})
+        if self._limit_s is not None and not select([self._output], [], [], self._limit_s)[0]:
+            raise JobFailed(
+                f"reward: took longer than {self._limit_s:g} s (reward_timeout) for row "
+                f"{prompt.row}"
+            )
+        line = self._output.readline()
+        if not line:
+            raise JobFailed(f"reward: its process ended at row {prompt.row}: see `warmd logs`")
+        answer: dict[str, Any] = orjson.loads(line)
+        if "error" in answer:
+            raise JobFailed(answer["error"])
+        scores: Scores = answer["scores"]
+        return scores
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self._input.write(orjson.dumps(message, option=orjson.OPT_NON_STR_KEYS) + b"\n")
+            self._input.flush()
+        except OSError as error:
+            raise JobFailed("reward: its process has ended: see `warmd logs`") from error
+
+
+def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer requests until the job closes its end."""
+    head = orjson.loads(requests.readline())
+    spec = RewardsSpec.parse(head["options"])
+    columns = dict.fromkeys(head["columns"])
+    functions: dict[str, Reward | KeywordReward] = {}
+    with own_modules(head["folders"]):
+        for line in requests:
+            try:
+                if not functions:
+                    functions = spec.reward_functions([Problem("", None, 1, columns)])
+                request = orjson.loads(line)
+                found = score(functions, Prompt(**request["prompt"]), request["completions"])
+                answer: dict[str, Any] = {"scores": found}
+            # Also SystemExit: it is the reward that wants to end, not the job.
+            except (Exception, SystemExit) as error:
+                answer = {"error": str(error) or type(error).__name__}
+            answers.write(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
+            answers.flush()
+
+
+def _main() -> None:
+    import os
+
+    # What a reward prints must not get among the answers.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    _serve(sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    _main()

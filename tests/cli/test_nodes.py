@@ -1,0 +1,81 @@
+"""`nodes`, `drain`, `node` and `gateway` as they are typed."""
+
+from __future__ import annotations
+
+import pytest
+from desks import Desk
+
+from warmd.daemon.queue.nodes import NodeRecord, NodeRegistry
+
+
+@pytest.fixture
+def cluster(desk: Desk) -> Desk:
+    """A desk with one node."""
+    record = NodeRecord(
+        machine="gpu7",
+        version="1.2.3",
+        schema=1,
+        labels={"gpu": "h200", "machine": "gpu7", "memory": "64000000000"},
+        queues={"train": 2},
+        pid=7,
+        home="/home",
+        state="ready",
+        jobs=["grpo-1"],
+        jobs_taken=3,
+    )
+    NodeRegistry(desk.client.connection).beat("gpu7-abcd", record)
+    return desk
+
+
+def test_nodes_are_listed_for_people_and_for_programs(cluster: Desk):
+    (row,) = cluster.warmd("nodes").out.splitlines()[1:]
+    shown = row.split()
+    assert shown[:5] == ["gpu7-abcd", "ready", "1.2.3", "train=2", "gpu=h200,memory=64GB"]
+    assert shown[-1] == "grpo-1"
+    (found,) = cluster.rows("nodes")
+    assert (found["name"], found["labels"]["gpu"], found["jobs_taken"]) == ("gpu7-abcd", "h200", 3)
+
+
+def test_drain_marks_a_node_and_refuses_unknown_ones(cluster: Desk):
+    assert cluster.warmd("drain", "gpu").out == "draining gpu7-abcd: runs grpo-1\n"
+    assert cluster.rows("nodes")[0]["is_draining"]
+    assert "ready, to drain" in cluster.warmd("nodes").out
+    unknown = cluster.warmd("drain", "gpu8")
+    assert unknown.is_refusal(2)
+    assert "no node 'gpu8' here: there are gpu7-abcd" in unknown.err
+
+
+def test_submit_says_when_no_machine_has_the_labels(cluster: Desk):
+    fits = cluster.warmd(*cluster.grpo, "--needs", "gpu=h200,memory=64G")
+    assert (fits.code, fits.err) == (0, "")
+    waits = cluster.warmd(*cluster.grpo, "--needs", "gpu=h200,memory=65G")
+    assert waits.code == 0
+    assert waits.err.startswith("No machine has memory=65G now: the job waits for one.")
+    assert cluster.rows("show", waits.out.strip())[0]["needs"] == {"gpu": "h200", "memory": "65G"}
+    wrong = cluster.warmd(*cluster.grpo, "--needs", "gpu")
+    assert wrong.is_refusal(2)
+    assert len(cluster.rows("queue")) == 2
+
+
+@pytest.mark.parametrize("command", ["node", "gateway"])
+def test_a_node_without_a_shared_redis_is_refused(desk: Desk, command: str, monkeypatch):
+    monkeypatch.delenv("WARMD_REDIS_URL", raising=False)
+    done = desk.warmd(command)
+    assert done.is_refusal(2)
+    assert "redis_url: must be given: --redis URL" in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (("--queues", "gpu"), "queues"),
+        (("--labels", "gpu"), "labels"),
+        (("--idle-exit", "soon"), "idle_exit"),
+        (("--max-jobs", "0"), "max_jobs"),
+        (("--redis", "http://x"), "redis_url"),
+    ],
+)
+def test_wrong_options_of_a_node_are_refused(desk: Desk, options, field):
+    done = desk.warmd("node", "--redis", "redis://127.0.0.1:1", *options)
+    assert done.is_refusal(2)
+    assert f"Error: {field}: must be " in done.err

@@ -1,0 +1,104 @@
+"""Infer jobs with several prompts, token ids, echo and log-probabilities."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import tiny
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from warmd.jobs.engine.request import TokenLogprob
+from warmd.jobs.errors import JobFailed, SpecError
+from warmd.jobs.infer.kind import run
+from warmd.jobs.infer.options import InferSpec
+from warmd.jobs.infer.token_texts import TokenTexts
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """One for all tests: an engine lives as long as its process."""
+    return tiny.model(positions=128)
+
+
+@pytest.fixture
+def job(tmp_path: Path, model: Any) -> tiny.Surroundings:
+    return tiny.surroundings(tmp_path / "job", model)
+
+
+def answer(job: tiny.Surroundings, **options: Any) -> dict[str, Any]:
+    if "prompts" in options:
+        options["prompts"] = orjson.dumps(options["prompts"]).decode()
+    spec = InferSpec.parse({"temperature": 0, "max_tokens": 5, **options})
+    return run(spec, job.ctx)
+
+
+def test_prompts_are_answered_together_as_alone(job):
+    texts = ["1+1=", "ab", "x" * 40]
+    alone = [answer(job, prompt=text)["choices"][0]["text"] for text in texts]
+    together = answer(job, prompts=texts)
+    assert [choice["text"] for choice in together["choices"]] == alone
+    assert [choice["index"] for choice in together["choices"]] == [0, 1, 2]
+    assert together["usage"]["prompt_tokens"] == sum(map(len, texts))
+    ids = [tiny.tokenizer()(text)["input_ids"] for text in texts]
+    assert [choice["text"] for choice in answer(job, prompts=ids)["choices"]] == alone
+    streamed = [""] * 3
+    for event in job.of_type("text")[-100:]:
+        streamed[event["index"]] = event["text"] or streamed[event["index"]]
+
+
+def test_an_echoed_prompt_opens_the_text_and_its_events(job):
+    plain = answer(job, prompt="1+1=")["choices"][0]["text"]
+    job.events.clear()
+    (choice,) = answer(job, prompt="1+1=", echo=True, logprobs=1)["choices"]
+    assert choice["text"] == "1+1=" + plain
+    assert "".join(event["text"] for event in job.of_type("text")) == choice["text"]
+    entries = [entry for event in job.of_type("text") for entry in event["logprobs"]]
+    assert entries == choice["logprobs"]
+    assert "".join(entry["token"] for entry in entries) == choice["text"]
+    assert (entries[0]["logprob"], entries[0]["top"]) == (None, None)
+    assert all(len(entry["top"]) == 1 for entry in entries[1:])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompts": "1"}, "prompts: must be a JSON list of 1 to 1024, got int"),
+        ({"prompts": "["}, "prompts: must be a JSON list, got '['"),
+        ({"prompts": "[]"}, "prompts: must be a JSON list of 1 to 1024, got 0"),
+        ({"prompts": '["a", ""]'}, "prompts: [1] must be a text or token ids"),
+        ({"prompts": "[[1, -1]]"}, "prompts: [0] must be a text or token ids"),
+        ({"prompts": "[[true]]"}, "prompts: [0] must be a text or token ids"),
+        ({"prompts": '["a"]', "prompt": "b"}, "prompt: must be given, or else messages, prompts"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens: must be at least 1 without echo, got 0"),
+        ({"messages": '[{"role": "user", "content": "a"}]', "echo": True}, "echo: must go with"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs: must be an integer of at least 0 and at most"),
+    ],
+)
+def test_wrong_prompts_are_refused_in_one_line(options, message):
+    with pytest.raises(SpecError) as refused:
+        InferSpec.parse(options)
+    assert str(refused.value).startswith(message)
+
+
+def test_a_token_outside_the_vocabulary_fails_the_job(job):
+    with pytest.raises(JobFailed, match="prompt: token 5000 is not among the"):
+        answer(job, prompts=[[1, 5000]])
+
+
+def test_the_parts_of_a_character_have_their_own_bytes():
+    character = "é".encode()
+    vocabulary = {chr(256 + n) if n < 33 else chr(n): n for n in (*range(33, 127), 97)}
+    by_byte = {value: chr(value) for value in (*range(161, 173), *range(174, 256))}
+    pieces = [by_byte[byte] for byte in character]
+    vocabulary |= {piece: 200 + place for place, piece in enumerate(pieces)}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    texts = TokenTexts(PreTrainedTokenizerFast(tokenizer_object=core))
+    found = [texts.entry(TokenLogprob(200 + place, -1.0)) for place in range(len(pieces))]
+    assert bytes(byte for entry in found for byte in entry["bytes"]) == character
+    assert texts.entry(TokenLogprob(97, -1.0))["bytes"] == [97]

@@ -1,0 +1,186 @@
+"""What a Redis must be like to hold jobs, and Redis behind Sentinel."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import redis
+from waiting import wait_until
+from workplaces import Workplace, workplace
+
+from warmd.configs.sentinel import parse_sentinel
+from warmd.configs.values import ConfigError, redacted_url, redis_url
+from warmd.daemon.queue import health, keys
+from warmd.daemon.queue.jobs import JobStore
+from warmd.daemon.supervise.redis_server import check_redis, find_binary
+from warmd.jobs.errors import Unavailable
+
+
+@pytest.fixture(scope="module")
+def shared_place() -> Iterator[Workplace]:
+    with workplace() as made:
+        yield made
+
+
+@pytest.fixture
+def place(shared_place: Workplace) -> Iterator[Workplace]:
+    """The same for all tests, with its settings restored."""
+    names = ("maxmemory", "maxmemory-policy", "appendonly", "save")
+    before = {name: shared_place.connection.config_get(name)[name] for name in names}
+    yield shared_place
+    for name, text in before.items():
+        shared_place.connection.config_set(name, text)
+
+
+def test_the_embedded_redis_is_healthy(place: Workplace):
+    found = health.check(place.connection)
+    assert (found.fault, found.warnings) == (None, ())
+
+
+def test_a_redis_that_may_delete_jobs_is_refused(place: Workplace):
+    place.connection.config_set("maxmemory-policy", "allkeys-lru")
+    (warning,) = health.check(place.connection).warnings
+    assert "CONFIG SET maxmemory-policy noeviction" in warning
+    place.connection.config_set("maxmemory", "100mb")
+    with pytest.raises(Unavailable, match="maxmemory-policy is allkeys-lru: when memory is full"):
+        check_redis(place.connection, "redis://host")
+
+
+@pytest.mark.parametrize(
+    ("save", "warning"), [("", "keeps nothing on disk"), ("3600 1", "writes snapshots only")]
+)
+def test_a_redis_that_forgets_is_used_with_a_warning(place: Workplace, save, warning):
+    place.connection.config_set("appendonly", "no")
+    place.connection.config_set("save", save)
+    found = health.check(place.connection)
+    assert found.fault is None
+    (said,) = found.warnings
+    assert warning in said
+    assert said.endswith("CONFIG SET appendonly yes")
+
+
+@pytest.mark.parametrize(
+    ("url", "sentinels", "primary"),
+    [
+        ("redis+sentinel://a/mymaster", (("a", 26379),), "redis://primary/0"),
+        (
+            "redis+sentinel://me:p%40ss@a:1,b,[::1]:3/jobs/2",
+            (("a", 1), ("b", 26379), ("::1", 3)),
+            "redis://me:p%40ss@primary/2",
+        ),
+        (
+            "rediss+sentinel://a/m?ssl_certfile=/c.pem&sentinel_password=x",
+            (("a", 26379),),
+            "rediss://primary/0?ssl_certfile=%2Fc.pem",
+        ),
+    ],
+)
+def test_sentinel_urls_are_taken(url, sentinels, primary):
+    assert redis_url("redis_url", url) == url
+    parsed = parse_sentinel(url)
+    assert (parsed.sentinels, parsed.primary) == (sentinels, primary)
+    assert parsed.is_tls == url.startswith("rediss")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis+sentinel://:hunter2@a",
+        "redis+sentinel://:hunter2@a:0/m",
+        "redis+sentinel://:hunter2@a,,b/m",
+        "redis+sentinel://:hunter2@a/m/x",
+        "redis+sentinel://:hunter2@/m",
+        "redis+sentinel://:hunter2@a:99999/m",
+        "redis+sentinel://a/m?sentinel_password=hunter2&x",
+    ],
+)
+def test_wrong_sentinel_urls_are_refused_without_their_password(url):
+    with pytest.raises(ConfigError, match="redis_url: must be redis://") as caught:
+        redis_url("redis_url", url)
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in redacted_url(url)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def ping(url: str) -> bool:
+    with suppress(redis.RedisError), keys.connect_once(url, timeout_s=1.0) as connection:
+        return bool(connection.ping())
+    return False
+
+
+@contextmanager
+def server(folder: Path, *options: str, sentinel: str | None = None) -> Iterator[int]:
+    """A Redis with a password on a loopback port, or a Sentinel with this configuration."""
+    port = free_port()
+    config = folder / f"{port}.conf"
+    lines = [f"port {port}", "bind 127.0.0.1", f"dir {folder}", *options]
+    config.write_text("\n".join([*lines, sentinel or "requirepass secret"]) + "\n")
+    mode = [] if sentinel is None else ["--sentinel"]
+    process = subprocess.Popen([find_binary(None), str(config), *mode], stdout=subprocess.DEVNULL)
+    try:
+        user = ":secret@" if sentinel is None else ""
+        wait_until(lambda: ping(f"redis://{user}127.0.0.1:{port}"))
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_jobs_move_to_the_new_primary_that_sentinel_names():
+    with tempfile.TemporaryDirectory(prefix="warmd-") as text:
+        folder = Path(text)
+        replication = ("masterauth secret", 'save ""', "repl-diskless-sync-delay 0")
+        with replicated(folder, replication) as (first, second, watcher):
+            url = f"redis+sentinel://:secret@127.0.0.1:{watcher}/jobs"
+            store = JobStore(keys.connect(url))
+            store.enqueue("infer-20260101-000000-aaaa", "infer")
+            replica = keys.connect(f"redis://:secret@127.0.0.1:{second}")
+            wait_until(lambda: replica.exists("rq:job:infer-20260101-000000-aaaa"))
+            sentinel = keys.connect(f"redis://127.0.0.1:{watcher}")
+
+            def knows_replica() -> bool:
+                return len(sentinel.sentinel_slaves("jobs")) == 1
+
+            wait_until(knows_replica)
+            with suppress(redis.RedisError):
+                keys.connect_once(f"redis://:secret@127.0.0.1:{first}").shutdown(nosave=True)
+
+            def is_moved() -> bool:
+                with suppress(redis.RedisError):
+                    return store.fetch("infer-20260101-000000-aaaa") is not None and bool(
+                        store.connection.set("written", 1)
+                    )
+                return False
+
+            wait_until(is_moved, timeout_s=60)
+            assert replica.get("written") == b"1"
+
+
+@contextmanager
+def replicated(folder: Path, options: tuple[str, ...]) -> Iterator[tuple[int, int, int]]:
+    """A primary, its replica, and a Sentinel that monitors them; the ports of all three."""
+    with (
+        server(folder, *options) as first,
+        server(folder, *options, f"replicaof 127.0.0.1 {first}") as second,
+    ):
+        monitored = [
+            f"sentinel monitor jobs 127.0.0.1 {first} 1",
+            "sentinel auth-pass jobs secret",
+            "sentinel down-after-milliseconds jobs 500",
+            "sentinel failover-timeout jobs 3000",
+        ]
+        with server(folder, sentinel="\n".join(monitored)) as watcher:
+            yield first, second, watcher

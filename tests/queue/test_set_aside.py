@@ -1,0 +1,118 @@
+"""Jobs that need labels: set aside by workers without them, taken by those that have them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from shell import warmd
+from waiting import wait_until
+from workplaces import NAME, Workplace, workplace
+
+from warmd.configs.labels import SCHEMA as SCHEMA_LABEL
+from warmd.daemon.queue import keys
+from warmd.daemon.runs.rundir import SCHEMA
+
+OWN = {SCHEMA_LABEL: str(SCHEMA)}
+H200 = {**OWN, "gpu": "h200", "memory": "64G"}
+
+
+@pytest.fixture(scope="module")
+def shared_place() -> Iterator[Workplace]:
+    with workplace() as made:
+        yield made
+
+
+@pytest.fixture
+def place(shared_place: Workplace) -> Workplace:
+    """The same for all tests, empty."""
+    shared_place.connection.flushdb()
+    return shared_place
+
+
+def pop(place: Workplace, labels: dict[str, str] = OWN) -> Any:
+    """Pop the next job for a worker; return what it sets aside of it."""
+    queue = place.store.queue("infer").key
+    popped: Any = place.connection.lmove(queue, keys.taken(NAME), "LEFT", "RIGHT")
+    return place.store.set_aside(popped, "infer", NAME, labels)
+
+
+def take(place: Workplace, labels: dict[str, str]) -> str | None:
+    _, lines = place.store.offers("infer", labels)
+    found = place.store.take_set_aside("infer", NAME, lines) if lines else None
+    return None if found is None else found.decode()
+
+
+def test_a_job_is_set_aside_until_a_worker_has_its_labels(place: Workplace):
+    job_id = place.submit(needs={"gpu": "h200", "memory": "40G"})
+    assert pop(place) == (job_id, {"gpu": "h200", "memory": "40G"})
+    assert place.connection.llen(keys.taken(NAME)) == 0
+    assert place.status(job_id) == "queued"
+    assert take(place, OWN) is None
+    assert take(place, {**H200, "memory": "32G"}) is None
+    assert take(place, H200) == job_id
+    assert take(place, H200) is None
+    assert place.store.begin(job_id.encode(), "infer", NAME) is not None
+    assert place.connection.smembers(keys.needs("infer")) == set()
+
+
+def test_a_worker_with_the_labels_needs_no_detour(place: Workplace):
+    place.submit(needs={"gpu": "h200"})
+    assert pop(place, H200) is None
+
+
+def test_the_oldest_job_goes_first_whatever_it_needs(place: Workplace):
+    jobs = [place.submit(needs={"gpu": "h200", "memory": f"{n}G"}) for n in (3, 1, 2, 1)]
+    for _ in jobs:
+        assert pop(place) is not None
+        time.sleep(0.01)
+    assert [take(place, H200) for _ in jobs] == jobs
+
+
+def test_a_job_of_a_later_format_is_refused_and_kept(place: Workplace):
+    job_id = place.submit()
+    line = f"{SCHEMA_LABEL}={SCHEMA + 1}"
+    place.connection.hset(f"rq:job:{job_id}", keys.FIELD_NEEDS, line)
+    assert pop(place) == (job_id, {SCHEMA_LABEL: str(SCHEMA + 1)})
+    assert place.status(job_id) == "queued"
+    assert take(place, {SCHEMA_LABEL: str(SCHEMA + 1)}) == job_id
+
+
+def test_jobs_that_are_set_aside_are_seen_canceled_and_paused(place: Workplace):
+    seen, canceled, paused = (place.submit(needs={"gpu": "h200"}) for _ in range(3))
+    for _ in range(3):
+        assert pop(place) is not None
+    assert place.client.queues()[1]["queued"] == 3
+    shown = warmd("queue", home=place.home.path)
+    assert shown.out.count("gpu=h200") == 3
+    assert seen in shown.out
+    assert place.client.cancel(canceled) == "canceled"
+    place.client.pause(paused)
+    assert take(place, H200) == seen
+    assert take(place, H200) is None
+    assert place.client.unpause(paused) == "queued"
+    assert pop(place, H200) is None
+
+
+def test_a_job_that_a_dying_worker_took_comes_back(place: Workplace):
+    job_id = place.submit(needs={"gpu": "h200"})
+    assert pop(place) is not None
+    assert take(place, H200) == job_id
+    assert place.registry.reclaim(NAME, "infer") == [job_id]
+    assert pop(place) == (job_id, {"gpu": "h200"})
+
+
+def test_a_worker_that_runs_takes_what_its_labels_allow(place: Workplace):
+    worker = place.worker(slots=1, labels={"gpu": "h200"})
+    refused = place.submit(needs={"gpu": "a100"})
+    taken = place.submit(needs={"gpu": "h200"})
+    with place.zygote() as zygote:
+        assert zygote.fork().job_id == taken
+    assert "set aside, it needs gpu=a100" in place.home.log.read_text()
+    assert place.status(refused) == "queued"
+    worker.kill()
+    worker.wait()
+    assert place.registry.requeue_orphans(NAME, "infer") == [taken]
+    wait_until(lambda: place.status(taken) == "queued")
