@@ -26,6 +26,10 @@ SECTIONS = {
     "Run the daemon": {
         "start": ("control", "Start the daemon and return when its workers are ready."),
         "stop": ("control", "Stop the daemon; unfinished jobs resume at the next start."),
+        "reload": (
+            "reload",
+            "Replace zygote and workers after an upgrade; running jobs end undisturbed.",
+        ),
         "status": ("control", "Show the daemon, its workers, models and queues."),
         "ui": ("ui", "Open the dashboard in the browser."),
         "logs": ("logs", "Show the log of the daemon, or of JOB (`-`: the latest)."),
@@ -53,6 +57,7 @@ SECTIONS = {
         "submit": ("submit", "Queue a job of KIND and print its id."),
         "sweep": ("sweep", "Show sweeps, and which of their combinations is best."),
         "curriculum": ("curriculum", "Show curricula: stages, gates and decisions."),
+        "estimate": ("estimate", "Estimate what a job of KIND would take; queue nothing."),
         "note": ("note", "Add a note to JOB, or print its notes."),
         "queue": ("jobs", "Show running and waiting jobs, in queue order."),
         "cancel": ("steer", "Remove JOB from its queue, or save and stop it."),
@@ -79,7 +84,7 @@ SECTIONS = {
     },
     "Measure and set up": {
         "bench": ("bench", "Compare KIND with the stock library, or project a long job."),
-        "notify": ("notify", "Try the notifications of the settings."),
+        "notify": ("notify", "Send a test notification."),
         "verify-resume": ("verify", "Verify on the first steps of JOB that its resume is exact."),
         "completion": ("completion", "Print the shell script that completes commands and job ids."),
     },

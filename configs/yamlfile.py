@@ -9,6 +9,7 @@ from typing import Any
 from .values import ConfigError
 
 # YAML 1.1 wants a dot in 1e-5 and reads it as text otherwise; here it is a number, as in YAML 1.2.
+_MOST_BYTES = 1_000_000  # of a file
 _EXPONENT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 
@@ -54,10 +55,13 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 def _read_text(path: Path) -> str:
     try:
-        data = path.read_bytes()
+        with open(path, "rb") as file:  # perhaps a pipe: --config <(…)
+            data = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(str(path), f"must be a YAML file that I can read: {reason}") from error
+    if len(data) > _MOST_BYTES:
+        raise ConfigError(str(path), f"must have at most {_MOST_BYTES:,} bytes, got more")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

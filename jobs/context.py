@@ -38,7 +38,11 @@ class WarmModel:
     tokenizer: Any  # transformers.PreTrainedTokenizerBase
     precision: str = "native"  # of the computation, unless a job sets another
     may_pack: bool = True  # whether a packed copy of the weights fits the memory budget
-    weights: str | None = None  # digest of the files of its weights; None: not known
+    weights: str | None = None  # digest of all files that it was read from; None: not known
+    # engine.low_rank.Adapter of an adapter that is served unmerged: `model` is its base then, which
+    # others share. Only kinds with Spec.takes_adapters get one.
+    adapter: Any = None
+    weights_digest: str | None = None  # of the weight files alone; None: not known
 
 
 class Models(Protocol):
@@ -188,8 +192,8 @@ class Context:
     )  # wait at the end of the current step, keeping everything in memory
     working: Callable[[Activity | None], None] = _ignore  # None: no activity is expected
     stop_at: int | None = None  # the step to stop at without a request
-    eval_at_stop: bool = False  # whether to evaluate there, if the job has held-out data
     code_folders: tuple[str, ...] = ()  # that modules of the user are imported from
+    eval_at_stop: bool = False  # whether to evaluate there, if the job has held-out data
     queued_s: float | None = None  # how long the job waited in the queue
 
     @property

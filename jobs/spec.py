@@ -247,6 +247,8 @@ class Spec:
     # Of a kind from outside warmd: the module that has `run`. It is imported once, before the forks
     # of jobs, and may import torch; the module of the Spec must not.
     run_module: ClassVar[str | None] = None
+    # Whether `run` computes with WarmModel.adapter; other kinds get the merged model.
+    takes_adapters: ClassVar[bool] = False
 
     # The options that may change when a job is resumed; the others determine what the job has
     # computed so far. `otherwise` is the advice for those.

@@ -173,7 +173,7 @@ def _mlm_command() -> click.Command:
             ),
             click.Option(
                 ["--measured"],
-                type=click.IntRange(min=2),
+                type=click.IntRange(min=2, max=10_000_000),
                 default=10,
                 show_default=True,
                 metavar="N",

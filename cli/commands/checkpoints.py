@@ -141,7 +141,7 @@ def verify(app: App, job: str | None, step: int | None) -> int:
 @job_argument
 @click.option(
     "--keep",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=10_000),
     metavar="N",
     help="Keep the newest N.  [default: the job's own --keep]",
 )

@@ -183,6 +183,7 @@ def status(app: App) -> None:
     print_models(found["models"])
     click.echo()
     _print_queues(found["queues"])
+    _note_upgrades(found["daemon"])
 
 
 def _summary(fields: Mapping[str, Any]) -> str:
@@ -203,6 +204,17 @@ def _summary(fields: Mapping[str, Any]) -> str:
         else:
             parts.append(f"{words} {render.one_line(value)}")
     return ", ".join(map(render.phrase, parts))
+
+
+def _note_upgrades(daemon: Mapping[str, Any]) -> None:
+    """Print what the processes run in an older version than is installed."""
+    if upgrades := daemon["upgrades"]:
+        note(f"\nupgraded since the daemon started: {', '.join(upgrades)}: `warmd reload`")
+    elif upgrades := daemon["own_upgrades"]:
+        note(
+            f"\n{', '.join(upgrades)}: supervisor and gateway still run the old version: "
+            "`warmd stop`, then `warmd start`"
+        )
 
 
 def _print_workers(workers: list[dict[str, Any]]) -> None:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ...daemon.client.client import Client
 
 _POLL_S = 0.5
-_ONE_JOB = ("after", "at", "delay_s")  # how one job is queued, but not a curriculum
 _EXIT_CODES = {"finished": 0, "failed": 1}
 _ENDED = ("finished", "failed", "canceled")
 
@@ -160,7 +159,7 @@ def submit_curriculum(
     for name in (*(name for name in given if name not in KEYS), *_refused(how)):
         raise SpecError(name, "must not be given together with stages")
     client = app.client()
-    how = {name: value for name, value in how.items() if name not in _ONE_JOB}
+    how = {name: value for name, value in how.items() if name not in _REFUSED}
     if dry_run:
         plan, _ = client.plan_curriculum(
             kind, values, given, init=how["init"], labels=how["labels"]
@@ -188,8 +187,11 @@ def submit_curriculum(
     return 0
 
 
+_REFUSED = {"after": "after", "at": "at", "delay_s": "in"}  # by argument: its option
+
+
 def _refused(how: Mapping[str, Any]) -> list[str]:
-    return [name.replace("delay_s", "in") for name in _ONE_JOB if how[name] is not None]
+    return [option for name, option in _REFUSED.items() if how[name] is not None]
 
 
 def follow_curriculum(

@@ -148,7 +148,7 @@ def _waits_for(job: dict[str, Any]) -> str:
 )
 @click.option(
     "--limit",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=10_000_000),
     default=_LIMIT,
     show_default=True,
     metavar="N",
@@ -242,6 +242,8 @@ def _took_s(job: dict[str, Any]) -> float | None:
 @click.pass_obj
 def show(app: App, job: str | None, has_source: bool) -> None:
     """Show everything about JOB."""
+    from ...daemon.client import control
+
     client = app.reader()
     job_id = client.find_any(job)
     if job_id.startswith(("sweep-", "curriculum-")):
@@ -287,10 +289,12 @@ def show(app: App, job: str | None, has_source: bool) -> None:
         shown["records"] = f"{found['rows_done']}/{found['rows_total']}"
     if (took_s := _took_s(found)) is not None:
         shown["took"] = render.duration(took_s)
-    with suppress(NotFound):  # its files were removed by hand
+    with suppress(NotFound, Conflict):  # its files were removed by hand, or are damaged
         if changed := changed_options(client.rundir(job_id).read_spec()):
             shown["options"] = ", ".join(render.phrase(f"{n} {v}") for n, v in changed.items())
     render.print_fields(shown)
+    if upgrades := control.upgrades(client.home):
+        note(f"upgraded since the daemon started: {', '.join(upgrades)}: `warmd reload`")
 
 
 def _remark(note: Mapping[str, Any]) -> str:

@@ -39,7 +39,8 @@ def load(app: App, model: str, once: bool) -> None:
 def unload(app: App, name: str) -> None:
     """Unload a model.
 
-    Running jobs keep it until they end.
+    Running jobs keep it until they end. The base of loaded adapters stays in memory until the last
+    of them is unloaded.
     """
     from ...daemon.client import control
 
@@ -48,6 +49,11 @@ def unload(app: App, name: str) -> None:
         render.json_line(unloaded)
     else:
         click.echo(f"{name} unloaded")
+        if unloaded["kept_for"]:
+            click.echo(
+                f"its weights stay in memory for its adapters: {', '.join(unloaded['kept_for'])}",
+                err=True,
+            )
 
 
 @click.command()
@@ -67,6 +73,7 @@ def models(app: App) -> None:
 
 def print_models(found: list[dict[str, Any]]) -> None:
     """Print a table of loaded models."""
+    has_adapters = any(map(_adapter, found))
     rows = [
         [
             render.model(model["name"]),
@@ -76,12 +83,22 @@ def print_models(found: list[dict[str, Any]]) -> None:
             render.size(model["bytes"]),
             render.duration(model["seconds"]),
             render.clock(model["loaded_at"]),
+            *([_adapter(model)] if has_adapters else []),
             model["path"],
         ]
         for model in found
     ]
-    headers = ["MODEL", "DTYPE", "PRECISION", ">PARAMS", ">SIZE", ">LOAD", "SINCE", "PATH"]
+    headers = ["MODEL", "DTYPE", "PRECISION", ">PARAMS", ">SIZE", ">LOAD", "SINCE"]
+    headers += ["ADAPTER", "PATH"] if has_adapters else ["PATH"]
     render.print_table(headers, rows)
+
+
+def _adapter(model: dict[str, Any]) -> str:
+    """What is known of an adapter: its base and rank, or why it was merged; empty for a model."""
+    rank = f"rank {model['rank']}" if model["rank"] is not None else ""
+    if model["base"] is not None:
+        return f"{rank} on {model['base']}"
+    return f"merged: {model['merged']}" if model["merged"] is not None else ""
 
 
 def _count(parameters: int) -> str:

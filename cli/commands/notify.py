@@ -12,7 +12,7 @@ from ..view import render
 @click.group()
 @common_options
 def notify() -> None:
-    """Try the notifications of the settings."""
+    """Send a test notification."""
 
 
 @notify.command()

@@ -46,7 +46,7 @@ _HEIGHT = 13  # rows of a chart, its x axis left out
 )
 @click.option(
     "--smooth",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=10_000_000),
     metavar="N",
     help="Moving average over about N points, drawn over the pale raw curve; 1: raw only.  "
     f"[default: a twentieth of the points, 1 below {FEWEST_SMOOTHED} and for evaluations]",

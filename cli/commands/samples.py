@@ -16,7 +16,7 @@ from ..view import render
 
 @click.command()
 @click.argument("job", required=False, metavar="[JOB]", shell_complete=complete_job)
-@click.argument("step", required=False, type=click.IntRange(min=1), metavar="[STEP]")
+@click.argument("step", required=False, type=click.IntRange(min=1, max=10**9), metavar="[STEP]")
 @common_options
 @click.pass_obj
 def samples(app: App, job: str | None, step: int | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from .sweep import submit_sweep, sweep_options
 if TYPE_CHECKING:
     from ...daemon.client.client import Client
     from ...daemon.client.submitting import Template
+    from ...daemon.runs.weights import Weights
     from ...jobs.spec import OptionInfo, Spec
 
 
@@ -41,26 +42,34 @@ class KindGroup(click.Group):
         return list(KINDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name == _LIKE:
-            return _like_command()
-        return _kind_command(name) if name in KINDS else None
+        if name == LIKE:
+            return self.like_command()
+        return self.kind_command(name) if name in KINDS else None
+
+    def kind_command(self, kind: str) -> click.Command:
+        """Make the subcommand of a kind."""
+        return _kind_command(kind)
+
+    def like_command(self) -> click.Command:
+        """Make the subcommand for `--like JOB` without a KIND."""
+        return _like_command()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # Without a KIND, --like gives it.
         is_like = any(arg.partition("=")[0] == "--like" for arg in args)
         if is_like and not {*args[:1]} & KINDS.keys():
-            args = [_LIKE, *args]
+            args = [LIKE, *args]
         return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in (*KINDS, _LIKE) and not args[0].startswith("-"):
+        if args[0] not in (*KINDS, LIKE) and not args[0].startswith("-"):
             spec_class(args[0])  # raises NotFound with the kinds there are
         return super().resolve_command(ctx, args)
 
 
-_LIKE = "like"  # the command for `submit --like JOB`, which no list shows
+LIKE = "like"  # the command for `submit --like JOB`, which no list shows
 
 
 @click.command(cls=KindGroup, subcommand_metavar="KIND [OPTIONS]...")
@@ -87,12 +96,12 @@ class _Request:
     name: str | None = None
     tags: tuple[str, ...] = ()
     init_from: str | None = None
+    needs: str | None = None
     sweep: tuple[str, ...] = ()
     seeds: str | None = None
     array: str | None = None
     halving: str | None = None
     metric: str | None = None
-    needs: str | None = None
 
 
 def file_options() -> list[click.Option]:
@@ -113,8 +122,9 @@ def file_options() -> list[click.Option]:
     ]
 
 
-def _request_options() -> list[click.Option]:
-    return [
+def origin_options(kind: str) -> list[click.Option]:
+    """The options that take options from elsewhere; for a training also the initial weights."""
+    options = [
         *file_options(),
         GroupedOption(
             ["--like"],
@@ -122,6 +132,12 @@ def _request_options() -> list[click.Option]:
             shell_complete=complete_job,
             help="Job whose options are the defaults of this one; all others take precedence.",
         ),
+    ]
+    return [INIT_FROM, *options] if spec_class(kind).takes_weights else options
+
+
+def _request_options() -> list[click.Option]:
+    return [
         GroupedOption(
             ["--name"],
             metavar="NAME",
@@ -182,7 +198,7 @@ def _request_options() -> list[click.Option]:
     ]
 
 
-_INIT_FROM = GroupedOption(
+INIT_FROM = GroupedOption(
     ["--init-from"],
     heading=GROUPS["model"],
     metavar="JOB[@STEP]",
@@ -194,12 +210,9 @@ _INIT_FROM = GroupedOption(
 
 def _kind_command(kind: str) -> click.Command:
     options = spec_class(kind).options()
-    requests = _request_options()
+    requests = [*origin_options(kind), *_request_options()]
     if issubclass(spec_class(kind), TrainingSpec):
         requests = [*sweep_options(), *requests]
-    if spec_class(kind).takes_weights:
-        requests.insert(0, _INIT_FROM)
-
     argument = spec_class(kind).argument
     arguments = [] if argument is None else [argument_of(options[argument])]
 
@@ -226,9 +239,9 @@ def _like_command() -> click.Command:
         return _submit(app, app.client().find(request.like).split("-")[0], {}, request)
 
     return click.command(
-        _LIKE,
+        LIKE,
         cls=GroupedCommand,
-        params=[_INIT_FROM, *sweep_options(), *_request_options()],
+        params=[*sweep_options(), *origin_options("grpo"), *_request_options()],
         help="Queue a job with the options of another; KIND is that of the other.",
     )(common_options(callback))
 
@@ -295,24 +308,23 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
     needs = read_labels("needs", request.needs)
     at, delay_s = _start(request)
     client = app.client()
-    base = None if request.like is None else client.template(request.like, kind)
-    values = gathered(app, kind, given, request.config_file, request.settings, base=base)
-    init = None
-    if request.init_from is not None:
-        if given.get("model") is not None:
-            raise SpecError("init_from", "must not be given together with --model")
-        init = client.weights(request.init_from, kind)
-    elif base is not None and base.init_from is not None and "model" not in values:
-        init = client.weights(base.init_from)
-    if init is not None:
-        values["model"] = init.name
+    values, init = described(
+        app,
+        client,
+        kind,
+        given,
+        config_file=request.config_file,
+        settings=request.settings,
+        like=request.like,
+        init_from=request.init_from,
+    )
     varied = _varied(values, request, spec_class(kind))
     how: dict[str, Any] = {
         "front": request.front,
-        "after": request.after,
+        "after": None if request.after is None else client.find(request.after),
         "at": at,
         "delay_s": delay_s,
-        "needs": needs,
+        "needs": needs or None,
         "retries": request.retries,
         "timeout_s": (
             None if request.timeout is None else parse_duration("timeout", request.timeout)
@@ -348,16 +360,30 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
     return follow(app, client, job_id, sys.stderr)
 
 
-def _varied(values: dict[str, Any], request: _Request, spec: type[Spec]) -> dict[str, Any]:
-    """Take what describes a sweep out of the options of a job file; options take precedence."""
-    from ...daemon.sweeps.plan import KEYS
-
-    found = {name: values.pop(name) for name in KEYS if name in values}
-    given = {name: getattr(request, name) for name in KEYS}
-    found |= {name: value for name, value in given.items() if value not in (None, ())}
-    if found and not issubclass(spec, TrainingSpec):
-        raise SpecError(next(iter(found)), f"must be of a kind that trains, got {spec.kind}")
-    return found
+def described(
+    app: App,
+    client: Client,
+    kind: str,
+    given: Mapping[str, Any],
+    *,
+    config_file: Path | None,
+    settings: Iterable[str],
+    like: str | None,
+    init_from: str | None,
+) -> tuple[dict[str, Any], Weights | None]:
+    """Return the raw options of a job, and the weights that it starts from, if any."""
+    base = None if like is None else client.template(like, kind)
+    values = gathered(app, kind, given, config_file, settings, base=base)
+    init = None
+    if init_from is not None:
+        if given.get("model") is not None:
+            raise SpecError("init_from", "must not be given together with --model")
+        init = client.weights(init_from, kind)
+    elif base is not None and base.init_from is not None and "model" not in values:
+        init = client.weights(base.init_from)
+    if init is not None:
+        values["model"] = init.name
+    return values, init
 
 
 def _note_unmet(app: App, client: Client, needs: Mapping[str, str]) -> None:
@@ -368,6 +394,18 @@ def _note_unmet(app: App, client: Client, needs: Mapping[str, str]) -> None:
             f"No machine has {line_of(missing)} now: the job waits for one. "
             f"See: {app.command('nodes')}"
         )
+
+
+def _varied(values: dict[str, Any], request: _Request, spec: type[Spec]) -> dict[str, Any]:
+    """Take what describes a sweep out of the options of a job file; options take precedence."""
+    from ...daemon.sweeps.plan import KEYS
+
+    found = {name: values.pop(name) for name in KEYS if name in values}
+    given = {name: getattr(request, name) for name in KEYS}
+    found |= {name: value for name, value in given.items() if value not in (None, ())}
+    if found and not issubclass(spec, TrainingSpec):
+        raise SpecError(next(iter(found)), f"must be of a kind that trains, got {spec.kind}")
+    return found
 
 
 def gathered(
@@ -394,16 +432,19 @@ def gathered(
 
 def _dry_run(app: App, client: Client, spec: Spec, checked: dict[str, Any]) -> int:
     """Print what the job would take, and the options that are not the defaults."""
+    found = client.estimate(spec, checked)
     if app.as_json:
-        render.json_line({"kind": spec.kind, **checked})
+        render.json_line({"kind": spec.kind, **checked, "estimate": asdict(found)})
         return 0
     import yaml
+
+    from ..view import plan
 
     back = "--config"
     if "init_from" in checked:
         back += f" with --init-from {checked['init_from']}"
     click.echo(f"# {spec.kind}: this would be queued; {back} reads it back")
-    for name, text in _plan(client, spec, checked).items():
+    for name, text in plan.lines(spec.kind, checked["spec"], found):
         click.echo(f"# {name}: {text}")
     home_defaults = app.config().defaults.get(spec.kind, {})
     options = spec.options()
@@ -419,30 +460,6 @@ def _dry_run(app: App, client: Client, spec: Spec, checked: dict[str, Any]) -> i
 
 def _plain(default: Any) -> Any:
     return list(default) if isinstance(default, tuple) else default
-
-
-def _plan(client: Client, spec: Spec, checked: dict[str, Any]) -> dict[str, str]:
-    """What the job would take; its time by the latest job of this home that is alike."""
-    import time
-
-    from ..view.plan import is_alike, plan
-
-    found = plan(spec.kind, checked["spec"], checked.get("model"))
-    located = spec.parse(checked["spec"])  # its records are counted
-    steps = getattr(located, "steps_total", None)
-    if steps is None:
-        return found
-    found["steps"] = str(steps)
-    for job_id, other, pace in client.step_times(spec.kind):
-        if is_alike(checked["spec"], other):
-            seconds = steps * pace
-            found["time"] = (
-                f"about {render.duration(seconds)}, done at {render.clock(time.time() + seconds)} "
-                f"when it starts now ({render.duration(pace)} a step, as in {job_id})"
-            )
-            return found
-    found["time"] = "not known: no job like this has run in this home"
-    return found
 
 
 def _start(request: _Request) -> tuple[datetime | None, float | None]:

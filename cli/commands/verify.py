@@ -20,7 +20,7 @@ def _on_a_gpu(is_deterministic: bool) -> str:
 @job_argument
 @click.option(
     "--steps",
-    type=click.IntRange(min=2),
+    type=click.IntRange(min=2, max=10_000_000),
     default=4,
     show_default=True,
     metavar="N",

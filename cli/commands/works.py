@@ -33,7 +33,7 @@ def work_options(works: Mapping[str, object], *, pairs: int) -> list[click.Param
         ),
         click.Option(
             ["--pairs"],
-            type=click.IntRange(min=1),
+            type=click.IntRange(min=1, max=10_000),
             default=pairs,
             show_default=True,
             metavar="N",
@@ -41,7 +41,7 @@ def work_options(works: Mapping[str, object], *, pairs: int) -> list[click.Param
         ),
         click.Option(
             ["--threads"],
-            type=click.IntRange(min=1),
+            type=click.IntRange(min=1, max=10_000),
             metavar="N",
             help="Compute threads of both sides.  [default: torch's default]",
         ),

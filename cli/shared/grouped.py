@@ -1,4 +1,4 @@
-"""Commands whose help lists their options by group."""
+"""Options that `--help` lists under headings."""
 
 from __future__ import annotations
 

@@ -52,8 +52,10 @@ def _values(fields: Mapping[str, Any]) -> list[str]:
                 shown.append(render.duration(value))
             elif name.endswith("_s"):
                 shown.append(f"{name.removesuffix('_s')} {render.duration(value)}")
-            elif name.endswith("bytes"):
+            elif name == "bytes":
                 shown.append(render.size(value))
+            elif name.endswith("_bytes"):
+                shown.append(f"{name.removesuffix('_bytes')} {render.size(value)}")
             else:
                 shown.append(f"{name} {render.number(value)}")
     return shown

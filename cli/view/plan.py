@@ -1,39 +1,88 @@
-"""What a job will take, for `submit --dry-run`: steps, tokens, memory and time."""
+"""What a job will take, in words: for `warmd estimate` and for `submit --dry-run`."""
 
 from __future__ import annotations
 
-import math
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import orjson
+from typing import TYPE_CHECKING, Any
 
 from ...jobs import spec_class
-from ...jobs.training.options import TrainingSpec
 from ...jobs.training.row_options import RowTrainingSpec
 from . import render
 
-# float32 weights, their gradients and both moments of AdamW
-_TRAINING_BYTES = 16
+if TYPE_CHECKING:
+    from ...daemon.client.estimating import Amount, JobEstimate
 
-# Options that decide how long a step takes.
-_GEOMETRY = (
-    "model", "architecture", "objective", "prompts_per_step", "num_generations", "batch_size",
-    "gradient_accumulation", "max_completion_length", "seq_len", "rollout_dtype",
-)  # fmt: skip
+UNKNOWN = "not known: no job like this has run in this home"
+_NAMED = 3  # jobs that are named as what was measured
 
 
-def plan(kind: str, spec: Mapping[str, Any], model: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return what is known beforehand, by name. `spec` has all options, `model` its settings."""
-    found = dict(_sizes(kind, spec))
-    count = None if model is None else _parameters(Path(model["path"]))
-    if count is not None:
-        is_training = issubclass(spec_class(kind), TrainingSpec)
-        bytes_each = _TRAINING_BYTES if is_training else 4
-        what = "weights, gradients and AdamW" if is_training else "weights in float32"
-        found["memory"] = f"{render.size(count * bytes_each)} for {what}; activations come on top"
-    return found
+def lines(
+    kind: str, spec: Mapping[str, Any], found: JobEstimate, *, unknown: str = UNKNOWN
+) -> Iterator[tuple[str, str]]:
+    """Yield what a job will take as name and text. `spec` has all options."""
+    yield from _sizes(kind, spec)
+    if found.steps is not None:
+        yield "steps", str(found.steps)
+    yield "time", unknown if found.seconds is None else _time(found, found.seconds)
+    if found.peak_bytes is not None:
+        yield "memory", _memory(found, found.peak_bytes)
+    if found.disk_bytes is not None:
+        yield "disk", _disk(found, found.disk_bytes)
+
+
+def hardware(found: JobEstimate) -> tuple[list[str], list[list[str]]]:
+    """Return the headers and rows of the table of other hardware."""
+    rows = [
+        [
+            one.name,
+            render.duration(one.seconds.value),
+            _span(render.duration, one.seconds),
+            _span(render.size, one.memory_bytes),
+            "yes" if one.fits else "no",
+            one.rates,
+        ]
+        for one in found.hardware
+    ]
+    return ["HARDWARE", ">TIME", "FROM - TO", "MEMORY", "FITS", "PUBLISHED RATES"], rows
+
+
+def _time(found: JobEstimate, seconds: Amount) -> str:
+    now = time.time()
+    text = (
+        f"about {render.duration(seconds.value)} ({_span(render.duration, seconds)}), done at "
+        f"{render.clock(now + seconds.value)} when it starts now"
+    )
+    if seconds.source == "computed":
+        return (
+            f"{text}; computed by the floor model from the measured limits of this machine, "
+            "no job like this has run in this home"
+        )
+    named = ", ".join(found.jobs[:_NAMED])
+    pace = render.duration(found.step_s)
+    unit = "step" if found.steps is not None else "record"
+    data = "" if found.is_same_data else ", which had other data"
+    return f"{text}; measured: {pace} a {unit}, as in {named}{data}"
+
+
+def _memory(found: JobEstimate, peak: Amount) -> str:
+    if peak.source == "measured":
+        return f"{_span(render.size, peak)} at most, measured in {', '.join(found.jobs[:_NAMED])}"
+    return (
+        f"{_span(render.size, peak)}, computed: {render.size(found.state_bytes)} for weights, "
+        "gradients and AdamW; libraries and activations come on top"
+    )
+
+
+def _disk(found: JobEstimate, disk: Amount) -> str:
+    free = "" if found.disk_free_bytes is None else f"; {render.size(found.disk_free_bytes)} free"
+    return f"{_span(render.size, disk)} for the checkpoints that are kept, {disk.source}{free}"
+
+
+def _span(shown: Any, amount: Amount) -> str:
+    low, high = shown(amount.low), shown(amount.high)
+    return low if low == high else f"{low} to {high}"
 
 
 def _sizes(kind: str, spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -56,22 +105,3 @@ def _sizes(kind: str, spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if path.is_file():
             with path.open("rb") as file:
                 yield "records", f"{sum(1 for line in file if line.strip())} of {path}"
-
-
-def _parameters(folder: Path) -> int | None:
-    """The parameters of a model folder, by the headers of its safetensors files."""
-    count = 0
-    try:
-        for path in folder.glob("*.safetensors"):
-            with path.open("rb") as file:
-                size = int.from_bytes(file.read(8), "little")
-                header = orjson.loads(file.read(min(size, 100_000_000)))
-            count += sum(math.prod(v["shape"]) for k, v in header.items() if k != "__metadata__")
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return count or None
-
-
-def is_alike(spec: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether steps of both specs take about the same time."""
-    return all(spec.get(name) == other.get(name) for name in _GEOMETRY)

@@ -10,7 +10,7 @@ import orjson
 
 from ...configs.config import DaemonConfig, ModelConfig
 from ...jobs.errors import SpecError
-from ...jobs.models.adapters import model_folder
+from ...jobs.models.adapters import check_files, is_adapter, model_folder
 from ...jobs.spec import Spec, path_of
 from ..host import fetch
 from ..host.home import Home
@@ -95,6 +95,8 @@ def _model_settings(model: ModelConfig) -> dict[str, Any] | None:
     if fetch.hub_id(model) is not None:
         return None
     folder = fetch.local_folder(model)
+    if is_adapter(folder):
+        _check_adapter(folder)
     path = model_folder(folder) / "config.json"
     try:
         settings = orjson.loads(path.read_bytes())
@@ -107,6 +109,15 @@ def _model_settings(model: ModelConfig) -> dict[str, Any] | None:
     if model.task != "auto":  # loaded by its task, not by the class that it names
         settings.pop("architectures", None)
     return settings | {"has_chat_template": _has_chat_template(folder)}
+
+
+def _check_adapter(folder: Path) -> None:
+    """Raise SpecError for an adapter that cannot be served, by its settings and headers."""
+    try:
+        check_files(folder)
+    except Exception as error:  # safetensors raises its own for a damaged header
+        reason = str(error).partition("\n")[0]
+        raise SpecError("model", f"must be a sound adapter, got {folder}: {reason}") from error
 
 
 def _has_chat_template(folder: Path) -> bool:

@@ -1,18 +1,19 @@
 """The client: everything that users of the queue do with jobs. Imports no torch.
 
 Each of its base classes has a module: `submitting`, `reading`, `steering` (cancel, kill, pause),
-`resuming`, `labeling`, `comparison`, `digest`, `leaderboard`, `removing`, `sweeping`, `curricula`
-and `nodes`; `connection` has what they share.
+`resuming`, `estimating`, `labeling`, `comparison`, `digest`, `leaderboard`, `removing`, `sweeping`,
+`curricula` and `nodes`; `connection` has what they share.
 """
 
 from __future__ import annotations
 
 from .comparison import Comparing
 from .curricula import Curricula
+from .estimating import Estimating
 from .labeling import Labeling
 from .leaderboard import Ranking
 from .nodes import Nodes
 
 
-class Client(Curricula, Labeling, Comparing, Ranking, Nodes):
+class Client(Curricula, Estimating, Labeling, Comparing, Ranking, Nodes):
     """The jobs of one home."""

@@ -1,4 +1,4 @@
-"""Requests to the daemon itself: start and stop it, its status, its models."""
+"""Requests to the daemon itself: start, stop and reload it, its status, its models."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import orjson
 
 from ...configs.config import DaemonConfig, ModelConfig, parse_model
 from ...jobs.errors import Conflict, Unavailable
+from ..host import installed
 from ..host.channel import Channel
 from ..host.home import Home
 from ..host.messages import (
@@ -22,6 +23,7 @@ from ..host.messages import (
     BootProgress,
     Failure,
     GetReady,
+    GetReload,
     GetStatus,
     ListModels,
     LoadModel,
@@ -29,6 +31,8 @@ from ..host.messages import (
     Model,
     Models,
     Ready,
+    Reload,
+    ReloadStatus,
     Status,
     Stop,
     Stopping,
@@ -37,6 +41,8 @@ from ..host.messages import (
     decode,
 )
 from ..host.warm_set import known_models
+
+_RELOAD_POLL_S = 0.1
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -51,7 +57,9 @@ def start(config: DaemonConfig) -> Iterator[dict[str, Any]]:
     home = Home(config.home)
     home.create()
     if home.is_locked():
-        raise Conflict(home.occupied())
+        found = upgrades(home)
+        hint = f"; upgraded since it started: {', '.join(found)}: `warmd reload`" if found else ""
+        raise Conflict(home.occupied() + hint)
     with open(home.log, "ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "warmd.daemon"],
@@ -102,6 +110,39 @@ def stop(config: DaemonConfig, *, now: bool = False) -> Iterator[dict[str, Any]]
         time.sleep(0.02)
 
 
+def reload(config: DaemonConfig) -> Iterator[dict[str, Any]]:
+    """Replace zygote and workers; yield the progress until the new ones serve.
+
+    The first has `upgrades`, in words, and stage `begin`; the last stage `ready` and `waiting`, the
+    jobs that old processes still run; others `detail`. Raises Conflict if the daemon reloads
+    already or the upgrade needs a restart, Unavailable if the new processes cannot start.
+    """
+    home = Home(config.home)
+    yield {"stage": "begin", "upgrades": request(home, Reload(), ReloadStatus).upgrades}
+    before = None
+    while True:
+        found = request(home, GetReload(), ReloadStatus)
+        if found.stage == "failed":
+            raise Unavailable(f"{found.problem}; the daemon keeps its processes: see {home.log}")
+        if found.stage == "workers" and not found.pending:
+            if found.problem is not None:
+                raise Unavailable(f"{found.problem}: see {home.log}")
+            yield {"stage": "ready", "waiting": [asdict(running) for running in found.waiting]}
+            return
+        if (found.stage, found.detail) != before:
+            before = (found.stage, found.detail)
+            yield {"stage": found.stage, "detail": found.detail or ", ".join(found.pending)}
+        time.sleep(_RELOAD_POLL_S)
+
+
+def upgrades(home: Home) -> list[str]:
+    """Return in words what was upgraded under the daemon that runs in a home; it is not asked."""
+    if not home.is_locked():
+        return []
+    before = installed.from_json((home.read_state() or {}).get("installed"))
+    return installed.changes(before, installed.refreshed(before))
+
+
 def status(config: DaemonConfig) -> dict[str, Any]:
     """Return daemon, Redis, zygote, models and workers. Raises Unavailable if no daemon runs."""
     return request(Home(config.home), GetStatus(), Status).document
@@ -138,8 +179,12 @@ def load_model(config: DaemonConfig, model: ModelConfig, *, is_kept: bool = True
 
 
 def unload_model(config: DaemonConfig, name: str) -> dict[str, Any]:
-    """Unload a model. Jobs that run with it keep it until they end."""
-    return {"unloaded": request(Home(config.home), UnloadModel(name), Unloaded).name}
+    """Unload a model. Jobs that run with it keep it until they end.
+
+    Returns `unloaded`, its name, and `kept_for`: the adapters until whose unloading it stays.
+    """
+    reply = request(Home(config.home), UnloadModel(name), Unloaded)
+    return {"unloaded": reply.name, "kept_for": reply.kept_for}
 
 
 def request(

@@ -88,11 +88,11 @@ class Curricula(Sweeping):
         given: Mapping[str, Any],
         *,
         front: bool = False,
-        needs: Mapping[str, str] | None = None,
         retries: int = 0,
         timeout_s: float | None = None,
         init: Weights | None = None,
         labels: Labels = NO_LABELS,
+        needs: Mapping[str, str] | None = None,
     ) -> str:
         """Check a curriculum and queue its first stage; return its id. Arguments as for `submit`.
 
@@ -103,13 +103,14 @@ class Curricula(Sweeping):
         self.home.create()
         if self.config.redis_url is not None:
             runs_owner.claim(self.connection, self.home)
-        queueing = {
-            "front": front,
-            "needs": dict(needs or {}),
-            "retries": retries,
-            "timeout_s": timeout_s,
-        }
+        queueing = {"front": front, "retries": retries, "timeout_s": timeout_s, "needs": needs}
         plan = replace(plan, queueing=queueing)
+        if needs:
+            with_needs = [
+                replace(stage, document={**stage.document, "needs": dict(needs)})
+                for stage in plan.stages
+            ]
+            plan = replace(plan, stages=with_needs)
         if init is not None:
             own = {"name": f"{plan.id}:init", "path": str(self.home.curricula / plan.id / "init")}
             plan = replace(

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator
-from contextlib import suppress
 from typing import Any
 
 import redis
 
 from ...configs.queues import QUEUES, TRAIN
-from ...jobs.errors import Conflict
 from ..queue import job_index, listing, stream
 from ..queue.jobs import ENDED, JobStatus
 from ..runs import events
-from ..runs.estimate import Estimate
 from ..runs.labels import NO_LABELS, Labels
-from ..runs.rundir import by_time, job_ids
 from .connection import ClientConnection, needs_redis, reads_offline
 from .lookup import Pending
 
-_MOST_STEP_TIMES = 50  # jobs searched for a similar one
 _RETRY_S = 0.2  # between two attempts to reach Redis
 
 
@@ -55,18 +50,6 @@ class Reading(ClientConnection):
     def several(self, ids: list[str]) -> list[dict[str, Any]]:
         """Return all that is known of these jobs, without those that were removed."""
         return self.lookup.several(ids)
-
-    def step_times(self, kind: str) -> Iterator[tuple[str, dict[str, Any], float]]:
-        """Yield recent jobs of a kind with their options and seconds per step. Needs no Redis."""
-        ids = [job_id for job_id in job_ids(self.home.runs) if job_id.startswith(f"{kind}-")]
-        for job_id in sorted(ids, key=by_time, reverse=True)[:_MOST_STEP_TIMES]:
-            with suppress(Conflict):
-                rundir = self.rundir(job_id)
-                estimate = Estimate()
-                for event in reversed(events.newest(rundir.events, 100)):
-                    estimate.update(event)
-                if estimate.seconds_per_step is not None:
-                    yield job_id, rundir.read_spec()["spec"], estimate.seconds_per_step
 
     @needs_redis
     def pending(self) -> list[Pending]:

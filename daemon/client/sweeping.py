@@ -122,14 +122,14 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
         front: bool = False,
         after: str | None = None,
         at: datetime | None = None,
-        delay_s: float | None = None,
-        needs: Mapping[str, str] | None = None,
         retries: int = 0,
         timeout_s: float | None = None,
         init: Weights | None = None,
         model: ModelConfig | None = None,
         origin: str = "cli",
         labels: Labels = NO_LABELS,
+        delay_s: float | None = None,
+        needs: Mapping[str, str] | None = None,
     ) -> str:
         """Check and queue all jobs of a sweep; return its id.
 
@@ -146,13 +146,15 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
             at = datetime.fromtimestamp(self.store.clock() + delay_s, UTC)
         queueing = {
             "front": front,
-            "needs": dict(needs or {}),
             "after": None if after is None else self.find(after),
             "at": None if at is None else at.isoformat(),
             "retries": retries,
             "timeout_s": timeout_s,
+            "needs": needs,
         }
         sweep = replace(sweep, origin=origin, queueing=queueing)
+        if needs:
+            sweep = replace(sweep, document={**sweep.document, "needs": dict(needs)})
         if origin == "http":  # no folder to import from: a request must not name code
             sweep = replace(sweep, document={**sweep.document, "python_path": []})
         with SweepFolder.creating(self.home, sweep, state) as staging:

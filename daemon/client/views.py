@@ -99,10 +99,12 @@ def _view(
     due: float | None,
 ) -> dict[str, Any]:
     """`recent`: the job's latest events, newest first. `due`: when a scheduled job is queued."""
+    document: dict[str, Any] = {}
+    problem = None if rundir.is_dir() else FILES_GONE
     try:
         document = RunDir(rundir).read_spec()
-    except Conflict:
-        document = {}
+    except Conflict as error:
+        problem = problem or str(error)
     status = job.get_status(refresh=False).value
     totals = [event["steps_total"] for event in recent if "steps_total" in event]
     steps_total = totals[0] if status == "started" and totals else _steps_total(document)
@@ -136,7 +138,7 @@ def _view(
         "execution": notes.executions,
         "run_dir": str(rundir),
         "error": error if status in ("failed", "stopped") else None,
-        "problem": None if rundir.is_dir() else FILES_GONE,
+        "problem": problem,
         "alert": _alert(recent, notes.executions),
         "result": RunDir(rundir).read_result() if status == "finished" and document else None,
         "created_at": _seconds(job.created_at),

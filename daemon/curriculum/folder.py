@@ -49,7 +49,7 @@ class Curriculum:
     gate: dict[str, Any] | None  # spec.json of its evaluations, with the first stage's model
     questions: int  # of the first comparison at a gate
     most_questions: int
-    queueing: dict[str, Any]  # front, retries, timeout_s
+    queueing: dict[str, Any]  # front, retries, timeout_s, needs
     schema: int = SCHEMA
 
 

@@ -206,8 +206,6 @@ def _submit(
     else:
         document = _evaluation(runs, folder, plan, state, attempt, job_id)
     document |= {"origin": "cli", "curriculum": plan.id}
-    if is_training and (needs := plan.queueing.get("needs")):
-        document["needs"] = needs
     rundir = RunDir.ensure(runs, job_id, document)
     stage = plan.stages[attempt.stage].name
     retry = f"~{attempt.number + 1}" if attempt.number else ""

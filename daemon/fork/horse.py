@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -48,7 +49,8 @@ from ..runs.events import EventLog, read
 from ..runs.fence import Fence, Superseded
 from ..runs.rundir import RunDir
 from .activity import ActivityReporter
-from .models import HorseModels, WarmModels
+from .horse_models import HorseModels
+from .models import WarmModels
 from .own_device import OwnDevice, own_device, start_libraries
 from .placement import Placement
 from .standby import wait_for_job
@@ -86,7 +88,7 @@ def _become_process(plan: HorsePlan) -> None:
 
 def _run_jobs(channel: Channel, request: RunJob, models: WarmModels, own: OwnDevice | None) -> None:
     """`own`: the device, where it has been chosen."""
-    connection = WorkerConnection(channel, request)
+    connection = WorkerConnection(channel, request, forget_model=models.forget_in_fork)
     connection.send(HorseStarted(os.getpid()))
     _hold_files(models, request.model)
     own = own or own_device(request.device, request.gpu_memory / 100)
@@ -216,15 +218,21 @@ def _execute(
         names = {}
         if request.model is not None:
             names[document["spec"]["model"]] = request.model.config.name
-        copies = is_resident and kind.queue == TRAIN
-        models = HorseModels(warm, names, copies=copies, placement=placement)
+            warm.attach_in_fork(request.model)
+        models = HorseModels(
+            warm,
+            names,
+            copies=is_resident and kind.queue == TRAIN,
+            takes_adapters=kind.takes_adapters,
+            placement=placement,
+        )
         # Jobs of queue infer run no user code, and several of them share this process.
         folders = document.get("python_path", ()) if kind.queue == TRAIN else None
         with own_modules(folders) if folders is not None else nullcontext():
             result = _run(document, request, control, fence, events, activity, models)
         check_size(result)
         rundir.write_result(result, revision=document["revision"], fence=fence)
-        events.emit("finished", result=result)
+        events.emit("finished", result=result, peak_bytes=None if is_resident else _peak_bytes())
         return JobOutcome(job_id, "finished", result=result)
     except Stopped as stopped:
         if not control.stop.is_set():
@@ -329,8 +337,8 @@ def _run(
         pause=control.pause,
         working=activity.working,
         stop_at=document.get("stop_at"),
-        eval_at_stop=bool(document.get("eval_at_stop")),
         code_folders=tuple(document.get("python_path", ())),
+        eval_at_stop=bool(document.get("eval_at_stop")),
         queued_s=waited,
     )
     run = run_function(document["kind"])
@@ -391,6 +399,12 @@ def _choose_threads(threads: int | None, models: HorseModels) -> int:
         threads = 1 if size is not None and size < _SMALL_MODEL else num_cores()
     compute_with(threads)
     return threads
+
+
+def _peak_bytes() -> int:
+    """The most resident memory of this process since its fork, with what it shares."""
+    scale = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 
 
 def _prefer_for_oom_kill() -> None:

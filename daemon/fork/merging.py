@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...configs.config import ModelConfig
 from ...jobs.files.atomic import fsync
-from .models import blaming, read
+from .reading import blaming, read
 
 
 def write_merged(name: str, adapter: Path, folder: Path) -> int:

@@ -7,27 +7,27 @@ shares them. Nothing here computes: one parallel operation in the zygote would h
 from __future__ import annotations
 
 import gc
-import math
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from ...configs.config import ModelConfig
 from ...configs.units import format_size
 from ...jobs.context import WarmModel
 from ...jobs.errors import Conflict, JobFailed, NotFound
-from ...jobs.models.adapters import merge, model_folder
-from ...jobs.models.weight_headers import tensors
+from ...jobs.models import adapters
+from ...jobs.models.adapters import is_adapter, model_folder
 from ..host import model_files
+from ..host.messages import LocalModel
+from . import adapters as attached_adapters
+from .adapters import Attachment, MergedModels, NotServedUnmerged
 from .headers import check_loadable
 from .held_files import HeldFiles
-from .placement import Placement
-
-_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
-_TARGET_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+from .reading import blaming, read, stored_bytes
 
 
 @dataclass
@@ -44,6 +44,10 @@ class Loaded:
     files: str  # fingerprint
     weights: str  # digest
     held: HeldFiles
+    base: str | None = None  # the warm base of an adapter that is served unmerged
+    rank: int | None = None  # of an adapter
+    why_merged: str | None = None  # of an adapter that is
+    is_for_adapters: bool = False  # a base that nobody asked for: it goes with its last adapter
     is_reloaded: bool = False  # whether it was warm already, from files that have changed since
     used_at: float = field(default_factory=time.time)
 
@@ -59,6 +63,9 @@ class Loaded:
             "seconds": round(self.seconds, 3),
             "loaded_at": self.loaded_at,
             "weights": self.weights,
+            "base": self.base,
+            "rank": self.rank,
+            "merged": self.why_merged,
         }
 
 
@@ -71,9 +78,12 @@ class WarmModels:
         """`holds_files`: whether this process handles SIGIO; `digests`: the folder of digests."""
         self.budget_bytes = budget_bytes
         self.loaded: dict[str, Loaded] = {}
+        self.merged = MergedModels()
         self.conflict: Conflict | None = None  # why a fork cannot use its mapping of the model
         self._holds_files = holds_files
         self._digests = digests
+        self._root: str | None = None  # in a fork: its model, or the base of it
+        self._attaching = Lock()  # jobs run in threads of a fork
 
     def ensure(self, config: ModelConfig, folder: Path, *, in_use: Collection[str]) -> Loaded:
         """Return the model, loading it from `folder` if it is not warm, or another one there.
@@ -83,91 +93,275 @@ class WarmModels:
         with the sizes if it cannot fit, or if the folder holds no model; Conflict if a model of
         that name is in use with other settings, or if its files are being written.
         """
+        in_use = {*in_use, *self.bases(in_use)}
         with blaming(config, folder):
             files = model_files.fingerprint(folder)
         found = self.loaded.get(config.name)
         if found is not None:
             if found.config == config and found.files == files:
-                found.used_at = time.time()
+                self._touch(found)
                 return found
             if found.config != config and config.name in in_use:
                 raise Conflict(
                     f"model: {config.name} is in use with other settings: wait, or rename"
                 )
-            self.unload(config.name)
+            self._remove(config.name)
         begun = time.perf_counter()
-        held = HeldFiles(model_files.weights(folder) if self._holds_files else ())
         try:
-            loaded = self._load(config, folder, held, in_use)
-        except BaseException:
-            held.give_back()
-            raise
+            loaded = self._load(config, folder, in_use)
+        finally:
+            if found is not None and found.base is not None:  # perhaps it has another base now
+                self._drop_if_unused(found.base)
         loaded.seconds = time.perf_counter() - begun
         loaded.is_reloaded = found is not None and found.config == config
-        self.loaded[config.name] = loaded
+        self._touch(loaded)
         # A collection in a child would otherwise write to every page that holds an object.
         gc.collect()
         gc.freeze()
         return loaded
 
-    def _load(
-        self, config: ModelConfig, folder: Path, held: HeldFiles, in_use: Collection[str]
+    def _load(self, config: ModelConfig, folder: Path, in_use: Collection[str]) -> Loaded:
+        why_merged = None
+        if is_adapter(folder):
+            with blaming(config, folder):
+                adapters.check_files(folder)
+                base_digest = model_files.weights_digest(model_folder(folder), self._digests)
+                adapters.check_base(folder, base_digest)
+                why_merged = adapters.why_not_plain(folder)
+            if why_merged is None:
+                try:
+                    return self._load_unmerged(config, folder, in_use)
+                except NotServedUnmerged as error:
+                    why_merged = str(error)
+        with self._holding(model_files.weights(folder)) as held:
+            return self._load_whole(config, folder, held, in_use, why_merged)
+
+    @contextmanager
+    def _holding(self, paths: Collection[Path]) -> Iterator[HeldFiles]:
+        """Hold files; give them back if the block raises."""
+        held = HeldFiles(paths if self._holds_files else ())
+        try:
+            yield held
+        except BaseException:
+            held.give_back()
+            raise
+
+    def _load_whole(
+        self,
+        config: ModelConfig,
+        folder: Path,
+        held: HeldFiles,
+        in_use: Collection[str],
+        why_merged: str | None,
     ) -> Loaded:
         with blaming(config, folder):
             files = model_files.fingerprint(folder)
             weights = model_files.digest(folder, self._digests)
+            of_weights = model_files.weights_digest(folder, self._digests)
             check_loadable(model_folder(folder))
             needed = stored_bytes(model_folder(folder), config.dtype)
         self._make_room(config, needed, in_use)
         with blaming(config, folder):
             warm = read(config, folder, may_pack=self._has_room_twice(needed))
-            warm = replace(warm, weights=weights)
             if model_files.fingerprint(folder) != files:
                 raise ValueError("its files were changed while they were read: try again")
         tensors_of = [*warm.model.parameters(), *warm.model.buffers()]
+        return self._add(
+            Loaded(
+                config=config,
+                warm=replace(warm, weights=weights, weights_digest=of_weights),
+                dtype=str(warm.model.dtype).removeprefix("torch."),
+                num_parameters=sum(p.numel() for p in warm.model.parameters()),
+                size_bytes=sum(t.numel() * t.element_size() for t in tensors_of),
+                seconds=0.0,
+                loaded_at=time.time(),
+                files=files,
+                weights=weights,
+                held=held,
+                rank=adapters.rank_of(folder) if is_adapter(folder) else None,
+                why_merged=why_merged,
+            )
+        )
+
+    # --- Adapters -----------------------------------------------------------------------------
+
+    def _load_unmerged(self, config: ModelConfig, folder: Path, in_use: Collection[str]) -> Loaded:
+        """Load an adapter next to its base, which is loaded if it is not warm.
+
+        Raises as `ensure` does, and NotServedUnmerged.
+        """
+        base = self._warm_base(config, folder, in_use)
+        try:
+            attached_adapters.check_base_model(base.warm.model)
+            self._make_room(config, stored_bytes(folder, "float32"), {*in_use, base.config.name})
+            return self._attach(config, folder, base)
+        except BaseException:
+            self._drop_if_unused(base.config.name)
+            raise
+
+    def attach_in_fork(self, model: LocalModel) -> None:
+        """Attach an adapter of the base that this process was forked with, unless it is attached.
+
+        Called for every job. Raises JobFailed and Conflict.
+        """
+        with self._attaching:
+            config, found = model.config, self.loaded.get(model.config.name)
+            is_current = found is not None and found.config == config
+            if found is not None and (
+                found.base is None or (is_current and found.files == model.files)
+            ):
+                return
+            if found is not None:
+                self._remove(config.name)
+            assert model.folder is not None
+            assert self._root is not None
+            try:
+                self._attach(config, Path(model.folder), self.loaded[self._root])
+            except NotServedUnmerged as error:  # it has just changed
+                raise Conflict(f"model: {config.name} has changed: submit again") from error
+
+    def forget_in_fork(self, name: str) -> None:
+        """Forget an adapter; jobs that run with it keep it."""
+        with self._attaching:
+            if name in self.loaded and self.loaded[name].base is not None:
+                self._remove(name)
+
+    def _attach(self, config: ModelConfig, folder: Path, base: Loaded) -> Loaded:
+        with self._holding(model_files.weights(folder, with_base=False)) as held:
+            with blaming(config, folder):
+                files = model_files.fingerprint(folder)
+                weights = model_files.digest(folder, self._digests)
+                attachment = attached_adapters.attach(base.warm, config, folder)
+                if model_files.fingerprint(folder) != files:
+                    raise ValueError("its files were changed while they were read: try again")
+            return self._add(self._adapter(config, attachment, base, files, weights, held))
+
+    @staticmethod
+    def _adapter(
+        config: ModelConfig,
+        attachment: Attachment,
+        base: Loaded,
+        files: str,
+        weights: str,
+        held: HeldFiles,
+    ) -> Loaded:
         return Loaded(
             config=config,
-            warm=warm,
-            dtype=str(warm.model.dtype).removeprefix("torch."),
-            num_parameters=sum(p.numel() for p in warm.model.parameters()),
-            size_bytes=sum(t.numel() * t.element_size() for t in tensors_of),
+            warm=replace(attachment.warm, weights=weights),
+            dtype=base.dtype,
+            num_parameters=attachment.num_parameters,
+            size_bytes=attachment.size_bytes,
             seconds=0.0,
             loaded_at=time.time(),
             files=files,
             weights=weights,
             held=held,
+            base=base.config.name,
+            rank=attachment.rank,
         )
 
-    def hold_in_fork(self, name: str | None) -> None:
-        """Hold the files of one model for this process, a fork, and no others.
+    def _warm_base(self, config: ModelConfig, folder: Path, in_use: Collection[str]) -> Loaded:
+        """Return the base of an adapter with its dtype and task, loading it if none is warm."""
+        with blaming(config, folder):
+            place = model_folder(folder).resolve()
+        for loaded in list(self.loaded.values()):
+            known = loaded.config
+            is_same = (known.dtype, known.task) == (config.dtype, config.task)
+            if is_same and loaded.base is None and loaded.warm.path.resolve() == place:
+                is_for_adapters = loaded.is_for_adapters
+                base = self.ensure(known, place, in_use=in_use)
+                break
+        else:
+            is_for_adapters = True
+            wanted = attached_adapters.base_config(config, folder, {*self.loaded, config.name})
+            base = self.ensure(wanted, place, in_use=in_use)
+        base.is_for_adapters = is_for_adapters
+        return base
 
-        If they were written since the fork, the job that takes the model gets an error.
+    def adapters_of(self, name: str) -> list[str]:
+        """Return the names of the warm adapters that are served on a base."""
+        return [adapter for adapter, loaded in self.loaded.items() if loaded.base == name]
+
+    def bases(self, names: Collection[str]) -> set[str]:
+        """Return the names of the bases of those models that are adapters."""
+        found = (self.loaded[name].base for name in names if name in self.loaded)
+        return {base for base in found if base is not None}
+
+    def root(self, loaded: Loaded) -> Loaded:
+        """Return the base of an adapter that is served unmerged; any other model itself."""
+        return loaded if loaded.base is None else self.loaded[loaded.base]
+
+    def _touch(self, loaded: Loaded) -> None:
+        """Note the use of a model, and then of its base: it is unloaded after its adapters."""
+        loaded.used_at = time.time()
+        self.root(loaded).used_at = time.time()
+        loaded.is_for_adapters = False
+
+    def _add(self, loaded: Loaded) -> Loaded:
+        self.loaded[loaded.config.name] = loaded
+        return loaded
+
+    # --- Files and memory ---------------------------------------------------------------------
+
+    def hold_in_fork(self, name: str | None) -> None:
+        """Hold the files of one model and of its base for this process, a fork, and no others.
+
+        Other adapters of the base are attached again when a job names them. If the files were
+        written since the fork, the job that takes the model gets an error.
         """
-        for loaded in self.loaded.values():
-            if loaded.config.name != name:
+        held = set() if name is None else {name, *self.bases([name])}
+        self._root = None if name is None else self.root(self.loaded[name]).config.name
+        for loaded in list(self.loaded.values()):
+            if loaded.config.name not in held:
                 loaded.held.close()
+                if loaded.base is not None:
+                    del self.loaded[loaded.config.name]
         try:
-            if name is not None:
-                self.loaded[name].held.renew()
+            for one in held:
+                self.loaded[one].held.renew()
         except Conflict as error:
             self.conflict = error
 
     def keep_as_mapped(self) -> None:
         """Copy the mappings of files that another process waits to write. Raises MemoryError."""
-        for loaded in self.loaded.values():
+        for loaded in list(self.loaded.values()):
             loaded.held.copy_wanted()
 
-    def unload(self, name: str) -> None:
-        """Unload a model. Horses that run with it keep their own mapping. Raises NotFound."""
-        unloaded = self.loaded.pop(name, None)
-        if unloaded is None:
+    def unload(self, name: str) -> list[str]:
+        """Unload a model. Horses that run with it keep their own mapping. Raises NotFound.
+
+        A base with warm adapters stays until the last of them is unloaded; returns their names.
+        """
+        if name not in self.loaded:
             raise NotFound(
                 f"model: {name!r} is not warm; warm are: {', '.join(self.loaded) or '-'}"
             )
-        unloaded.held.give_back()
+        if found := self.adapters_of(name):
+            self.loaded[name].is_for_adapters = True
+            return found
+        self.drop(name)
+        return []
+
+    def drop(self, name: str) -> None:
+        """Unload a model, the adapters on it, and a base that was loaded only for it."""
+        base = self.loaded[name].base
+        self._remove(name)
+        if base is not None:
+            self._drop_if_unused(base)
+
+    def _remove(self, name: str) -> None:
+        for removed in (*self.adapters_of(name), name):
+            self.loaded.pop(removed).held.give_back()
+        if self._root is not None:
+            return  # in a fork a collection would copy every page that holds an object
         gc.unfreeze()
         gc.collect()
         gc.freeze()
+
+    def _drop_if_unused(self, base: str) -> None:
+        found = self.loaded.get(base)
+        if found is not None and found.is_for_adapters and not self.adapters_of(base):
+            self.drop(base)
 
     def _has_room_twice(self, needed: int) -> bool:
         """Whether the budget has room for a model and for a packed copy, which a horse may make."""
@@ -177,7 +371,8 @@ class WarmModels:
     def _make_room(self, config: ModelConfig, needed: int, in_use: Collection[str]) -> None:
         held = sum(model.size_bytes for model in self.loaded.values())
         idle = sorted(
-            (m for name, m in self.loaded.items() if name not in in_use), key=lambda m: m.used_at
+            (m for name, m in self.loaded.items() if name not in in_use),
+            key=lambda m: (m.used_at, m.base is None),
         )
         freeable = sum(model.size_bytes for model in idle)
         if held - freeable + needed > self.budget_bytes:
@@ -188,120 +383,9 @@ class WarmModels:
                 "be freed: raise memory_budget, unload a model, or choose a smaller dtype"
             )
         for model in idle:
-            if held + needed <= self.budget_bytes:
+            if sum(model.size_bytes for model in self.loaded.values()) + needed <= (
+                self.budget_bytes
+            ):
                 return
-            self.unload(model.config.name)
-            held -= model.size_bytes
-
-
-class HorseModels:
-    """The warm models as a job sees them (jobs.context.Models); lives in the horse.
-
-    `copies`: whether the job is given a copy of its own: a training, in a horse that serves others.
-    A horse that is a job's alone changes its own pages anyway, and all other kinds only read: they
-    share a model, and with it what was made of it once, as the engine that answers.
-    `placement`: the horse's device, on which the models are handed out.
-    """
-
-    def __init__(
-        self, warm: WarmModels, names: dict[str, str], *, copies: bool, placement: Placement
-    ) -> None:
-        """`names`: what the job's spec calls a model (perhaps a folder) -> its warm name."""
-        self._warm = warm
-        self._names = names
-        self._copies = copies
-        self.placement = placement
-
-    def take(self, name: str) -> WarmModel:
-        loaded = self._warm.loaded.get(self._names.get(name, name))
-        if loaded is None:
-            raise NotFound(f"model: {name!r} is not warm")
-        if self._warm.conflict is not None:
-            raise self._warm.conflict
-        place = self.placement.copied if self._copies else self.placement.shared
-        return place(loaded.warm)
-
-    def weights(self, precision: str | None) -> dict[str, str] | None:
-        """The job's warm model: its folder, the digest of its files, and the precision of answers.
-
-        `precision`: the one that the job asks for, None for the model's.
-        """
-        for name in self._names.values():
-            loaded = self._warm.loaded[name]
-            return {
-                "folder": str(loaded.warm.path),
-                "digest": loaded.weights,
-                "precision": precision or loaded.config.precision,
-            }
-        return None
-
-    def num_parameters(self) -> int | None:
-        """The parameters of the job's warm model, None when it makes one of its own."""
-        sizes = [self._warm.loaded[name].num_parameters for name in self._names.values()]
-        return sum(sizes) if sizes else None
-
-
-def stored_bytes(folder: Path, dtype: str) -> int:
-    """The memory that a model folder's weights take in a dtype, from the files' headers alone."""
-    total = 0
-    for _, tensor in tensors(folder):
-        target_bytes = _TARGET_BYTES.get(dtype, _DTYPE_BYTES.get(tensor["dtype"], 4))
-        total += math.prod(tensor["shape"]) * target_bytes
-    return total
-
-
-@contextmanager
-def blaming(config: ModelConfig, folder: Path) -> Iterator[None]:
-    """Turn whatever the reading of a model's files raises into JobFailed."""
-    try:
-        yield
-    except Exception as error:  # damaged files raise anything, and must not end the zygote
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise JobFailed(f"model: {config.name} cannot be loaded from {folder}: {reason}") from error
-
-
-def read(config: ModelConfig, folder: Path, *, may_pack: bool) -> WarmModel:
-    """Return the model in a folder; that of an adapter is merged. Raises what libraries raise."""
-    import torch
-    import transformers
-
-    from ...jobs.codegraph.encoder import CodeGraphConfig  # makes it known to the Auto classes
-
-    base = model_folder(folder)
-    settings = transformers.AutoConfig.from_pretrained(base)
-    has_masked_lm = isinstance(settings, CodeGraphConfig)
-    name = _auto_class(config.task, settings.architectures or [], has_masked_lm=has_masked_lm)
-    auto = getattr(transformers, name)
-    dtype = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-    model = auto.from_pretrained(base, config=settings, dtype=dtype)
-    if base != folder:
-        model = merge(model, folder)
-    has_tokenizer = (folder / "tokenizer_config.json").is_file()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder if has_tokenizer else base)
-    return WarmModel(
-        name=config.name,
-        path=folder,
-        model=model.eval(),
-        tokenizer=tokenizer,
-        precision=config.precision,
-        may_pack=may_pack,
-    )
-
-
-def _auto_class(task: str, architectures: list[str], *, has_masked_lm: bool) -> str:
-    by_task = {
-        "causal-lm": "AutoModelForCausalLM",
-        "masked-lm": "AutoModelForMaskedLM",
-        "image-text-to-text": "AutoModelForImageTextToText",
-        "embedding": "AutoModel",
-    }
-    if task != "auto":
-        return by_task[task]
-    name = architectures[0] if architectures else ""
-    if has_masked_lm or name.endswith("ForMaskedLM"):
-        return by_task["masked-lm"]
-    if name.endswith("ForConditionalGeneration"):
-        return by_task["image-text-to-text"]
-    if name.endswith("Model") and not name.endswith("LMHeadModel"):
-        return by_task["embedding"]  # saved without a head
-    return by_task["causal-lm"]
+            if self.loaded.get(model.config.name) is model:  # or it went with its last adapter
+                self.drop(model.config.name)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ..host.channel import Channel
 from ..host.descendants import end_descendants
-from ..host.messages import JobEvent, Message, PauseJob, RunJob, StopJob
+from ..host.messages import ForgetModel, JobEvent, Message, PauseJob, RunJob, StopJob
 
 _BATCH_S = 0.01  # how long an event waits for events of other jobs
 _MAX_END_S = 1.0  # for a job's processes to die when the horse ends at once
@@ -31,9 +32,12 @@ class JobControl:
 class WorkerConnection:
     """Sends messages to the worker; a thread reads what comes in."""
 
-    def __init__(self, channel: Channel, request: RunJob) -> None:
-        """`request`: the first job; the zygote has received it."""
+    def __init__(
+        self, channel: Channel, request: RunJob, *, forget_model: Callable[[str], None]
+    ) -> None:
+        """`request`: the first job; the zygote has received it. `forget_model`: for ForgetModel."""
         self.channel = channel
+        self._forget_model = forget_model
         self._controls = {request.job_id: JobControl()}  # by job id
         self._requests = [request]
         self._arrived = threading.Condition()
@@ -75,6 +79,8 @@ class WorkerConnection:
                 case PauseJob() if message.job in self._controls:
                     pause = self._controls[message.job].pause
                     pause.set() if message.is_paused else pause.clear()
+                case ForgetModel():
+                    self._forget_model(message.name)
         self._end_process()
 
     def _end_process(self) -> NoReturn:

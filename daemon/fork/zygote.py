@@ -13,6 +13,7 @@ import ctypes
 import gc
 import logging
 import os
+import select
 import selectors
 import signal
 import socket
@@ -25,14 +26,17 @@ from typing import Any, NoReturn, cast
 
 from ...jobs import KINDS, import_all
 from ...jobs.errors import Conflict, JobFailed, WarmdError
+from ...jobs.models.adapters import is_adapter
 from ..host import memory
 from ..host.channel import Channel, listen
 from ..host.descendants import adopt_orphans, kill_children
 from ..host.home import Home
 from ..host.messages import (
+    RETIRE,
     BootProgress,
     ChildReady,
     Failure,
+    ForgetModel,
     HorseExit,
     HorsePlan,
     LoadFolder,
@@ -45,6 +49,7 @@ from ..host.messages import (
     RunJob,
     Unloaded,
     UnloadModel,
+    UseHorse,
     WantedModel,
     ZygoteSettings,
     ZygoteStatus,
@@ -101,6 +106,7 @@ class Zygote:
         self._moving: Iterator[None] | None = None  # an unfinished move into huge pages
         self._idle_since = 0.0  # when the last horse ended
         self._forks = 0  # since the last move
+        self._is_retiring = False  # another zygote has its place: it ends with its last horse
 
     def boot(self, models: list[WantedModel]) -> None:
         """Import the libraries and load the models; report progress to the supervisor on stdout.
@@ -113,7 +119,8 @@ class Zygote:
         _report(
             BootProgress("imports", True, seconds=self.imports_s, memory_bytes=_resident_bytes())
         )
-        for wanted in models:
+        # Adapters come last: they are served on the bases that are loaded before.
+        for wanted in sorted(models, key=lambda wanted: is_adapter(_folder(wanted.model))):
             name = wanted.model.config.name
             _report(BootProgress("model", False, name=name))
             try:
@@ -136,15 +143,20 @@ class Zygote:
         gc.freeze()
         self._moving = zygote_memory.move()
 
-    def serve(self) -> None:
-        """Handle requests until the process is killed."""
+    def serve(self, *, is_next: bool = False) -> None:
+        """Handle requests until the process is killed, or after RETIRE without horses.
+
+        `is_next`: listen where the supervisor expects the successor of another zygote.
+        """
         adopt_orphans()
-        listener = listen(self.home.zygote_socket)
+        home = self.home
+        listener = listen(home.next_zygote_socket if is_next else home.zygote_socket)
         wake, waker = socket.socketpair()
         wake.setblocking(False)
         waker.setblocking(False)
         signal.set_wakeup_fd(waker.fileno())
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(RETIRE, self._retire)
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(wake, selectors.EVENT_READ)
         self._own_sockets = [listener, wake, waker]
@@ -152,7 +164,7 @@ class Zygote:
         _report(ChildReady())
         self._release_to_writers()  # for signals that came before `set_wakeup_fd`
         self._idle_since = time.monotonic()
-        while True:
+        while not (self._is_retiring and self._is_done(listener)):
             ready = self._selector.select(self._timeout_s())
             if not ready:
                 self._prepare()
@@ -163,12 +175,31 @@ class Zygote:
                     self._release_to_writers()
                     self._reap()
                 elif key.fileobj is listener:
-                    connection, _ = listener.accept()
-                    caller = Channel(connection)
-                    self._callers.add(caller)
-                    self._selector.register(caller, selectors.EVENT_READ)
+                    self._accept(listener)
                 else:
                     self._receive(cast(Channel, key.fileobj))
+
+    def _retire(self, *_: Any) -> None:
+        """Begin to end: a successor has the socket. Nobody connects to this process any more."""
+        self._is_retiring = True
+
+    def _is_done(self, listener: socket.socket) -> bool:
+        """Whether a retiring zygote can end: without horses and requests."""
+        self._moving = None
+        self.standbys.dismiss()
+        self.standbys = Standbys(())  # no more of them
+        for user in self.horses.values():
+            if user.is_resident and not user.is_retired:
+                user.is_retired = True
+                user.channel.send_nowait(RetireHorse())
+        waiting, _, _ = select.select([listener], [], [], 0)
+        return not (waiting or self._callers or self.horses)
+
+    def _accept(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        caller = Channel(connection)
+        self._callers.add(caller)
+        self._selector.register(caller, selectors.EVENT_READ)
 
     def _timeout_s(self) -> float | None:
         """How long to wait for a request before `_prepare`; None: nothing to prepare now."""
@@ -227,10 +258,10 @@ class Zygote:
             case LoadFolder():
                 return ModelReply(self._ensure(request.model).to_json())
             case UnloadModel():
-                self.models.unload(request.name)
+                kept_for = self.models.unload(request.name)
                 self._retire_residents()
                 self._report_loaded()
-                return Unloaded(request.name)
+                return Unloaded(request.name, kept_for)
             case Malformed():
                 raise ValueError(request.problem)
             case _:
@@ -263,8 +294,10 @@ class Zygote:
     def _release_to_writers(self) -> None:
         """Unload models whose files another process waits to write to; horses hold own leases."""
         for name in [name for name, m in self.models.loaded.items() if m.held.is_wanted()]:
+            if name not in self.models.loaded:
+                continue  # an adapter, unloaded with its base
             log.warning("zygote: %s: its files are being written to: the next use reloads it", name)
-            self.models.unload(name)
+            self.models.drop(name)
             self._retire_residents()
             self._report_loaded()
 
@@ -273,20 +306,41 @@ class Zygote:
         _report(ModelsLoaded([model.config for model in self.models.loaded.values()]))
 
     def _retire_residents(self) -> None:
-        """Retire resident horses whose model is no longer the loaded one, by their workers."""
-        loaded_at = {name: model.loaded_at for name, model in self.models.loaded.items()}
+        """Retire resident horses whose model is no longer the loaded one, by their workers.
+
+        A horse lives as long as its base; adapters that are no longer loaded are forgotten.
+        """
         for user in self.horses.values():
-            is_current = user.model is None or loaded_at.get(user.model) == user.loaded_at
-            if user.is_resident and not is_current:
+            if not user.is_resident or user.is_retired or user.root is None:
+                continue
+            root = self.models.loaded.get(user.root)
+            if root is None or root.loaded_at != user.root_loaded_at:
+                user.is_retired = True
                 user.channel.send_nowait(RetireHorse())
+                continue
+            for name, loaded_at in list(user.adapters.items()):
+                adapter = self.models.loaded.get(name)
+                if adapter is None or adapter.loaded_at != loaded_at:
+                    del user.adapters[name]
+                    user.channel.send_nowait(ForgetModel(name))
 
     def _fork(self, channel: Channel, request: RunJob) -> None:
-        """Fork a horse for a job; it inherits the connection to the worker."""
+        """Fork a horse for a job; it inherits the connection to the worker.
+
+        If a resident horse of the worker has the model's base, the worker is referred to it.
+        """
         model = self._ensure(request.model) if request.model is not None else None
         # Reported once, by the job that the model is reloaded for.
         is_model_changed = model is not None and model.is_reloaded
         if model is not None:
             model.is_reloaded = False
+        if model is not None and request.isolation == "resident":
+            for found, user in self.horses.items():
+                if user.serves(request.worker, self.models.root(model)):
+                    user.note(model)
+                    channel.send(UseHorse(found, is_model_changed))
+                    channel.close()
+                    return
         request = replace(request, is_model_changed=is_model_changed, forked_at=time.monotonic())
         pid = self._hand_over(channel, request)
         if pid is None:
@@ -296,7 +350,8 @@ class Zygote:
                 horse.run_jobs(channel, request, self.models)
 
             pid = self._fork_process(run)
-        self.horses[pid] = Horse(channel, request, model)
+        root = None if model is None else self.models.root(model)
+        self.horses[pid] = Horse(channel, request, model, root)
 
     def _hand_over(self, channel: Channel, request: RunJob) -> int | None:
         """Give a job to a standby horse; return its process id, None if there is none."""
@@ -374,12 +429,31 @@ class Zygote:
 class Horse:
     """A running horse, as the zygote sees it."""
 
-    def __init__(self, channel: Channel, request: RunJob, model: Loaded | None) -> None:
+    def __init__(
+        self, channel: Channel, request: RunJob, model: Loaded | None, root: Loaded | None
+    ) -> None:
+        """`root`: the base of an adapter, any other model itself."""
         self.channel = channel
         self.model = model.config.name if model is not None else None
-        self.loaded_at = model.loaded_at if model is not None else None
+        self.root = root.config.name if root is not None else None
+        self.root_loaded_at = root.loaded_at if root is not None else None
+        self.adapters: dict[str, float] = {}  # that it has: when each was loaded
         self.is_resident = request.isolation == "resident"
+        self.is_retired = False
         self.worker = request.worker
+        if model is not None:
+            self.note(model)
+
+    def serves(self, worker: str, root: Loaded) -> bool:
+        """Whether it runs jobs of a worker with a base or its adapters."""
+        is_current = self.is_resident and not self.is_retired and self.worker == worker
+        is_same = self.root == root.config.name and self.root_loaded_at == root.loaded_at
+        return is_current and is_same
+
+    def note(self, model: Loaded) -> None:
+        """Note that it is given a job with a model."""
+        if model.base is not None:
+            self.adapters[model.config.name] = model.loaded_at
 
     def to_json(self, pid: int) -> dict[str, Any]:
         return {"pid": pid, "worker": self.worker, "memory_bytes": memory.resident_bytes(pid)}
@@ -481,7 +555,7 @@ def main() -> None:
     except WarmdError as error:
         _report(Failure.of(error))
         sys.exit(1)
-    zygote.serve()
+    zygote.serve(is_next=settings.is_next)
 
 
 if __name__ == "__main__":

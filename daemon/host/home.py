@@ -100,6 +100,11 @@ class Home:
         return self.cache / "weights"
 
     @property
+    def machine_limits(self) -> Path:
+        """The measured limits of this machine, for estimates."""
+        return self.cache / f"limits-{_digest(_machine())}.json"
+
+    @property
     def key(self) -> str:
         """Eight hexadecimal digits that identify this home (in worker names).
 
@@ -123,6 +128,11 @@ class Home:
     @property
     def zygote_socket(self) -> Path:
         return self.sockets / "zygote.sock"
+
+    @property
+    def next_zygote_socket(self) -> Path:
+        """Where a zygote listens that is to replace another one; renamed when it is ready."""
+        return self.sockets / "zygote.new"
 
     @property
     def redis_socket(self) -> Path:
@@ -194,6 +204,14 @@ class Home:
             return False
         has_files = not disk.f_files or disk.f_favail > 0  # some file systems report none
         return disk.f_bavail * disk.f_frsize < _MIN_FREE_BYTES or not has_files
+
+    def free_bytes(self) -> int | None:
+        """Return the space that its disk has left; None where the home does not exist yet."""
+        try:
+            disk = os.statvfs(self.path)
+        except OSError:
+            return None
+        return disk.f_bavail * disk.f_frsize
 
     def occupied(self) -> str:
         """Return an error message about the daemon that runs here."""

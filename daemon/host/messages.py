@@ -6,20 +6,22 @@
 | supervisor | client | control socket | Stopping, Model, Unloaded, Models, Status, Ready, Failure |
 | supervisor | zygote | zygote socket | LoadFolder, UnloadModel, GetStatus |
 | zygote | supervisor | zygote socket | Model, Unloaded, ZygoteStatus, Failure |
-| worker | zygote, horse | horse connection | RunJob, StopJob, PauseJob |
+| worker | zygote, horse | horse connection | RunJob, StopJob, PauseJob, ForgetModel |
 | horse | worker | horse connection | HorseStarted, JobEvent, JobActivity, JobOutcome |
-| zygote | worker | horse connection | HorseExit, RetireHorse, Failure |
+| zygote | worker | horse connection | HorseExit, RetireHorse, UseHorse, ForgetModel, Failure |
 | download process | its owner | its stdin and stdout | DownloadProgress, Downloaded, Failure |
 | supervisor | its children | stdin | ZygoteSettings, WorkerSettings, … |
 | children | supervisor | stdout | Alive, BootProgress, ModelsLoaded, ChildReady, JobsHeld, … |
 | supervisor | `warmd start` | stdout | BootProgress, Booted, Failure |
 
 A message is one line: a JSON object with its fields, and its class in `op`. All processes of a
-daemon run the same version, so nothing here has to stay compatible.
+daemon have the same messages, so nothing here has to stay compatible: after an upgrade that changes
+them, `warmd reload` is refused (installed.py).
 """
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -29,6 +31,8 @@ from ...configs.config import DaemonConfig, ModelConfig, WorkerConfig
 from ...configs.gpus import AUTO
 from ...jobs.context import Activity
 from ...jobs.errors import WarmdError
+
+RETIRE = signal.SIGTERM  # to a zygote that another replaces (warmd reload): end with the last horse
 
 _CLASSES: dict[str, type[Message]] = {}  # by `op`
 
@@ -163,6 +167,33 @@ class LoadModel(Message, op="load"):
 
 
 @dataclass(frozen=True)
+class Reload(Message, op="reload"):
+    """Replace zygote and workers by new processes."""
+
+
+@dataclass(frozen=True)
+class GetReload(Message, op="get_reload"):
+    """Return how far the latest reload is."""
+
+
+@dataclass(frozen=True)
+class ReloadStatus(Message, op="reload_status"):
+    """How far the latest reload is."""
+
+    stage: str  # none, requested, starting (the zygote), workers or failed
+    detail: str  # what the new zygote does while it starts
+    problem: str | None
+    pending: list[str]  # workers whose new process is about to start
+    waiting: list[RunningJob]  # jobs that old processes have still to end
+    upgrades: list[str]  # what is newer on disk than in zygote and workers
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        waiting = [RunningJob(**running) for running in fields.pop("waiting")]
+        return cls(**fields, waiting=waiting)
+
+
+@dataclass(frozen=True)
 class UnloadModel(Message, op="unload"):
     """Unload a model (also on the zygote socket)."""
 
@@ -204,9 +235,10 @@ class Model(Message, op="model"):
 
 @dataclass(frozen=True)
 class Unloaded(Message, op="unloaded"):
-    """The model is no longer loaded."""
+    """The model is no longer loaded, unless it is `kept_for` adapters until they are unloaded."""
 
     name: str
+    kept_for: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -362,6 +394,21 @@ class RetireHorse(Message, op="retire"):
     """Give the resident horse no more jobs: its model was unloaded or loaded again."""
 
 
+@dataclass(frozen=True)
+class UseHorse(Message, op="use_horse"):
+    """Send the job to this resident horse of the worker: it has the base of the job's model."""
+
+    pid: int
+    is_model_changed: bool  # as in RunJob
+
+
+@dataclass(frozen=True)
+class ForgetModel(Message, op="forget"):
+    """An adapter was unloaded or loaded again: request the next job with it of the zygote."""
+
+    name: str
+
+
 # --- download process -------------------------------------------------------------------------
 
 
@@ -388,6 +435,7 @@ class ZygoteSettings(Message, op="zygote_settings"):
     budget_bytes: int
     models: list[WantedModel] = field(default_factory=list)
     standbys: list[HorsePlan] = field(default_factory=list)  # one per standby horse
+    is_next: bool = False  # listens on next_zygote_socket: another zygote serves
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
@@ -396,7 +444,7 @@ class ZygoteSettings(Message, op="zygote_settings"):
             for wanted in fields["models"]
         ]
         standbys = [HorsePlan(**plan) for plan in fields["standbys"]]
-        return cls(fields["budget_bytes"], models, standbys)
+        return cls(fields["budget_bytes"], models, standbys, fields["is_next"])
 
 
 @dataclass(frozen=True)

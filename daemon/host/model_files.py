@@ -18,9 +18,16 @@ _NOT_READ = {"optimizer.bin", "scheduler.bin", "trainer_state.json", "training_a
 _BLOCK_BYTES = 2**22
 
 
-def weights(folder: Path) -> list[Path]:
-    """The safetensors files of a model, and of an adapter's base: they are mapped, not read."""
-    return [path for path in _files(folder) if path.suffix == ".safetensors"]
+def weights(folder: Path, *, with_base: bool = True) -> list[Path]:
+    """The safetensors files of a model: they are mapped, not read.
+
+    `with_base`: for an adapter also those of its base.
+    """
+    return [
+        path
+        for path in _files(folder)
+        if path.suffix == ".safetensors" and (with_base or path.parent == folder)
+    ]
 
 
 def fingerprint(folder: Path) -> str:
@@ -38,38 +45,53 @@ def fingerprint(folder: Path) -> str:
 
 
 def digest(folder: Path, kept: Path | None) -> str:
-    """Return "xxh3:" and the XXH3 (128 bits) of names and contents, which identifies the weights.
+    """Return "xxh3:" and the XXH3 (128 bits) of names and contents, which identifies the model.
 
     It is no protection against deliberate collisions. It reads all files, so the result is cached
     in the folder `kept`, with the fingerprint.
     """
+    return _digests(folder, kept)["digest"]
+
+
+def weights_digest(folder: Path, kept: Path | None) -> str:
+    """Return the digest of the weight files alone; `kept` as in `digest`."""
+    return _digests(folder, kept)["weights"]
+
+
+def _digests(folder: Path, kept: Path | None) -> dict[str, str]:
     if kept is None:
-        return _digest(folder)
+        return _read_digests(folder)
     now = fingerprint(folder)
     place = kept / f"{xxhash.xxh3_64_hexdigest(bytes(folder))}.json"
     try:
         known = orjson.loads(place.read_bytes())
         if known["fingerprint"] == now:
-            return str(known["digest"])
+            return {"digest": str(known["digest"]), "weights": str(known["weights"])}
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # the first time, or a damaged cache
-    found = _digest(folder)
+        pass  # the first time, of an earlier version, or a damaged cache
+    found = _read_digests(folder)
     try:
         kept.mkdir(parents=True, exist_ok=True)
-        write_atomic(place, orjson.dumps({"fingerprint": now, "digest": found}))
+        write_atomic(place, orjson.dumps({"fingerprint": now, **found}))
     except OSError:
         pass  # no room: it is read again the next time
     return found
 
 
-def _digest(folder: Path) -> str:
-    hashed = xxhash.xxh3_128()
+def _read_digests(folder: Path) -> dict[str, str]:
+    whole, weights = xxhash.xxh3_128(), xxhash.xxh3_128()
     for path in _files(folder):
-        hashed.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        hashes = [whole, weights] if path.suffix == ".safetensors" else [whole]
+        for hashed in hashes:
+            hashed.update(f"{path.name}\0{path.stat().st_size}\0".encode())
         with open(path, "rb", buffering=0) as file:
             while block := file.read(_BLOCK_BYTES):
-                hashed.update(block)
-    return f"xxh3:{hashed.hexdigest()}"
+                for hashed in hashes:
+                    hashed.update(block)
+    return {
+        "digest": f"xxh3:{whole.hexdigest()}",
+        "weights": f"xxh3:{weights.hexdigest()}",
+    }
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -121,14 +121,22 @@ class Estimate:
     @property
     def seconds_per_step(self) -> float | None:
         """The median of the recent steps alone, or None before the second one of an execution."""
-        if not self._durations:
+        return statistics.median(self._steps_alone()) if self._durations else None
+
+    @property
+    def step_range_s(self) -> tuple[float, float] | None:
+        """The first and the last decile of the recent steps alone, or None as for the median."""
+        alone = sorted(self._steps_alone())
+        if not alone:
             return None
+        cut = len(alone) // 10
+        return alone[cut], alone[-1 - cut]
+
+    def _steps_alone(self) -> list[float]:
         after: dict[int, float] = {}
         for (step, _), seconds in self._between.items():
             after[step] = after.get(step, 0.0) + seconds
-        return statistics.median(
-            max(seconds - after.get(step - 1, 0.0), 0.0) for step, seconds in self._durations
-        )
+        return [max(seconds - after.get(step - 1, 0.0), 0.0) for step, seconds in self._durations]
 
     @property
     def seconds_between_steps(self) -> float:

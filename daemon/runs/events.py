@@ -55,6 +55,16 @@ def newest(path: Path, count: int) -> list[dict[str, Any]]:
     return list(islice(found, count))
 
 
+# The fields of every event, with their types; a flipped bit may have renamed one.
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "seq": (int,),
+    "execution": (int,),
+    "time": (int, float),
+    "type": (str,),
+    "step": (int, type(None)),
+}
+
+
 def parse(line: bytes) -> dict[str, Any] | None:
     """Return the event of a line, or None for a torn or a foreign one."""
     if not line.endswith(b"\n"):
@@ -63,10 +73,11 @@ def parse(line: bytes) -> dict[str, Any] | None:
         event = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
-    if not isinstance(event, dict) or not isinstance(event.get("step"), int | None):
+    if not isinstance(event, dict) or not event.keys() >= _FIELDS.keys():
         return None
-    is_event = isinstance(event.get("seq"), int) and isinstance(event.get("type"), str)
-    return event if is_event else None
+    is_event = all(type(event[name]) in types for name, types in _FIELDS.items())
+    # The step of an event of this type is counted with.
+    return event if is_event and (event["type"] != "step" or event["step"] is not None) else None
 
 
 class EventLog:

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import xxhash
 
 from ...jobs.errors import Conflict, NotFound, SpecError
 from ...jobs.files.atomic import fsync, write_atomic
@@ -43,6 +44,8 @@ _PARTS = {"id": str, "kind": str, "revision": int, "spec": dict}  # of spec.json
 _ID = re.compile(r"[a-z][a-z0-9]{0,15}-\d{8}-\d{6}-[a-z0-9]{4}")
 _ID_PREFIX = re.compile(r"[a-z0-9-]{1,40}")
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"  # without similar ones, in sorting order
+_SEAL = "digest"  # the field of a document with the digest of the others
+_SEAL_PREFIX = "xxh3:"
 _LONGEST_SIGNATURE = 100  # bytes
 REMOVED = ".removed-"  # prefix of a run directory that is being removed
 _STAGING = ".new-"  # prefix of one that is being created
@@ -146,10 +149,10 @@ class RunDir:
                 staging.mkdir(mode=0o700)
                 spec = _spec_json(job_id, kind, document)
                 if durable:
-                    write_atomic(staging / "spec.json", _pretty(spec))
+                    write_atomic(staging / "spec.json", _sealed(spec))
                 else:
                     (staging / "spec.json").touch(mode=0o600)
-                    (staging / "spec.json").write_bytes(_pretty(spec))
+                    (staging / "spec.json").write_bytes(_sealed(spec))
                 staging.rename(runs / job_id)
             except FileExistsError:
                 continue  # another process is creating this id
@@ -174,7 +177,7 @@ class RunDir:
             shutil.rmtree(staging, ignore_errors=True)  # of a process that was killed
             staging.mkdir(mode=0o700)
             kind = job_id.partition("-")[0]
-            write_atomic(staging / "spec.json", _pretty(_spec_json(job_id, kind, document)))
+            write_atomic(staging / "spec.json", _sealed(_spec_json(job_id, kind, document)))
             staging.rename(runs / job_id)
             fsync(runs)
         return cls(runs / job_id)
@@ -193,7 +196,7 @@ class RunDir:
 
     def annotate(self, **parts: Any) -> None:
         """Change parts of spec.json that do not affect the job's result, which stays valid."""
-        write_atomic(self.path / "spec.json", _pretty({**self.read_spec(), **parts}))
+        write_atomic(self.path / "spec.json", _sealed({**self.read_spec(), **parts}))
 
     def remove(self) -> None:
         """Remove the directory; for a job that was never queued."""
@@ -206,16 +209,18 @@ class RunDir:
             document = orjson.loads(path.read_bytes())
         except (OSError, orjson.JSONDecodeError) as error:
             raise Conflict(f"{path}: cannot be read: {error}") from error
-        if not isinstance(document, dict) or not isinstance(document.get("schema"), int):
+        if not isinstance(document, dict) or type(document.get("schema")) is not int:
             raise Conflict(f"{path}: must be a job's spec with its schema")
         if document["schema"] > SCHEMA:
             raise Conflict(
                 f"{self.path}: written by a later warmd (schema {document['schema']}, this one "
                 f"reads up to {SCHEMA}): upgrade warmd"
             )
-        for name, type in _PARTS.items():
-            if not isinstance(document.get(name), type):
-                raise Conflict(f"{path}: {name} must be {type.__name__}")
+        if not _is_whole(document):
+            raise Conflict(f"{path}: damaged, or changed by hand: then remove its digest")
+        for name, wanted in _PARTS.items():
+            if not isinstance(document.get(name), wanted):
+                raise Conflict(f"{path}: {name} must be {wanted.__name__}")
         return document
 
     def origin(self) -> str:
@@ -246,7 +251,7 @@ class RunDir:
         """Change parts of spec.json as a new revision; a result of the old one is invalid."""
         document = {**self.read_spec(), **parts}
         document["revision"] += 1
-        write_atomic(self.path / "spec.json", _pretty(document))
+        write_atomic(self.path / "spec.json", _sealed(document))
 
     def read_result(self) -> dict[str, Any] | None:
         """Return the result for the current revision of the spec, or None.
@@ -258,7 +263,9 @@ class RunDir:
         except (OSError, orjson.JSONDecodeError):
             return None
         is_result = isinstance(document, dict) and isinstance(document.get("result"), dict)
-        if not is_result or document.get("revision") != self.read_spec()["revision"]:
+        if not is_result or not _is_whole(document):
+            return None
+        if document.get("revision") != self.read_spec()["revision"]:
             return None
         result: dict[str, Any] = document["result"]
         return result
@@ -271,7 +278,7 @@ class RunDir:
         if fence is not None:
             document["execution"] = fence.execution
             fence.check()
-        write_atomic(self.path / "result.json", _pretty(document))
+        write_atomic(self.path / "result.json", _sealed(document))
 
     @contextmanager
     def unused(self) -> Iterator[None]:
@@ -368,6 +375,25 @@ def _holder_of(lock: int) -> int | None:
     return int(pid) if pid.isdigit() and signature == _signature(int(pid)) else None
 
 
-def _pretty(document: dict[str, Any]) -> bytes:
-    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
-    return orjson.dumps(document, option=options)
+def _sealed(document: dict[str, Any]) -> bytes:
+    """Return a document as JSON with a digest of all its other fields."""
+    # Read back first: a NaN is written as null, a number of numpy as a plain one.
+    plain = orjson.loads(orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY))
+    sealed = {**plain, _SEAL: _digest(plain)}
+    return orjson.dumps(sealed, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def _is_whole(document: dict[str, Any]) -> bool:
+    """Whether a document has the digest that it was written with, which is taken out of it.
+
+    Earlier versions wrote none.
+    """
+    found = document.pop(_SEAL, None)
+    if found is None:  # or the name of the field is damaged
+        texts = (value for value in document.values() if isinstance(value, str))
+        return not any(text.startswith(_SEAL_PREFIX) for text in texts)
+    return bool(found == _digest(document))
+
+
+def _digest(document: dict[str, Any]) -> str:
+    return f"{_SEAL_PREFIX}{xxhash.xxh3_64_hexdigest(orjson.dumps(document))}"

@@ -1,4 +1,4 @@
-"""Replies to requests on the control socket: stop, load, unload, models, status, ready."""
+"""Replies to requests on the control socket: stop, reload, load, unload, models, status."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import redis
 from ... import __version__
 from ...configs.config import redacted_url
 from ...configs.queues import QUEUES
-from ...jobs.errors import Unavailable
+from ...jobs.errors import Conflict, Unavailable
 from ..host import downloads, memory
 from ..host.channel import Channel
 from ..host.messages import (
     Failure,
     GetReady,
+    GetReload,
     GetStatus,
     ListModels,
     LoadFolder,
@@ -27,6 +28,8 @@ from ..host.messages import (
     Message,
     Models,
     Ready,
+    Reload,
+    ReloadStatus,
     RunningJob,
     Status,
     Stop,
@@ -35,6 +38,7 @@ from ..host.messages import (
     ZygoteStatus,
 )
 from ..queue import listing
+from .children import WorkerChild
 from .supervisor import Supervisor
 
 _STATUS_TIMEOUT_S = 1.0  # for the zygote's status; it does not reply while it loads a model
@@ -51,6 +55,14 @@ def handle(supervisor: Supervisor, request: Message) -> Message:
                     running = _running(supervisor)
             supervisor.stop("now" if request.now else "drain")
             return Stopping(running)
+        case Reload():
+            upgrades = supervisor.upgrades.changes()  # before it begins
+            supervisor.reload()
+            return ReloadStatus("requested", "", None, [], [], upgrades)
+        case GetReload():
+            return _reload_status(supervisor)
+        case LoadModel() | UnloadModel() if supervisor.reloading.is_starting:
+            raise Conflict("the daemon reloads: try again when `warmd reload` is done")
         case LoadModel():
             folder = downloads.ensure_folder(
                 request.model, refresh=True, is_canceled=lambda: supervisor.stopping is not None
@@ -119,6 +131,8 @@ def _status(supervisor: Supervisor) -> dict[str, Any]:
             "uptime_s": round(time.time() - supervisor.started, 1),
             "memory_bytes": memory.resident_bytes(os.getpid()),
             "stopping": supervisor.stopping,
+            "upgrades": supervisor.upgrades.changes(),
+            "own_upgrades": supervisor.upgrades.own_changes(),
         },
         "server": _redis(supervisor),
         "models": zygote.pop("models"),
@@ -130,6 +144,28 @@ def _status(supervisor: Supervisor) -> dict[str, Any]:
             "problem": supervisor.gateway.problem,
         },
     }
+
+
+def _reload_status(supervisor: Supervisor) -> ReloadStatus:
+    reloading = supervisor.reloading
+    leaving = {worker.name for worker in supervisor.workers if worker.is_closing}
+    leaving |= {child.name for child in reloading.retired if isinstance(child, WorkerChild)}
+    waiting: list[RunningJob] = []
+    with contextlib.suppress(redis.RedisError):  # it restarts; then they count as pending
+        if not supervisor.is_redis_down:
+            waiting = [running for running in _running(supervisor) if running.worker in leaving]
+    busy = {running.worker for running in waiting}
+    pending = [worker.name for worker in reloading.incoming]
+    pending += [w.name for w in supervisor.workers if w.is_closing and w.name not in busy]
+    pending += [w.name for w in supervisor.workers if not w.is_ready and not w.is_closing]
+    return ReloadStatus(
+        stage=reloading.stage,
+        detail=reloading.detail,
+        problem=reloading.problem,
+        pending=pending,
+        waiting=waiting,
+        upgrades=supervisor.upgrades.changes(),
+    )
 
 
 def _redis(supervisor: Supervisor) -> dict[str, Any]:
@@ -147,7 +183,8 @@ def _redis(supervisor: Supervisor) -> dict[str, Any]:
 
 def _running(supervisor: Supervisor) -> list[RunningJob]:
     """The started jobs of this daemon's workers."""
-    ours = {worker.redis_name: worker.name for worker in supervisor.workers}
+    leaving = [c for c in supervisor.reloading.retired if isinstance(c, WorkerChild)]
+    ours = {worker.redis_name: worker.name for worker in (*supervisor.workers, *leaving)}
     return [
         RunningJob(ours[name], job_id)
         for queue in QUEUES
@@ -169,7 +206,7 @@ def _workers(supervisor: Supervisor, horses: list[dict[str, Any]]) -> list[dict[
             "slots": worker.config.slots,
             "threads": worker.config.threads,
             "pid": worker.pid,
-            "state": "busy" if jobs[worker.name] else "idle",
+            "state": _state(worker, jobs[worker.name]),
             "job": next(iter(jobs[worker.name]), None),
             "jobs": jobs[worker.name],
             "horse": by_worker.get(worker.redis_name),
@@ -177,3 +214,9 @@ def _workers(supervisor: Supervisor, horses: list[dict[str, Any]]) -> list[dict[
         }
         for worker in supervisor.workers
     ]
+
+
+def _state(worker: WorkerChild, jobs: list[str]) -> str:
+    if worker.is_closing:
+        return "reloads"  # when its last job has ended
+    return "busy" if jobs else "idle"

@@ -39,6 +39,9 @@ def guard(config: DaemonConfig, *, report: Report, foreground: bool) -> int:
 
     A supervisor that dies while the daemon stops is not restarted.
     """
+    # A supervisor that is restarted after an upgrade must not be a mixture of two versions.
+    from . import control_requests, supervisor  # noqa: F401
+
     flags = SharedFlags()
     adopt_orphans()
     try:

@@ -22,10 +22,11 @@ import redis
 from ... import __version__
 from ...configs.config import DaemonConfig
 from ...configs.memory import memory_bytes
-from ...jobs.errors import Unavailable, WarmdError
-from ..host import downloads
+from ...jobs.errors import Conflict, Unavailable, WarmdError
+from ..host import downloads, installed
 from ..host.home import Home
 from ..host.messages import (
+    RETIRE,
     Booted,
     BootProgress,
     ChildReady,
@@ -54,6 +55,7 @@ from .control_server import ControlServer
 from .membership import Membership
 from .orphans import Orphans
 from .redis_server import EmbeddedRedis, check_redis, find_binary
+from .reloading import Reloading, Upgrades
 from .retention import Retention
 from .shared_flags import SharedFlags
 
@@ -104,6 +106,8 @@ class Supervisor:
         self.gateway = GatewayChild()
         self.notifier = OptionalChild("notify")
         self.groups = OptionalChild("groups")
+        self.upgrades = Upgrades()
+        self.reloading = Reloading(self.upgrades, self._start_next_zygote)
         self.warm_set = WarmSet(self.home, config.models, flags.run_id)
         self._selector = selectors.DefaultSelector()
         self.is_warm = False
@@ -152,6 +156,16 @@ class Supervisor:
         self._flags.set_stop_requested()
         if self.stopping != "now":
             self.stopping = how
+        self._wake()
+
+    def reload(self) -> None:
+        """Request that new processes replace zygote and workers. Raises Conflict."""
+        if not self.is_warm or self.stopping is not None:
+            raise Conflict("the daemon is starting or stopping: try again in a few seconds")
+        self.reloading.request()
+        self._wake()
+
+    def _wake(self) -> None:
         os.write(self._waker.fileno(), b"x")
 
     def _wake_on_signals(self) -> None:
@@ -180,6 +194,8 @@ class Supervisor:
             self._start_gateway_if_due()
             self._start_notifier_if_due()
             self._restart_dead_children()
+            self._advance_reload()
+            self.upgrades.log_if_due()
             self._take_part()
             if self.is_warm:
                 self._start_groups_if_due()
@@ -233,6 +249,27 @@ class Supervisor:
         )
 
     def _start_zygote(self) -> None:
+        self._start_zygote_as(self.zygote, is_next=False)
+
+    def _start_next_zygote(self, child: Child) -> None:
+        """Start the zygote of a reload, which takes the socket when it is ready."""
+        self._start_zygote_as(child, is_next=True)
+
+    def _start_zygote_as(self, child: Child, *, is_next: bool) -> None:
+        def handle(message: Message) -> None:
+            if child is self.zygote:
+                self._on_zygote_message(message)
+            elif child is self.reloading.zygote:
+                self.reloading.handle(message)
+
+        settings = self._zygote_settings(is_next=is_next)
+        if settings is not None:
+            child.start(
+                self._selector, "warmd.daemon.fork.zygote", self.home, settings, on_message=handle
+            )
+
+    def _zygote_settings(self, *, is_next: bool) -> ZygoteSettings | None:
+        """The warm models, downloaded, for a new zygote; None if the daemon stops meanwhile."""
         models = []
         for model in self.warm_set.models():
             is_required = self.warm_set.is_required(model.name)
@@ -243,18 +280,12 @@ class Supervisor:
                 models.append(WantedModel(LocalModel(model, str(folder)), is_required))
             except WarmdError as error:
                 if self.stopping is not None:
-                    return
+                    return None
                 if is_required and not self._flags.was_warm:
                     raise
                 log.error("zygote: %s", error)
         budget = self.config.memory_budget_bytes or int(memory_bytes() * _DEFAULT_BUDGET)
-        self.zygote.start(
-            self._selector,
-            "warmd.daemon.fork.zygote",
-            self.home,
-            ZygoteSettings(budget, models, self._standbys()),
-            on_message=self._on_zygote_message,
-        )
+        return ZygoteSettings(budget, models, self._standbys(), is_next)
 
     def _standbys(self) -> list[HorsePlan]:
         workers = (worker.config for worker in self.workers)
@@ -285,6 +316,8 @@ class Supervisor:
                 worker.note_jobs(message)
             case ChildReady():
                 worker.is_ready = True
+                if worker in self.reloading.incoming:
+                    self._replace_worker(worker)
                 if not self.is_warm and all(worker.is_ready for worker in self.workers):
                     self._become_warm()
 
@@ -343,6 +376,58 @@ class Supervisor:
             on_message=partial(self._on_worker_message, worker),
         )
 
+    # --- reloading --------------------------------------------------------------------------
+
+    def _advance_reload(self) -> None:
+        """Continue a reload; requeue the jobs of processes that left and died with some."""
+        ready = self.reloading.advance()
+        if ready is not None:
+            self._switch_to(ready)
+        for worker in list(self.reloading.incoming):
+            if worker.has_died():
+                self.reloading.incoming.remove(worker)
+                self.reloading.retired.append(worker)
+                self.reloading.problem = f"the new process of {worker.name} ended while it started"
+        for child in list(self.reloading.retired):
+            if child.has_died():
+                if isinstance(child, WorkerChild):
+                    self._orphans.requeue(child.redis_name, child.config.queue)
+                log.info("reload: the old process of %s has ended", child.name)
+                self.reloading.retired.remove(child)
+
+    def _switch_to(self, zygote: Child) -> None:
+        """Let a new zygote take the place of the old one, and replace all workers."""
+        self.home.next_zygote_socket.rename(self.home.zygote_socket)
+        assert self.zygote.process is not None
+        self.zygote.process.send_signal(RETIRE)
+        self.reloading.retired.append(self.zygote)
+        self.zygote = zygote
+        if self.reloading.models is not None:
+            self.warm_set.note_loaded(self.reloading.models.models)
+        self._write_state()
+        for worker in self.workers:
+            if worker.process is None or worker.has_died():
+                continue  # it starts anew in any case
+            if worker.config.isolation == "resident":
+                successor = WorkerChild(worker.config)
+                self.reloading.incoming.append(successor)
+                self._start_worker(successor)
+            else:
+                worker.close()
+        self.reloading.stage = "workers"
+        log.info("reload: zygote ready, pid %s; workers follow", zygote.pid)
+
+    def _replace_worker(self, successor: WorkerChild) -> None:
+        self.reloading.incoming.remove(successor)
+        names = [worker.name for worker in self.workers]
+        index = names.index(successor.name)
+        old, self.workers[index] = self.workers[index], successor
+        successor.taken = old.taken
+        old.close()
+        if old.process is not None and not old.is_closing:  # it starts: it holds no job
+            old.process.terminate()
+        self.reloading.retired.append(old)
+
     # --- restarting -------------------------------------------------------------------------
 
     def _restart_redis_if_dead(self) -> None:
@@ -364,7 +449,7 @@ class Supervisor:
         # Time in which this process was suspended, for example with the machine, does not count.
         passed_s = min(now - self._checked_at, 2 * _TICK_S)
         self._checked_at = now
-        for child in (*self.workers, self.gateway):
+        for child in (*self.workers, *self.reloading.children, self.gateway):
             child.end_if_hung(passed_s)
 
     def _restart_dead_children(self) -> None:
@@ -386,7 +471,8 @@ class Supervisor:
             log.info("%s: ended", worker.name)
             worker.process = None
         else:
-            self._check_death(worker)
+            if not worker.is_closing:  # else it has ended for a reload
+                self._check_death(worker)
             self._start_worker(worker)
 
     def _read_rest(self) -> None:
@@ -416,7 +502,9 @@ class Supervisor:
         self._retention.stop()
         if self.gateway.process is not None:
             self.gateway.process.terminate()  # it ends its open requests with an error
-        running = [w for w in self.workers if w.process is not None and w.process.poll() is None]
+        leaving = [c for c in self.reloading.children if isinstance(c, WorkerChild)]
+        workers = [*self.workers, *leaving]
+        running = [w for w in workers if w.process is not None and w.process.poll() is None]
         if self.stopping == "drain":
             self._drain(running)
         for worker in running:
@@ -424,13 +512,14 @@ class Supervisor:
             if worker.process.poll() is None:
                 worker.process.kill()
                 worker.process.wait()
-        for child in (self.zygote, self.gateway, self.notifier, self.groups):
+        others = (self.gateway, self.notifier, self.groups)
+        for child in (self.zygote, *others, *self.reloading.children):
             if child.process is not None:
                 child.process.kill()
                 child.process.wait()
         try:
             self.node.end()
-            for worker in self.workers:
+            for worker in workers:
                 if worker.redis_name:
                     self._orphans.requeue(worker.redis_name, worker.config.queue)
         except redis.RedisError as error:
@@ -460,5 +549,6 @@ class Supervisor:
                 "started": datetime.now().astimezone().isoformat(timespec="seconds"),
                 "url": self.url,
                 "control": str(self.home.control_socket),
+                "installed": installed.to_json(self.upgrades.current),
             }
         )

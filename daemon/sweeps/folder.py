@@ -42,7 +42,7 @@ class Sweep:
     lower_is_better: bool
     rungs: list[int]  # steps at which points are compared; the last one is the end
     document: dict[str, Any]  # spec.json of its jobs, but for what differs
-    queueing: dict[str, Any]  # front, after, at, retries, timeout_s
+    queueing: dict[str, Any]  # front, after, at, retries, timeout_s, needs
     schema: int = SCHEMA
 
     @property

@@ -68,8 +68,6 @@ def document_of(sweep: Sweep, member: Member) -> dict[str, Any]:
         "origin": sweep.origin,
         "sweep": sweep.id,
     }
-    if needs := sweep.queueing.get("needs"):
-        document["needs"] = needs
     if len(sweep.rungs) > 1:
         document |= {"stop_at": sweep.rungs[0], "eval_at_stop": True}
     return document

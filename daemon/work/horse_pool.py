@@ -1,7 +1,8 @@
 """The horses of one worker: requesting them from the zygote, sending to them, ending them.
 
 With isolation "fork" every job has its own horse. A resident worker keeps one horse per model,
-until the model is unloaded or the horse dies.
+until the model is unloaded or the horse dies. Adapters that are served unmerged share the horse of
+their base: the first job with one is requested of the zygote, which refers it to that horse.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from ...configs.units import format_size
 from ...jobs.errors import LOST_CONTEXT_EXIT
 from ..host.channel import Channel
 from ..host.messages import (
+    ForgetModel,
     HorseExit,
     HorseStarted,
     LocalModel,
     Message,
     RetireHorse,
     RunJob,
+    UseHorse,
 )
 from ..host.model_files import fingerprint
 
@@ -38,18 +41,19 @@ _SEND_TIMEOUT_S = 1.0  # for a zygote or a horse to accept a message
 class Horse:
     """A horse as its worker sees it."""
 
-    def __init__(
-        self, channel: Channel, *, requested_for: str, model: LocalModel | None, is_resident: bool
-    ) -> None:
+    def __init__(self, channel: Channel, request: RunJob) -> None:
+        """`request`: the job that the zygote forks it for."""
         self.channel = channel
-        self.requested_for = requested_for  # the job that the zygote forks it for
-        self.model = model  # that it was forked with
-        self.is_resident = is_resident
+        self.requested_for = request.job_id
+        self.models = [request.model]  # that it has: the one it was forked with, and adapters
+        self.is_resident = request.isolation == "resident"
+        self.instead: UseHorse | None = None  # the zygote forked none: another one has the model
         self.is_leaving = False  # takes no more jobs
         self.job_ids: set[str] = set()  # of the jobs that it runs
         self.killed_for: str | None = None  # the job because of which it was killed
         self.pid: int | None = None  # once it has started
         self._exit: HorseExit | None = None
+        self._request = request
         self._unsent: list[Message] = []
         self._deadline: float | None = None
 
@@ -75,9 +79,22 @@ class Horse:
                     self._exit = message
                 case RetireHorse():
                     self.is_leaving = True
+                case UseHorse():
+                    self.instead = message
+                case ForgetModel():
+                    self.models = [m for m in self.models if _name(m) != message.name]
+                    self.send(message)
                 case _:
                     about_jobs.append(message)
         return about_jobs
+
+    def take_over(self, other: Horse, instead: UseHorse) -> None:
+        """Take the jobs of a horse that was not forked, as the zygote asks in `instead`."""
+        self.models += [model for model in other.models if model not in self.models]
+        self.send(replace(other._request, is_model_changed=instead.is_model_changed))
+        for message in other._unsent:
+            self.send(message)
+        self.job_ids |= other.job_ids
 
     @property
     def has_started(self) -> bool:
@@ -141,19 +158,29 @@ class HorsePool:
             except OSError as error:
                 log.debug("zygote: %s", error)
                 return None
-            horse = Horse(
-                channel, requested_for=request.job_id, model=model, is_resident=is_resident
-            )
+            horse = Horse(channel, request)
             self.horses.append(horse)
         horse.job_ids.add(request.job_id)
         return horse
 
     def _resident(self, model: LocalModel | None) -> Horse | None:
         for horse in self.horses:
-            # A horse whose connection has closed stays in the list until `sweep`.
-            is_alive = not (horse.is_leaving or horse.channel.closed_by_peer)
-            if horse.is_resident and is_alive and horse.model == model:
+            if horse.is_resident and _takes_jobs(horse) and model in horse.models:
                 return horse
+        return None
+
+    def hand_over(self, horse: Horse) -> Horse | None:
+        """Give the jobs of a horse that was not forked to the one in `instead`; return that one.
+
+        None if that one is ending: the jobs need a new horse.
+        """
+        assert horse.instead is not None
+        self.horses.remove(horse)
+        horse.channel.close()
+        for other in self.horses:
+            if other.pid == horse.instead.pid and _takes_jobs(other):
+                other.take_over(horse, horse.instead)
+                return other
         return None
 
     def sweep(self) -> None:
@@ -170,6 +197,15 @@ class HorsePool:
     def num_leaving(self) -> int:
         """How many horses have no job left but have not exited: they still take memory."""
         return sum(horse.is_leaving and not horse.job_ids for horse in self.horses)
+
+
+def _takes_jobs(horse: Horse) -> bool:
+    # A horse whose connection has closed stays in the list until `sweep`.
+    return not (horse.is_leaving or horse.channel.closed_by_peer)
+
+
+def _name(model: LocalModel | None) -> str | None:
+    return None if model is None else model.config.name
 
 
 def _with_fingerprint(model: LocalModel | None) -> LocalModel | None:

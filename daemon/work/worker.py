@@ -333,13 +333,24 @@ class Worker:
                 horse.job_ids.remove(attempt.job.id)
                 if not horse.is_resident:
                     horse.leave()
-        if horse.channel.closed_by_peer:
+        if horse.instead is not None:
+            self._hand_over(horse, list(attempts.values()))
+        elif horse.channel.closed_by_peer:
             for attempt in attempts.values():
                 if horse.has_started or attempt.job.id == horse.requested_for:
                     attempt.conclude_death(is_shared=len(attempts) > 1)
                 else:
                     attempt.detach()
             horse.job_ids.clear()
+
+    def _hand_over(self, horse: Horse, attempts: list[Attempt]) -> None:
+        """Give the jobs of a horse that the zygote did not fork to the one that has their model."""
+        other = self.horses.hand_over(horse)
+        for attempt in attempts:
+            if other is None:
+                attempt.detach()  # the next step requests a horse again
+            else:
+                attempt.horse = other
 
     def _run_timers(self) -> None:
         """Check time limits, stalls and the lease, and request horses for jobs without one."""

@@ -1,14 +1,18 @@
 """Limits of the measured device: GEMM throughput and memory bandwidth.
 
-The device is the GPU that this process sees, else the CPU.
+    python -m warmd.jobs.bench.machine limits
+
+prints them as one JSON object. The device is the GPU that this process sees, else the CPU.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+import orjson
 import torch
 
 from ..compute.aten_overrides import fast_kernels
@@ -64,3 +68,8 @@ def _best(work: Callable[[], object]) -> float:
         synchronize()
         times.append(time.perf_counter() - started)
     return min(times)
+
+
+if __name__ == "__main__":
+    measured = {**asdict(measure()), "device": device().type}
+    sys.stdout.write(orjson.dumps(measured).decode() + "\n")

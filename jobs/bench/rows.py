@@ -187,6 +187,14 @@ def infer(works: list[str], effort: Effort, report: OnProgress) -> Iterator[Row]
             )
 
 
+def limits(device: str) -> dict[str, Any]:
+    """Measure `flops` and `bytes_s` of a device in a process of its own; takes some seconds.
+
+    `device`: as WorkerConfig.device. Raises JobFailed.
+    """
+    return _child("machine", "limits", effort=Effort(pairs=1, device=device))
+
+
 def _child(module: str, *words: object, effort: Effort) -> dict[str, Any]:
     """Run a module of this package in a process; return the JSON that it printed.
 

@@ -102,6 +102,9 @@ class EncodeSpec(Spec):
             passages.check(Path(self.input), of_code=is_code)
         if self.chains and config and not (is_code and passages.is_sources(Path(str(self.input)))):
             raise SpecError("chains", "must go with a code-graph encoder and an input of Python")
+        path = self.output or ""
+        if os.path.lexists(path) and not os.path.isfile(path):  # a folder, a pipe, a broken link
+            raise SpecError("output", f"must be a file or new, got {path!r}")
         if self.output is not None and not os.access(Path(self.output).parent, os.W_OK):
             raise SpecError("output", f"must be in a folder to write to, got {self.output!r}")
         limit = config.get("max_position_embeddings")

@@ -17,7 +17,7 @@ import orjson
 from ..codegraph.python_graph import Block, Module, find_sources, read_modules
 from ..codegraph.sequences import Example, build_examples
 from ..errors import SpecError
-from ..files.documents import documents, text_files
+from ..files.documents import check_regular, documents, text_files
 
 ROWS = ".jsonl"
 PYTHON = ".py"
@@ -82,6 +82,7 @@ def check(path: Path, *, of_code: bool) -> None:
     """Check that there is something to encode; Python files are not read. Raises SpecError."""
     if not path.exists():
         raise SpecError("input", f"must be a file or a folder, got {str(path)!r}")
+    check_regular("input", path)
     if of_code and is_sources(path):
         found: Sequence[object] = find_sources(path) if path.is_dir() else [path]
     else:

@@ -8,7 +8,7 @@ frozen weights once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from typing import Any, NamedTuple
@@ -62,24 +62,33 @@ class Adapter:
         return cls([_products(layer) for layer in layers], is_batch_invariant=False)
 
     @classmethod
-    def copied(cls, layers: Sequence[Any]) -> Adapter:
-        """Return a copy of the adapter in the decoder layers of a PeftModel, to serve."""
-        copies = [
+    def served(cls, layers: Sequence[Any]) -> Adapter:
+        """Return the adapter in the decoder layers of a PeftModel, to serve.
+
+        It computes in float32, whatever its file holds; float32 weights stay where they are.
+        """
+        found = [
             {
-                name: [
-                    LowRank(p.a.clone(), p.b.clone(), p.scale, p.part, p.outputs) for p in products
-                ]
+                name: [replace(p, a=p.a.float(), b=p.b.float()) for p in products]
                 for name, products in _products(layer).items()
             }
             for layer in layers
         ]
-        return cls(copies, is_batch_invariant=True)
+        return cls(found, is_batch_invariant=True)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """All weights of the adapter."""
         products = (p for layer in self.layers for of_fused in layer.values() for p in of_fused)
         return [tensor for product in products for tensor in (product.a, product.b)]
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(tensor.numel() for tensor in self.tensors)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     def merge_into(self, layers: Sequence[Any]) -> None:
         """Replace the weights of decoder layers by merged ones, W + scale * B A."""
@@ -121,6 +130,18 @@ def among(adapted: Sequence[Adapted], tokens: torch.Tensor) -> list[Adapted]:
         )
         for adapter, rows in adapted
     ]
+
+
+def unserved(wrapped: Any, layers: Sequence[Any]) -> str | None:
+    """Return the name of an adapted part of a PeftModel that an Adapter of `layers` would lack."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    places = [part for parts in FUSED.values() for part in parts]
+    served = {id(layer.get_submodule(part)) for layer in layers for part in places}
+    for name, module in wrapped.named_modules():
+        if isinstance(module, BaseTunerLayer) and id(module) not in served:
+            return str(name).rpartition(".")[2]
+    return None
 
 
 def base_layer(layer: Any) -> Any:

@@ -303,6 +303,7 @@ class Engine:
         else:
             end = begin + max(min(room, _SCORED_TOKENS) if is_scored else room, 1)
             end = min(-(-end // chunk) * chunk, len(ids))
+        adapter = sequence.request.adapter
         is_scored = is_scored and end > sequence.request.computed_from
         if sequence.images is None:
             return Part(
@@ -310,7 +311,7 @@ class Engine:
                 ids[begin:end],
                 end == len(ids),
                 wants_all_logits=is_scored,
-                adapter=sequence.request.adapter,
+                adapter=adapter,
             )
         return Part(
             sequence.kv,
@@ -318,6 +319,7 @@ class Engine:
             end == len(ids),
             wants_all_logits=is_scored,
             positions=sequence.images.positions[:, begin:end],
+            adapter=adapter,
             features=sequence.images.features(begin, end),
         )
 

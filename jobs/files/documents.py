@@ -22,6 +22,12 @@ def documents(data: Path) -> Iterator[str]:
         yield from _paragraphs(data)
 
 
+def check_regular(field: str, path: Path) -> None:
+    """Raise SpecError for a pipe or a device: reading one may never end, and it is read twice."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise SpecError(field, f"must be a regular file, got {str(path)!r}")
+
+
 def text_files(folder: Path) -> list[Path]:
     """Return the documents of a folder, and of those below it, in an order that lasts."""
     return sorted(path for path in folder.rglob("*") if path.suffix in TEXTS and path.is_file())

@@ -240,6 +240,7 @@ def _prepare(
         num_top=spec.logprobs,
         scored_from=1 if spec.echo and spec.logprobs is not None else None,
         stop=spec.stop,
+        adapter=warm.adapter,
         grammar=grammar,
         is_canceled=is_canceled,
     )

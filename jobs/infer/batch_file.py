@@ -7,6 +7,7 @@ removed before the next write, so that the file always holds complete answers to
 from __future__ import annotations
 
 import os
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +15,7 @@ from typing import Any, Self
 import orjson
 
 from ..errors import JobFailed, SpecError
+from ..files.documents import check_regular
 from . import chat_messages
 
 MAX_LINE_BYTES = 64 * 2**20
@@ -24,13 +26,14 @@ def read(path: Path) -> Iterator[str | list[dict[str, Any]]]:
     try:
         with open(path, "rb") as file:
             for number, line in enumerate(_lines(file), start=1):
-                yield _prompt(line, number)
+                yield _prompt(line.removeprefix(BOM_UTF8) if number == 1 else line, number)
     except OSError as error:
         raise SpecError("input", f"must be a file, got {path}: {error.strerror}") from error
 
 
 def check(source: Path, target: Path) -> None:
     """Check that all records are valid and the output can be created. Raises SpecError."""
+    check_regular("input", source)
     if sum(1 for _ in read(source)) == 0:
         raise SpecError("input", f"must have records, got {source} without any")
     if not target.parent.is_dir():

@@ -32,6 +32,7 @@ class InferSpec(SamplingSpec):
     kind: ClassVar[str] = "infer"
     queue: ClassVar[str] = INFER
     argument: ClassVar[str | None] = "prompt"
+    takes_adapters: ClassVar[bool] = True
 
     # Not `str | None`: the word none is a prompt like any other.
     prompt: str = option("", "text to complete; or give messages or input instead", group="data")

@@ -1,11 +1,13 @@
 """PEFT adapters: folders that name a base model and modify some of its weights.
 
-An adapter is merged into its base when it is loaded, so no other code handles adapters. Types that
-cannot be merged (prompt tuning, …) are refused by name.
+Plain LoRA is served unmerged by the engine (engine/low_rank.py), next to its base. All other types
+are merged into a copy of the weights that they change. Types that cannot be merged (prompt tuning,
+…) are refused by name.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from pathlib import Path
@@ -30,6 +32,16 @@ _SPLITS_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
 # from the file.
 _REFUSED = ("alora_invocation_tokens", "layer_replication", "megatron_config")
 _UNSET: tuple[Any, ...] = (None, False, "none", [], {})
+# The settings of LoRA that leave it a low-rank product per linear layer, whatever their values are.
+_PLAIN = {
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "ensure_weight_tying",
+    "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
+    "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core", "peft_type",
+    "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "target_modules",
+    "task_type", "use_rslora",
+}  # fmt: skip
+# In the metadata of the weights: the digest of the base's weights that the adapter was trained on.
+BASE_DIGEST = "warmd_base_weights"
 
 
 def is_adapter(folder: Path) -> bool:
@@ -90,19 +102,53 @@ def model_folder(folder: Path) -> Path:
         ) from error
 
 
-def merge(model: Any, folder: Path) -> Any:
-    """Merge an adapter into its base model, in place; return the merged model.
-
-    Raises ValueError if it cannot be merged or does not fit this model; PEFT raises other errors
-    for damaged files.
-    """
-    import peft
-
+def check_files(folder: Path) -> None:
+    """Raise ValueError for an adapter that cannot be served, by its settings and file headers."""
     settings = _settings(folder)
     _check(settings)
     if not (folder / WEIGHTS).is_file():
         raise ValueError(f"it has no {WEIGHTS}: other formats may hold code, and are not read")
     _check_ranks(settings, folder)
+
+
+def check_base(folder: Path, digest: str) -> None:
+    """Raise ValueError if an adapter records another base; `digest`: of the base's weights.
+
+    Only the adapters that warmd has trained record one.
+    """
+    recorded = _metadata(folder).get(BASE_DIGEST)
+    if recorded is not None and recorded != digest:
+        raise ValueError(
+            f"it was trained on a base whose weights have the digest {recorded}, but those of "
+            f"{model_folder(folder)} have {digest}: restore that base, or train again"
+        )
+
+
+def why_not_plain(folder: Path) -> str | None:
+    """Return why an adapter is more than low-rank products of linear layers; None: it is not."""
+    settings = _settings(folder)
+    if settings.get("peft_type") != "LORA":
+        return f"peft_type {settings.get('peft_type')}"
+    return next((name for name in settings if name not in _PLAIN | _unset(settings)), None)
+
+
+def rank_of(folder: Path) -> int | None:
+    """Return the rank in an adapter's settings; None for a type that has none."""
+    rank = _settings(folder).get("r")
+    return rank if isinstance(rank, int) else None
+
+
+def attached(model: Any, folder: Path) -> Any:
+    """Return a PeftModel of a model and an adapter; the model and its weights stay as they are.
+
+    The PeftModel has modules of its own, the weights of the model, and those of the adapter mapped
+    from its file. Raises ValueError for an adapter that does not fit this model; PEFT raises other
+    errors for damaged files.
+    """
+    import peft
+
+    check_files(folder)
+    settings = _settings(folder)
     with warnings.catch_warnings():
         # They are of training, of layers that are no longer tied, and of what is checked below.
         warnings.simplefilter("ignore")
@@ -112,7 +158,7 @@ def merge(model: Any, folder: Path) -> Any:
             if settings[name] not in _UNSET:
                 raise ValueError(f"{CONFIG} says {name}, which peft {peft.__version__} cannot do")
         # low_cpu_mem_usage: begin from nothing, as all is read next.
-        wrapped = peft.PeftModel(model, config, low_cpu_mem_usage=True)
+        wrapped = peft.PeftModel(_with_own_modules(model), config, low_cpu_mem_usage=True)
         found = _load(wrapped, folder)
         for names, problem in (
             (found.unexpected_keys, f"{WEIGHTS} has {{}}: the model has no place for it"),
@@ -120,10 +166,31 @@ def merge(model: Any, folder: Path) -> Any:
         ):
             if names:
                 raise ValueError(problem.format(names[0].replace(".default", "")))
+    return wrapped
+
+
+def merged(model: Any, folder: Path) -> Any:
+    """Return a model with an adapter merged; the model and its weights stay as they are.
+
+    Both share the weights that the adapter does not change. Raises as `attached` does.
+    """
+    wrapped = attached(model, folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as above
         # "safe": in new tensors, as the old ones are mapped from the base's file, and with a check
         # that all are finite.
-        merged = wrapped.merge_and_unload(safe_merge=True)
-    return merged.requires_grad_(True)  # as any model that was read
+        whole = wrapped.merge_and_unload(safe_merge=True)
+    return whole.requires_grad_(True)  # as any model that was read
+
+
+def _with_own_modules(model: Any) -> Any:
+    """Return a copy of a model with the same weights, for PEFT to replace and freeze its parts."""
+    import torch
+
+    shared: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+    for weight in model.parameters():
+        shared[id(weight)] = torch.nn.Parameter(weight.detach(), weight.requires_grad)
+    return copy.deepcopy(model, shared)
 
 
 def _load(wrapped: Any, folder: Path) -> Any:
@@ -135,6 +202,18 @@ def _load(wrapped: Any, folder: Path) -> Any:
     except RuntimeError as error:  # torch lists the tensors of other shapes below a title
         first = str(error).strip().splitlines()[:2][-1].strip().replace(".default", "")
         raise ValueError(f"{WEIGHTS} does not fit the model: {first}") from error
+
+
+def _unset(settings: dict[str, Any]) -> set[str]:
+    return {name for name, value in settings.items() if value in _UNSET}
+
+
+def _metadata(folder: Path) -> dict[str, str]:
+    """Return the metadata in the header of an adapter's weights."""
+    from safetensors import safe_open
+
+    with safe_open(folder / WEIGHTS, "pt") as file:
+        return dict(file.metadata() or {})
 
 
 def _settings(folder: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Imports no torch; the weights themselves are not read.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,21 @@ def tensors(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from ((name, entry) for name, entry in header.items() if name != "__metadata__")
 
 
+# What damaged or foreign files raise.
+_UNREADABLE = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError),
+    *(struct.error, MemoryError, OverflowError),
+)
+
+
+def count_parameters(folder: Path) -> int | None:
+    """Return the number of parameters in a folder's files; None where they cannot be read."""
+    try:
+        return sum(math.prod(entry["shape"]) for _, entry in tensors(folder)) or None
+    except _UNREADABLE:
+        return None
+
+
 def matrices(folder: Path) -> dict[str, int]:
     """Return the largest possible rank of a model's matrices, by the last part of a layer's name.
 
@@ -33,6 +49,6 @@ def matrices(folder: Path) -> dict[str, int]:
             parts, shape = name.split("."), entry["shape"]
             if len(parts) > 1 and parts[-1] == "weight" and len(shape) == 2:
                 ranks[parts[-2]] = max(ranks.get(parts[-2], 0), min(shape))
-    except (OSError, ValueError, KeyError, TypeError, struct.error, MemoryError, OverflowError):
+    except _UNREADABLE:
         return {}
     return ranks

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..context import Context, WarmModel
 from ..errors import JobFailed
-from ..models.adapters import CONFIG, is_adapter
+from ..models.adapters import BASE_DIGEST, CONFIG, is_adapter
 from .deprecations import no_deprecations
 from .options import ALL_LINEAR, NOT_ON_ADAPTER, TrainingSpec
 
@@ -55,6 +55,7 @@ def with_adapter(warm: WarmModel, model: Any, spec: TrainingSpec) -> PeftModel:
             reason = str(error).partition("\n")[0]
             raise JobFailed(f"lora_targets: must be layers of the model: {reason}") from error
     config.base_model_name_or_path = str(warm.path.absolute())
+    wrapped.base_weights_digest = cast(Any, warm.weights_digest)  # torch types attributes
     return wrapped
 
 
@@ -70,6 +71,12 @@ def write_adapter_config(model: PeftModel, folder: Path) -> None:
     }
     options = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS
     (folder / CONFIG).write_bytes(orjson.dumps(plain, option=options))
+
+
+def adapter_metadata(model: PeftModel) -> dict[str, str]:
+    """Return the metadata of the adapter's file: the weights that it was trained on, if known."""
+    digest = getattr(model, "base_weights_digest", None)
+    return {"format": "pt"} | ({BASE_DIGEST: str(digest)} if digest is not None else {})
 
 
 def adapter_tensors(model: PeftModel) -> dict[str, Tensor]:

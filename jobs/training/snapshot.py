@@ -30,7 +30,7 @@ from ..errors import JobFailed
 from ..models.adapters import WEIGHTS
 from .device_copies import HostReader, held, on_host
 from .live_tensors import LiveSink, LiveTensors
-from .lora import adapter_tensors, write_adapter_config
+from .lora import adapter_metadata, adapter_tensors, write_adapter_config
 
 JOB_STATE = "job_state.pt"  # what the Trainer's own files leave out
 RNG_STATE = "rng_state.pth"
@@ -163,7 +163,7 @@ def _write_all_but_weights(
     """
     if isinstance(model, PeftModel):
         write_adapter_config(model, folder)
-        return [(WEIGHTS, on_cpu(adapter_tensors(model)), {"format": "pt"})]
+        return [(WEIGHTS, on_cpu(adapter_tensors(model)), adapter_metadata(model))]
     found: list[tuple[str, dict[str, Tensor], dict[str, str]]] = []
 
     def keep(tensors: dict[str, Tensor], path: str, metadata: dict[str, str] | None = None) -> None:
@@ -182,7 +182,7 @@ def write_model(model: Any, folder: Path) -> None:
     """Write a model, or the adapter of a PeftModel, to `folder`."""
     if isinstance(model, PeftModel):
         write_adapter_config(model, folder)
-        save_file(adapter_tensors(model), folder / WEIGHTS, {"format": "pt"})
+        save_file(adapter_tensors(model), folder / WEIGHTS, adapter_metadata(model))
     else:
         model.save_pretrained(folder)
 

@@ -201,3 +201,26 @@ def test_whatever_is_set_ends_in_a_checked_spec_or_one_line(pairs, data):
         else:
             assert done.is_refusal(2)
         assert not shell.home.exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--at", "25:00", "at: must be a time to come"),
+        ("--in", "-5s", "in: must be"),
+        ("--timeout", "5", "timeout: must have a unit"),
+        ("--after", "nosuchjob", "job: no job"),
+    ],
+)
+def test_a_dry_run_refuses_what_queueing_refuses(shell, option, value, message):
+    words = ("submit", "grpo", "--model", "model", "--dataset", "rows.jsonl", "--samples", "7")
+    done = shell.warmd(*words, option, value, "--dry-run")
+    assert done.is_refusal(2)
+    assert message in done.err
+
+
+@pytest.mark.parametrize("words", [("jobs", "--limit"), ("plot", "--smooth")])
+def test_a_number_without_bounds_is_refused(shell, words):
+    done = shell.warmd(*words, "9" * 30)
+    assert done.is_refusal(2)
+    assert "is not in the range" in done.err

@@ -86,6 +86,11 @@ def test_without_any_setting_the_demo_model_and_two_workers_are_served(home):
     assert config.redis_url is None
 
 
+def test_a_settings_file_that_never_ends_is_refused():
+    with pytest.raises(ConfigError, match="must have at most 1,000,000 bytes"):
+        read_mapping(Path("/dev/zero"))
+
+
 def test_http_beyond_this_machine_needs_a_token(home):
     with pytest.raises(ConfigError, match=r"^http_token: must be set to listen on 0\.0\.0\.0"):
         loaded(home, "http_host: 0.0.0.0")

@@ -380,6 +380,8 @@ def test_wrong_options_are_refused_by_name(options, message):
 def test_inputs_are_checked_at_the_command_line(tmp_path, sources):
     (tmp_path / "rows.jsonl").write_text('{"text": "one"}\n{"txt": "two"}\n')
     (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "folder.npz").mkdir()
+    os.mkfifo(tmp_path / "pipe.npz")
     code, bert = {"model_type": "code_graph"}, {"model_type": "bert", "max_position_embeddings": 64}
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({"input": str(tmp_path / "rows.jsonl")}, bert, "input: row 2 must be"),
@@ -388,6 +390,13 @@ def test_inputs_are_checked_at_the_command_line(tmp_path, sources):
         ({"input": str(sources), "chains": True}, bert, "chains: must go with a code-graph"),
         ({"text": ["a"], "max_length": 65}, bert, "max_length: must be at most 64"),
         ({"text": ["a"], "output": str(tmp_path / "no" / "a.npz")}, code, "output: must be in a"),
+        (
+            {"text": ["a"], "output": str(tmp_path / "folder.npz")},
+            code,
+            "output: must be a file or",
+        ),
+        ({"text": ["a"], "output": str(tmp_path / "pipe.npz")}, code, "output: must be a file or"),
+        ({"input": str(tmp_path / "pipe.npz")}, code, "input: must be a regular file"),
     ]
     for options, config, message in cases:
         with pytest.raises(SpecError, match=message):

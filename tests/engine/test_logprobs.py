@@ -129,7 +129,7 @@ def test_an_adapter_is_part_of_the_model_that_is_scored():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of an attribute that transformers deprecates
         adapted = peft.get_peft_model(copy.deepcopy(base), config).eval()
-    adapter = Adapter.copied(text_model(adapted).layers)
+    adapter = Adapter.served(text_model(adapted).layers)
     warm = WarmModel(name="m", path=Path("none"), model=base, tokenizer=tiny.tokenizer())
     engine = Engine(warm)
     ids = prompt(20)

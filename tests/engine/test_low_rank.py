@@ -39,7 +39,7 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 
 def adapter_of(model: Any) -> Adapter:
-    return Adapter.copied(text_model(model).layers)
+    return Adapter.served(text_model(model).layers)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

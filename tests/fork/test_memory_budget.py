@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from warmd.configs.config import ModelConfig
-from warmd.daemon.fork.models import WarmModels, stored_bytes
+from warmd.daemon.fork.models import WarmModels
+from warmd.daemon.fork.reading import stored_bytes
 
 
 def test_models_may_pack_as_long_as_the_budget_has_room_for_the_copies(tiny_model):

@@ -37,7 +37,8 @@ os.environ.update(zygote.ENVIRONMENT)
 zygote.import_libraries()
 import torch
 from warmd.configs.config import ModelConfig
-from warmd.daemon.fork.models import HorseModels, WarmModels
+from warmd.daemon.fork.horse_models import HorseModels
+from warmd.daemon.fork.models import WarmModels
 from warmd.daemon.fork.placement import Placement
 
 def digest(model):
@@ -52,7 +53,7 @@ zygote.pause_openmp()
 pid = os.fork()
 if pid == 0:
     torch.set_num_threads(2)
-    seen = HorseModels(models, {}, copies=False, placement=Placement("cpu"))
+    seen = HorseModels(models, {}, copies=False, takes_adapters=False, placement=Placement("cpu"))
     model = seen.take("tiny").model.train().requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     for _ in range(3):

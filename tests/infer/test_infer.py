@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -135,6 +136,15 @@ def test_an_invalid_record_is_named_at_the_command_line(tmp_path, line):
     spec = InferSpec.parse({"input": str(source), "output": str(tmp_path / "out")})
     with pytest.raises(SpecError, match="row 2"):
         spec.check_inputs(None)
+
+
+def test_a_pipe_is_refused_as_input_and_a_byte_order_mark_is_skipped(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SpecError, match="input: must be a regular file"):
+        batch_file.check(tmp_path / "pipe", tmp_path / "out")
+    source = tmp_path / "source.jsonl"
+    source.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n{"prompt": "b"}\n')
+    assert list(batch_file.read(source)) == ["a", "b"]
 
 
 def test_input_files_are_checked_at_the_command_line(tmp_path):

@@ -7,51 +7,32 @@ import os
 import shutil
 import subprocess
 import sys
-import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import orjson
 import peft
 import pytest
 import tiny
 import torch
+from adapters import IDS, lora, write_adapter
 from daemons import Daemon
+from needs import needs
 from safetensors.torch import load_file, save_file
 from shell import warmd
-from transformers import AutoModelForCausalLM
 
 from warmd.configs.config import ModelConfig, WorkerConfig
+from warmd.daemon.fork.adapters import MergedModels
 from warmd.daemon.fork.models import WarmModels
 from warmd.daemon.host import fetch
+from warmd.jobs.compute import levels, onednn
 from warmd.jobs.errors import JobFailed, NotFound
 from warmd.jobs.models.adapters import MERGED, WEIGHTS, model_folder
 
-IDS = torch.tensor([[5, 6, 7, 8, 9]])
 GREEDY = ("--temperature", "0", "--max-tokens", "12")
-
-
-def lora(*targets: str, **settings: Any) -> peft.LoraConfig:
-    names = list(targets or ("q_proj", "down_proj"))
-    return peft.LoraConfig(r=2, lora_alpha=6, lora_dropout=0.1, target_modules=names, **settings)
-
-
-def write_adapter(folder: Path, base: Path, config: Any, *, dtype: Any = torch.float32) -> Any:
-    """Have PEFT make an adapter that changes the base far; return the logits of the PeftModel."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of PEFT: of what may go wrong with tied layers
-        torch.manual_seed(0)  # PEFT begins from random numbers
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
-        wrapped = peft.get_peft_model(model, config).eval()
-        generator = torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            for parameter in wrapped.parameters():
-                if parameter.requires_grad:
-                    noise = torch.randn(parameter.shape, generator=generator)
-                    parameter += 0.3 * noise.to(parameter.dtype)
-            logits = wrapped(IDS).logits
-        wrapped.save_pretrained(folder)
-    return logits
 
 
 def write_plain(folder: Path, base: Path, **settings: Any) -> Path:
@@ -65,6 +46,11 @@ def write_plain(folder: Path, base: Path, **settings: Any) -> Path:
 def load(folder: Path, **settings: Any) -> Any:
     config = ModelConfig(name="a", path=str(folder), **settings)
     return WarmModels(10**9).ensure(config, fetch.local_folder(config), in_use=())
+
+
+def whole(loaded: Any) -> Any:
+    """The model that a job gets which computes with no adapters, as all but infer jobs."""
+    return MergedModels().of(loaded.warm).model
 
 
 def logits_of(model: Any) -> Any:
@@ -109,9 +95,10 @@ def test_a_served_adapter_equals_peft(tiny_model, tmp_path, config):
     wanted = write_adapter(tmp_path / "adapter", tiny_model, config)
     assert not torch.allclose(logits_of(tiny.model()), wanted, atol=0.1)
     loaded = load(tmp_path / "adapter")
-    torch.testing.assert_close(logits_of(loaded.warm.model), wanted, rtol=1e-5, atol=1e-5)
-    assert type(loaded.warm.model).__name__ == "LlamaForCausalLM"
-    assert all(parameter.requires_grad for parameter in loaded.warm.model.parameters())
+    model = whole(loaded)
+    torch.testing.assert_close(logits_of(model), wanted, rtol=1e-5, atol=1e-5)
+    assert type(model).__name__ == "LlamaForCausalLM"
+    assert all(parameter.requires_grad for parameter in model.parameters())
     assert loaded.warm.tokenizer("1+1=")["input_ids"] == tiny.tokenizer()("1+1=")["input_ids"]
 
 
@@ -121,8 +108,8 @@ def test_every_supported_adapter_kind_has_a_test():
 
 def test_adapter_of_a_bfloat16_base_is_merged_with_the_rounding_of_bfloat16(tiny_model, tmp_path):
     write_adapter(tmp_path / "adapter", tiny_model, lora(), dtype=torch.bfloat16)
-    exact = load(tmp_path / "adapter", dtype="float32").warm.model
-    rounded = load(tmp_path / "adapter", dtype="bfloat16").warm.model
+    exact = whole(load(tmp_path / "adapter", dtype="float32"))
+    rounded = whole(load(tmp_path / "adapter", dtype="bfloat16"))
     for wanted, found in zip(exact.parameters(), rounded.parameters(), strict=True):
         assert found.dtype == torch.bfloat16
         # The base, the change and their sum are rounded, each by 2**-9 of itself at most.
@@ -265,7 +252,7 @@ def test_base_on_the_hub_is_found_in_its_cache(hub, tiny_model, tmp_path, revisi
     tiny.model(seed).save_pretrained(own)
     tiny.tokenizer().save_pretrained(own)
     same = write_plain(tmp_path / "same", tiny_model, base_model_name_or_path=str(own))
-    found, wanted = (logits_of(load(path).warm.model) for path in (folder, same))
+    found, wanted = (logits_of(whole(load(path))) for path in (folder, same))
     assert torch.equal(found, wanted)
     assert fetch.hub_id(ModelConfig(name="a", path=str(folder))) == (
         "org/tiny" if revision is None else "org/tiny@v7"
@@ -333,7 +320,7 @@ def warm(daemon: Daemon) -> set[str]:
 
 def full_model(folder: Path, adapter: Path) -> Path:
     """The adapter merged into its base, by PEFT."""
-    load(adapter).warm.model.save_pretrained(folder)
+    whole(load(adapter)).save_pretrained(folder)
     tiny.tokenizer().save_pretrained(folder)
     return folder
 
@@ -359,9 +346,29 @@ def test_adapter_is_served_by_its_folder_and_compared_with_its_base(daemon, tiny
     assert warm(daemon) - before == {"adapter", "full"}
 
 
+@pytest.fixture
+def int8_daemon(
+    make_daemon: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Daemon]:
+    """A daemon on a processor that was measured to be faster with int8."""
+    needs(onednn.has_exact_int8(), "exact int8 kernels")
+    # The name of the processor's own level: it computes as before, but is measured separately.
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", torch.backends.cpu.get_cpu_capability().lower())
+    measured = levels._path()
+    assert measured is not None
+    found = replace(levels.levels(), int8="onednn")
+    measured.write_bytes(orjson.dumps(asdict(found)))
+    infer = WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=4, threads=1)
+    started = make_daemon(workers=(infer,))
+    started.start()
+    yield started
+    measured.unlink()
+
+
 def test_adapter_is_compared_in_the_precision_that_its_base_was_loaded_with(
-    daemon, tiny_model, tmp_path
+    int8_daemon, tiny_model, tmp_path
 ):
+    daemon = int8_daemon
     base = shutil.copytree(tiny_model, tmp_path / "rough")
     folder = write_plain(tmp_path / "of-rough", base)
     home = daemon.home.path
@@ -378,7 +385,7 @@ def test_training_may_start_from_an_adapter(daemon, tiny_model, tmp_path):
     job = daemon.wait(daemon.submit(model=str(folder)))
     assert job["status"] == "finished", job["error"]
     (weights,) = (daemon.home.runs / job["id"] / "model").glob("*.safetensors")
-    trained, begun = load_file(weights), load(folder).warm.model.state_dict()
+    trained, begun = load_file(weights), whole(load(folder)).state_dict()
     name = "model.layers.0.self_attn.q_proj.weight"
     assert 0 < (trained[name] - begun[name]).abs().max() < 0.01
 

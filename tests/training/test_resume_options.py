@@ -294,6 +294,10 @@ def test_a_spec_edited_by_hand_fails_by_name_and_the_checkpoints_stay(shared_dae
     document["spec"] |= {"steps": 8, "temperature": 0.5}
     document["revision"] += 1
     Path(rundir.path / "spec.json").write_bytes(orjson.dumps(document))
+    with pytest.raises(Conflict, match="changed by hand: then remove its digest"):
+        rundir.read_spec()
+    del document["digest"]
+    Path(rundir.path / "spec.json").write_bytes(orjson.dumps(document))
     assert shared_daemon.client.resume(job_id) == "queued"
     job = shared_daemon.wait(job_id)
     assert job["status"] == "failed"

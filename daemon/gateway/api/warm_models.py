@@ -37,9 +37,10 @@ class LoadedModel(BaseModel):
 
 
 class UnloadedModel(BaseModel):
-    """A model that has been unloaded."""
+    """A model that has been unloaded; a base stays until the adapters `kept_for` are unloaded."""
 
     unloaded: str
+    kept_for: list[str]
 
 
 @router.post("/load", response_model=LoadedModel)

@@ -1,0 +1,49 @@
+"""`warmd reload`: new processes after an upgrade, while jobs run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from ..shared.app import App, common_options, note
+from ..view import render
+from ..view.live import ClockLine, has_live_lines
+
+
+@click.command()
+@common_options
+@click.pass_obj
+def reload(app: App) -> None:
+    """Replace zygote and workers after an upgrade; running jobs end undisturbed.
+
+    A new zygote starts next to the old one and takes its place when it is ready; if it cannot
+    start, nothing changes. Workers follow: one that runs training jobs when its last job has ended,
+    and its queue waits until then. Supervisor, gateway and Redis stay as they are: `warmd stop` and
+    `warmd start` replace them.
+    """
+    from ...daemon.client import control
+
+    config = app.config()
+    begun = time.monotonic()
+    with ClockLine(enabled=has_live_lines() and not app.as_json) as line:
+        for progress in control.reload(config):
+            if app.as_json:
+                render.json_line(progress)
+                continue
+            line.say("")
+            if progress["stage"] == "begin":
+                for upgrade in progress["upgrades"] or ["nothing was upgraded"]:
+                    note(upgrade)
+            elif progress["stage"] == "ready":
+                click.echo(f"reloaded in {render.duration(time.monotonic() - begun)}")
+                for running in progress["waiting"]:
+                    note(_rest(running))
+            else:
+                line.say(f"{progress['stage']} {progress['detail']} …")
+
+
+def _rest(running: Mapping[str, Any]) -> str:
+    return f"{running['job']} ends in the old process of {running['worker']}"

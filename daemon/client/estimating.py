@@ -1,0 +1,352 @@
+"""What a job will take before it is queued: time, memory, disk, here and on other hardware.
+
+Time and memory are those of jobs like it that have run in this home; without one, time is computed
+by the floor model (jobs/bench/floor.py) from the measured limits of this machine. What is said of
+other hardware is always computed.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from ...configs.config import ModelConfig
+from ...configs.memory import memory_bytes
+from ...jobs.bench import rows
+from ...jobs.bench.floor import HARDWARE, Hardware, Limits, ModelSize, StepWork, step_work
+from ...jobs.errors import Conflict, SpecError
+from ...jobs.files.atomic import write_atomic
+from ...jobs.models.adapters import model_folder
+from ...jobs.models.tokenizer_folder import TokenizerFolder
+from ...jobs.models.weight_headers import count_parameters
+from ...jobs.spec import Spec
+from ...jobs.training.options import TrainingSpec
+from ..host import fetch
+from ..runs import events
+from ..runs.estimate import Estimate
+from ..runs.rundir import by_time, job_ids
+from .connection import ClientConnection
+
+MEASURED, COMPUTED = "measured", "computed"
+
+_SEARCHED = 50  # latest jobs of a kind that are searched for similar ones
+_USED = 5  # similar jobs that an estimate is made from
+_READ = 400  # latest events of a job that are read
+
+# Options that decide how long a step takes, and how much memory; then those that change the length
+# of the records only.
+_GEOMETRY = (
+    "model", "architecture", "objective", "prompts_per_step", "num_generations", "batch_size",
+    "gradient_accumulation", "max_completion_length", "seq_len", "rollout_dtype", "lora",
+    "layers", "hidden_size", "ffn_size", "precision", "max_tokens", "dtype",
+)  # fmt: skip
+_DATA = ("dataset", "data", "max_length", "max_prompt_length")
+
+_SHARE = 0.3  # of the floor's speed that a step reaches, where nothing like it was measured
+_LEAST_SHARE, _MOST_SHARE = 0.02, 0.9
+_LIBRARIES_BYTES = 650e6  # resident in every job: torch and the rest, shared with the zygote
+_HOST_LAYER_S = 2e-5  # start of a layer's operations on a CPU
+_GPU_LAYER_S = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Amount:
+    """An estimated quantity with its range, and where it comes from."""
+
+    source: str  # MEASURED or COMPUTED
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnHardware:
+    """What the job would take on named hardware; always computed."""
+
+    name: str
+    rates: str
+    seconds: Amount
+    memory_bytes: Amount
+    fits: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEstimate:
+    """What a job will take; None where that is not known."""
+
+    kind: str
+    steps: int | None
+    seconds: Amount | None
+    step_s: float | None  # on this machine
+    jobs: tuple[str, ...] = ()  # the similar jobs that were measured
+    is_same_data: bool = True  # whether these had the same data set and lengths
+    peak_bytes: Amount | None = None
+    disk_bytes: Amount | None = None
+    disk_free_bytes: int | None = None
+    state_bytes: float | None = None  # weights, gradients and moments of AdamW
+    hardware: tuple[OnHardware, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A similar job: its pace, in seconds per step or per record, and what it took."""
+
+    job_id: str
+    pace_s: float
+    low_s: float
+    high_s: float
+    between_s: float
+    peak_bytes: int | None
+    checkpoint_bytes: int | None
+    is_same_data: bool
+
+
+class Estimating(ClientConnection):
+    """Estimates jobs. Needs no Redis and no daemon."""
+
+    def estimate(
+        self,
+        spec: Spec,
+        document: Mapping[str, Any],
+        *,
+        measure: Callable[[], None] | None = None,
+    ) -> JobEstimate:
+        """Estimate a checked job; `document` is what `check` returned.
+
+        `measure` is called before this machine is measured, which takes some seconds, once per
+        machine and home; None: it is not measured. Raises SpecError and JobFailed.
+        """
+        located = spec.parse(document["spec"])
+        count = _units(located)
+        runs = list(self._similar(spec.kind, document["spec"]))
+        work, size = _work_of(located, document)
+        found = JobEstimate(
+            kind=spec.kind,
+            steps=getattr(located, "steps_total", None),
+            seconds=None,
+            step_s=None,
+            disk_free_bytes=self.home.free_bytes(),
+        )
+        limits = None
+        if size is not None and work is not None:
+            limits = self._limits(measure if not runs else None)
+        if runs:
+            found = _measured(found, runs, count)
+        elif limits is not None and size is not None and work is not None and found.steps:
+            seconds = _computed(work, size, limits, found.steps, _SHARE)
+            found = replace(found, seconds=seconds, step_s=seconds.value / found.steps)
+        if size is not None and work is not None and found.steps:
+            low, high = work[0].memory_bytes(size)[0], work[1].memory_bytes(size)[1]
+            if found.peak_bytes is None:
+                found = replace(
+                    found, peak_bytes=_between(low + _LIBRARIES_BYTES, high + _LIBRARIES_BYTES)
+                )
+            share = _share(found, work, size, limits)
+            hardware = tuple(_on(h, work, size, found.steps, share) for h in HARDWARE)
+            found = replace(found, state_bytes=low, hardware=hardware)
+        if isinstance(located, TrainingSpec):
+            found = replace(found, disk_bytes=_disk(located, runs, size))
+        return found
+
+    def _similar(self, kind: str, spec: Mapping[str, Any]) -> Iterator[_Run]:
+        """Yield recent jobs with the same geometry; those with the same data alone, if any."""
+        ids = [job_id for job_id in job_ids(self.home.runs) if job_id.startswith(f"{kind}-")]
+        runs: list[_Run] = []
+        for job_id in sorted(ids, key=by_time, reverse=True)[:_SEARCHED]:
+            with suppress(Conflict, OSError):
+                other = self.rundir(job_id).read_spec()["spec"]
+                if _is_alike(spec, other, _GEOMETRY) and (run := self._run(job_id, spec, other)):
+                    runs.append(run)
+        same = [run for run in runs if run.is_same_data]
+        yield from (same or runs)[:_USED]
+
+    def _run(self, job_id: str, spec: Mapping[str, Any], other: Mapping[str, Any]) -> _Run | None:
+        recent = events.newest(self.rundir(job_id).events, _READ)
+        estimate = Estimate()
+        for event in reversed(recent):
+            estimate.update(event)
+        pace, span = estimate.seconds_per_step, estimate.step_range_s
+        if pace is None or span is None:
+            rate = estimate.rows_per_s
+            if rate is None:
+                return None
+            pace, span = 1 / rate, (1 / rate, 1 / rate)
+        return _Run(
+            job_id,
+            pace,
+            *span,
+            between_s=estimate.seconds_between_steps,
+            peak_bytes=_first(recent, "finished", "peak_bytes"),
+            checkpoint_bytes=_first(recent, "checkpoint", "bytes"),
+            is_same_data=_is_alike(spec, other, _DATA),
+        )
+
+    def _limits(self, measure: Callable[[], None] | None) -> Limits | None:
+        """The measured limits of this machine; None if they are not known and not measured."""
+        path = self.home.machine_limits
+        try:
+            stored = orjson.loads(path.read_bytes())
+            return _limits_of(stored)
+        except (OSError, ValueError, KeyError, TypeError):
+            if measure is None:
+                return None
+        measure()
+        device = next((w.device for w in self.config.workers if w.queue == "train"), "auto")
+        stored = rows.limits(device)
+        self.home.create()
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        write_atomic(path, orjson.dumps(stored))
+        return _limits_of(stored)
+
+
+def _limits_of(stored: Mapping[str, Any]) -> Limits:
+    is_cpu = stored["device"] == "cpu"
+    return Limits(
+        flops=float(stored["flops"]),
+        bytes_s=float(stored["bytes_s"]),
+        memory_bytes=memory_bytes(),
+        layer_s=_HOST_LAYER_S if is_cpu else _GPU_LAYER_S,
+    )
+
+
+def _units(spec: Spec) -> int | None:
+    """The steps of a training, or the records of an input file."""
+    steps = getattr(spec, "steps_total", None)
+    if steps is not None:
+        return int(steps)
+    path = getattr(spec, "input", None)
+    if not path or not os.path.isfile(path):
+        return None
+    with open(path, "rb") as file:
+        return sum(1 for line in file if line.strip())
+
+
+def _work_of(
+    spec: Spec, document: Mapping[str, Any]
+) -> tuple[tuple[StepWork, StepWork] | None, ModelSize | None]:
+    """The work of a step and the sizes of the model, as far as its files tell them."""
+    model = document.get("model")
+    if model is None or not isinstance(spec, TrainingSpec):
+        return None, None
+    folder = fetch.folder_at_hand(ModelConfig(**model))
+    if folder is None:  # it has still to be downloaded
+        return None, None
+    weights = model_folder(folder)
+    parameters = count_parameters(weights)
+    try:
+        config = orjson.loads((weights / "config.json").read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return None, None
+    size = None
+    if parameters is not None and isinstance(config, dict):
+        size = ModelSize.of(config, parameters, lora=spec.lora)
+    if size is None:
+        return None, None
+    return step_work(spec, TokenizerFolder(folder).counter()), size
+
+
+def _measured(found: JobEstimate, runs: list[_Run], count: int | None) -> JobEstimate:
+    pace = statistics.median(run.pace_s + run.between_s for run in runs)
+    seconds = None
+    if count is not None:
+        seconds = Amount(
+            source=MEASURED,
+            value=count * pace,
+            low=count * min(run.low_s + run.between_s for run in runs),
+            high=count * max(run.high_s + run.between_s for run in runs),
+        )
+    peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]
+    return replace(
+        found,
+        seconds=seconds,
+        step_s=statistics.median(run.pace_s for run in runs),
+        jobs=tuple(run.job_id for run in runs),
+        is_same_data=runs[0].is_same_data,
+        peak_bytes=_of_all(peaks) if peaks else None,
+    )
+
+
+def _of_all(values: list[int]) -> Amount:
+    return Amount(
+        source=MEASURED, value=statistics.median(values), low=min(values), high=max(values)
+    )
+
+
+def _between(low: float, high: float) -> Amount:
+    return Amount(source=COMPUTED, value=(low + high) / 2, low=low, high=high)
+
+
+def _share(
+    found: JobEstimate,
+    work: tuple[StepWork, StepWork],
+    size: ModelSize,
+    limits: Limits | None,
+) -> float:
+    """The share of the floor's speed that a step reaches: measured on this machine, or assumed."""
+    if not found.jobs or found.step_s is None or limits is None or not found.step_s > 0:
+        return _SHARE
+    floor_s = statistics.mean(part.floor_s(size, limits) for part in work)
+    return min(max(floor_s / found.step_s, _LEAST_SHARE), _MOST_SHARE)
+
+
+def _computed(
+    work: tuple[StepWork, StepWork], size: ModelSize, limits: Limits, steps: int, share: float
+) -> Amount:
+    """Seconds of all steps by the floor model; from the floor itself to half of the share."""
+    least, most = (steps * part.floor_s(size, limits) for part in work)
+    return Amount(
+        source=COMPUTED,
+        value=(least + most) / 2 / share,
+        low=least / _MOST_SHARE,
+        high=2 * most / share,
+    )
+
+
+def _on(
+    hardware: Hardware, work: tuple[StepWork, StepWork], size: ModelSize, steps: int, share: float
+) -> OnHardware:
+    low, high = work[0].memory_bytes(size)[0], work[1].memory_bytes(size)[1]
+    return OnHardware(
+        name=hardware.name,
+        rates=hardware.rates,
+        seconds=_computed(work, size, hardware.limits, steps, share),
+        memory_bytes=_between(low, high),
+        fits=high < hardware.limits.memory_bytes,
+    )
+
+
+def _disk(spec: TrainingSpec, runs: list[_Run], size: ModelSize | None) -> Amount | None:
+    """The bytes of the checkpoints that are kept; the final model shares files with the last one.
+
+    One more than is kept exists while a checkpoint is written.
+    """
+    measured = [run.checkpoint_bytes for run in runs if run.checkpoint_bytes is not None]
+    if measured:
+        source, each = MEASURED, float(statistics.median(measured))
+    elif size is not None:
+        source, each = COMPUTED, 12.0 * size.trained  # float32 weights and two moments
+    else:
+        return None
+    interval = spec.save_interval.steps
+    try:
+        most = spec.steps_total if interval is None else -(-spec.steps_total // interval)
+    except SpecError:
+        most = spec.keep
+    kept = min(spec.keep, most) + (spec.keep_best is not None)
+    return Amount(source=source, value=each * kept, low=each * kept, high=each * (kept + 1))
+
+
+def _is_alike(spec: Mapping[str, Any], other: Mapping[str, Any], names: tuple[str, ...]) -> bool:
+    return all(spec.get(name) == other.get(name) for name in names)
+
+
+def _first(recent: list[dict[str, Any]], type: str, name: str) -> int | None:
+    """A whole number of the latest event of a type that has it."""
+    values = (event.get(name) for event in recent if event["type"] == type)
+    return next((value for value in values if isinstance(value, int)), None)

@@ -1,0 +1,72 @@
+"""The warm models as a job sees them: in a horse, on its device."""
+
+from __future__ import annotations
+
+from ...configs.gpus import CPU
+from ...jobs.context import WarmModel
+from ...jobs.errors import NotFound
+from .models import WarmModels
+from .placement import Placement
+
+
+class HorseModels:
+    """The warm models as a job sees them (jobs.context.Models); lives in the horse.
+
+    `copies`: whether the job is given a copy of its own: a training, in a horse that serves others.
+    A horse that is a job's alone changes its own pages anyway, and all other kinds only read: they
+    share a model, and with it what was made of it once, as the engine that answers.
+    `placement`: the horse's device, on which the models are handed out.
+    """
+
+    def __init__(
+        self,
+        warm: WarmModels,
+        names: dict[str, str],
+        *,
+        copies: bool,
+        takes_adapters: bool,
+        placement: Placement,
+    ) -> None:
+        """`names`: what the job's spec calls a model (perhaps a folder) -> its warm name.
+
+        `takes_adapters`: of the job's Spec; if not, it is given merged models.
+        """
+        self._warm = warm
+        self._names = names
+        self._copies = copies
+        self._takes_adapters = takes_adapters
+        self.placement = placement
+
+    def take(self, name: str) -> WarmModel:
+        loaded = self._warm.loaded.get(self._names.get(name, name))
+        if loaded is None:
+            raise NotFound(f"model: {name!r} is not warm")
+        if self._warm.conflict is not None:
+            raise self._warm.conflict
+        warm = loaded.warm
+        # A GPU decodes in steps of fixed shapes, which take no adapters.
+        if not self._takes_adapters or self.placement.device != CPU:
+            warm = self._warm.merged.of(warm)
+        place = self.placement.copied if self._copies else self.placement.shared
+        return place(warm)
+
+    def weights(self, precision: str | None) -> dict[str, str] | None:
+        """The job's warm model: its folder, the digest of its files, and the precision of answers.
+
+        `precision`: the one that the job asks for, None for the model's.
+        """
+        for name in self._names.values():
+            loaded = self._warm.loaded[name]
+            return {
+                "folder": str(loaded.warm.path),
+                "digest": loaded.weights,
+                "precision": precision or loaded.config.precision,
+            }
+        return None
+
+    def num_parameters(self) -> int | None:
+        """The parameters of the job's warm model, None when it makes one of its own."""
+        found = [self._warm.loaded[name] for name in self._names.values()]
+        sizes = [loaded.num_parameters for loaded in found]
+        sizes += [self._warm.root(one).num_parameters for one in found if one.base is not None]
+        return sum(sizes) if sizes else None

@@ -1,0 +1,127 @@
+"""What is installed: the versions and digests of warmd and of the libraries that compute.
+
+The daemon records what its processes were started from, so that an upgrade under it is noticed.
+Nothing is imported: a library is identified by the list of its files (RECORD) that the installer
+wrote, which has a hash of each; warmd by its sources.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "tokenizers", "safetensors")
+
+_WARMD = "warmd"
+_VERSION = re.compile(r'^__version__ = "([^"]+)"', re.MULTILINE)
+_MISSING = "not installed"
+
+# Sources that define what the processes of a daemon send each other.
+_PROTOCOL = (
+    *("daemon/host/messages.py", "daemon/host/channel.py", "daemon/queue/keys.py"),
+    *("configs/config.py", "jobs/context.py"),
+)
+
+
+@dataclass(frozen=True)
+class Package:
+    """An installed package."""
+
+    version: str
+    digest: str  # of its sources, or of the installer's list of its files
+    folder: str  # that it was found in
+
+
+Installed = Mapping[str, Package]  # by the name of the package
+
+
+def installed() -> dict[str, Package]:
+    """Return what a process that starts now would import."""
+    found = {_WARMD: _warmd(Path(__file__).parents[2])}
+    for name in LIBRARIES:
+        spec = find_spec(name)
+        if spec is not None and spec.submodule_search_locations:
+            found[name] = _library(name, Path(spec.submodule_search_locations[0]).parent)
+    return found
+
+
+def refreshed(before: Installed) -> dict[str, Package]:
+    """Return what is in the same folders now."""
+    return {
+        name: _warmd(Path(package.folder))
+        if name == _WARMD
+        else _library(name, Path(package.folder))
+        for name, package in before.items()
+    }
+
+
+def changes(before: Installed, after: Installed) -> list[str]:
+    """Return in words how packages differ: `torch 2.8.0 -> 2.9.0`."""
+    said = []
+    for name, old in before.items():
+        new = after[name]
+        if new.version != old.version:
+            said.append(f"{name} {old.version} -> {new.version}")
+        elif new.digest != old.digest:
+            said.append(f"{name} {old.version} with other files")
+    return said
+
+
+def protocol() -> str:
+    """Return a digest of what the processes of one daemon must have in common."""
+    root = Path(__file__).parents[2]
+    return _digest([root / part for part in _PROTOCOL])
+
+
+def to_json(found: Installed) -> dict[str, dict[str, str]]:
+    return {name: asdict(package) for name, package in found.items()}
+
+
+def from_json(document: object) -> dict[str, Package]:
+    """Read what `to_json` wrote; nothing from a daemon of a version that recorded nothing."""
+    if not isinstance(document, dict):
+        return {}
+    try:
+        return {str(name): Package(**fields) for name, fields in document.items()}
+    except TypeError:
+        return {}
+
+
+def _warmd(root: Path) -> Package:
+    paths = [
+        Path(folder, name)
+        for folder, _, names in os.walk(root, followlinks=True)
+        for name in names
+        if name.endswith(".py")
+    ]
+    try:
+        found = _VERSION.search((root / "__init__.py").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        found = None
+    version = _MISSING if found is None else found[1]
+    return Package(version, _digest(sorted(paths)), str(root))
+
+
+def _library(name: str, folder: Path) -> Package:
+    for about in sorted(folder.glob(f"{name}-*.dist-info")):
+        version = about.name.removeprefix(f"{name}-").removesuffix(".dist-info")
+        return Package(version, _digest([about / "RECORD"]), str(folder))
+    return Package(_MISSING, "", str(folder))
+
+
+def _digest(paths: list[Path]) -> str:
+    digest = blake2b(digest_size=8)
+    for path in paths:
+        try:
+            content: Any = path.read_bytes()
+        except OSError:  # being replaced
+            content = b""
+        digest.update(b"%d %b %d " % (len(path.name), os.fsencode(path.name), len(content)))
+        digest.update(content)
+    return digest.hexdigest()
