@@ -141,14 +141,13 @@ class Estimating(ClientConnection):
         elif limits is not None and size is not None and work is not None and found.steps:
             seconds = _computed(work, size, limits, found.steps, _SHARE)
             found = replace(found, seconds=seconds, step_s=seconds.value / found.steps)
-        if size is not None and work is not None and found.steps:
+        if size is not None and work is not None and (steps := found.steps):
             low, high = work[0].memory_bytes(size)[0], work[1].memory_bytes(size)[1]
             if found.peak_bytes is None:
                 found = replace(
                     found, peak_bytes=_between(low + _LIBRARIES_BYTES, high + _LIBRARIES_BYTES)
                 )
             share = _share(found, work, size, limits)
-            steps = found.steps
             hardware = tuple(_on(h, work, size, steps, share) for h in HARDWARE)
             found = replace(found, state_bytes=low, hardware=hardware)
         if isinstance(located, TrainingSpec):
