@@ -150,7 +150,7 @@ def test_a_step_is_one_line_with_what_matters():
 def test_events_of_any_kind_are_one_printable_line():
     event = {"seq": 1, "execution": 2, "time": NOW.timestamp(), "step": 7, "type": "failed"}
     event |= {"error": "loss is nan\n\x1b[2J", "traceback": "long\nlines", "peak_bytes": 21.3e9}
-    assert describe(event) == "18:00:00  failed at step 7  error loss is nan [2J  21.3 GB"
+    assert describe(event) == "18:00:00  failed at step 7  error loss is nan [2J  peak 21.3 GB"
 
 
 def test_the_eta_is_the_median_of_recent_steps_so_that_one_slow_step_changes_little():
