@@ -56,7 +56,10 @@ SECTIONS = {
         "data": ("data", "Show what is in a data set, or remove kept tokens."),
         "submit": ("submit", "Queue a job of KIND and print its id."),
         "sweep": ("sweep", "Show sweeps, and which of their combinations is best."),
-        "curriculum": ("curriculum", "Show curricula: their stages, and what was decided at the gates."),
+        "curriculum": (
+            "curriculum",
+            "Show curricula: their stages, and what was decided at the gates.",
+        ),
         "estimate": ("estimate", "Estimate what a job of KIND would take; queue nothing."),
         "note": ("note", "Add a note to JOB, or print its notes."),
         "queue": ("jobs", "Show running and waiting jobs, in queue order."),
