@@ -5,6 +5,7 @@ Imports torch and peft: only `run` of a kind imports it.
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any, cast
@@ -85,19 +86,21 @@ def adapter_tensors(model: PeftModel) -> dict[str, Tensor]:
     return tensors
 
 
-def chosen_learning_rate(spec: TrainingSpec, ctx: Context, full: float) -> float:
+def chosen_learning_rate(
+    spec: TrainingSpec, ctx: Context, full: float, *, most: float = math.inf
+) -> float:
     """Return the learning rate of a job; `full` is the default of training all weights.
 
-    Warns of a rate for LoRA that is far from its default.
+    `most`: the largest default of LoRA. Warns of a rate for LoRA that is far from its default.
     """
     if spec.lora is None:
         return spec.learning_rate or full
-    usual = LEARNING_RATE_FACTOR * full
+    usual = min(LEARNING_RATE_FACTOR * full, most)
     rate = spec.learning_rate or usual
     if not usual / _FAR_OFF < rate < usual * _FAR_OFF:
         ctx.emit(
             "warning",
             message=f"learning_rate: {rate:g} is far from {usual:g}, the default of LoRA for this "
-            f"model ({LEARNING_RATE_FACTOR:g} times that of full training)",
+            "model",
         )
     return rate
