@@ -60,7 +60,7 @@ SECTIONS = {
             "curriculum",
             "Show curricula: their stages, and what was decided at the gates.",
         ),
-        "estimate": ("estimate", "Estimate what a job of KIND would take; queue nothing."),
+        "estimate": ("estimate", "Estimate what a job of KIND would take: time, memory and disk."),
         "note": ("note", "Add a note to JOB, or print its notes."),
         "queue": ("jobs", "Show running and waiting jobs, in queue order."),
         "cancel": ("steer", "Remove JOB from its queue, or save and stop it."),

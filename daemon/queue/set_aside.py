@@ -8,6 +8,7 @@ than this version knows (`schema`) is refused in the same way.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import redis
@@ -55,7 +56,9 @@ class SetAside(JobRecords):
         Returns its id and the unmet needs; None if the worker may begin it.
         """
         job_id = keys.text(popped)
-        raw: Any = self.connection.hget(Job.key_for(job_id), keys.FIELD_NEEDS)
+        raw: Any = None
+        with suppress(redis.ResponseError):  # no hash: no job, which `begin` drops
+            raw = self.connection.hget(Job.key_for(job_id), keys.FIELD_NEEDS)
         needs = parse_line(text_or_none(raw) or "")
         missing = unmet(needs, labels)
         job = self.fetch(job_id) if missing else None

@@ -195,7 +195,7 @@ def test_the_command_line_works_and_the_doctor_names_the_kind_that_is_left_out(s
     assert "odd" not in warmd("submit", "--help", home=tmp_path).out
     refused = warmd("submit", "odd", home=tmp_path)
     assert refused.code == 2
-    assert "kind: must be one of grpo, sft, dpo, mlm, encode, infer, got 'odd'" in refused.err
+    assert "kind: must be one of grpo, sft, dpo, mlm, encode, eval, infer, got 'odd'" in refused.err
     check = doctor.check_kinds()
     assert (check.result, check.found) == (
         "warn",

@@ -59,9 +59,11 @@ def drill(folder: Path, lacks: str) -> dict[str, Any]:
     }
     if lacks == "space":
         for _ in range(100):  # until the server has no room for what it is to remember
-            if (done := desk.warmd("resume", stopped)).code or desk.warmd("cancel", stopped).code:
+            done = desk.warmd("resume", stopped)
+            done = done if done.code else desk.warmd("cancel", stopped)
+            if done.code:
                 break
-        found["dead"] = lines(done if done.code else desk.warmd("jobs"))
+        found["dead"] = lines(done)
     desk.close()
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -237,7 +238,8 @@ def test_the_learning_rate_is_ten_times_that_of_full_training_and_a_far_one_is_w
         spec = work.spec(lora=lora, learning_rate=None, steps=1)
         work.run(spec, job.ctx)
         rates[name] = job.of_type("begin")[0]["learning_rate"]
-    assert rates["lora"] == pytest.approx(10 * rates["full"])
+    most = 1e-3 if work.kind == "grpo" else math.inf
+    assert rates["lora"] == pytest.approx(min(10 * rates["full"], most))
     far = work.job(tmp_path / "far")
     work.run(work.spec(learning_rate=rates["full"] / 10, steps=1), far.ctx)
     assert [e["message"].split(":")[0] for e in far.of_type("warning")] == ["learning_rate"]
