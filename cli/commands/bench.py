@@ -24,9 +24,10 @@ from ...jobs.errors import Conflict, JobFailed, SpecError
 from ...jobs.mlm.options import MlmSpec
 from ..shared.app import App, common_options, note
 from ..shared.job_argument import complete_job
+from ..shared.option_values import gathered
+from ..shared.spec_options import file_options, spec_option
 from ..view import render
 from ..view.projection import Pace, headers, pace_of, projection
-from .submit import file_options, gathered, spec_option
 from .watch import wait
 from .works import Measure, show, work_options
 

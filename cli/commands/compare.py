@@ -20,8 +20,8 @@ from ...jobs.models.adapters import base_of, is_adapter
 from ...jobs.spec import path_of
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
 from ..shared.job_argument import complete_job
+from ..shared.spec_options import spec_option
 from ..view import render
-from .submit import spec_option
 from .watch import EXIT_CODES
 
 if TYPE_CHECKING:

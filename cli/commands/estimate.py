@@ -12,17 +12,10 @@ import click
 from ...jobs import spec_class
 from ..shared.app import App, common_options, note
 from ..shared.grouped import GroupedCommand
+from ..shared.kind_group import LIKE, KindGroup
+from ..shared.option_values import described
+from ..shared.spec_options import ARGUMENT, argument_of, origin_options, spec_option, take_argument
 from ..view import render
-from .submit import (
-    ARGUMENT,
-    LIKE,
-    KindGroup,
-    argument_of,
-    described,
-    origin_options,
-    spec_option,
-    take_argument,
-)
 
 _UNKNOWN = "not known: no job like this has run in this home, and the model's sizes are not known"
 

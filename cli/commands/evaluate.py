@@ -11,8 +11,9 @@ import click
 from ...jobs import spec_class
 from ...jobs.errors import SpecError
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
+from ..shared.option_values import gathered
+from ..shared.spec_options import file_options, spec_option
 from ..view import render
-from .submit import file_options, gathered, spec_option
 from .watch import EXIT_CODES, wait
 
 if TYPE_CHECKING:

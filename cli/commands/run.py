@@ -11,16 +11,10 @@ import click
 from ...jobs import spec_class
 from ...jobs.errors import SpecError
 from ..shared.app import App, common_options
+from ..shared.option_values import gathered
+from ..shared.spec_options import ARGUMENT, argument_of, file_options, spec_option, take_argument
 from ..view import render
 from .answer import show
-from .submit import (
-    ARGUMENT,
-    argument_of,
-    file_options,
-    gathered,
-    spec_option,
-    take_argument,
-)
 
 _LEFT_OUT = ("input", "output", "n")  # what `submit infer` is for
 _OPTIONS = {n: o for n, o in spec_class("infer").options().items() if n not in _LEFT_OUT}

@@ -7,9 +7,9 @@ import click
 from ...jobs import KINDS, spec_class
 from ..shared.app import App, common_options, note
 from ..shared.job_argument import job_argument
+from ..shared.option_values import from_settings
 from ..shared.target import is_paused, runs, runs_unpaused, target, waits, waits_unpaused
 from ..view import render
-from .submit import from_settings
 
 
 @click.command()

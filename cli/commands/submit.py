@@ -1,13 +1,9 @@
-"""`warmd submit KIND`: options from the kind's spec, checked here, queued as one job.
-
-Values reach `Spec.parse` as they were typed, so that an option, `--set` and a file are read by the
-same rules and fail with the same words.
-"""
+"""`warmd submit KIND`: options from the kind's spec, checked here, queued as one job."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,13 +12,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...configs.labels import line_of, read_labels
-from ...jobs import KINDS, spec_class
+from ...jobs import spec_class
 from ...jobs.errors import SpecError
-from ...jobs.spec import GROUPS, OptionInfo
 from ...jobs.training.options import TrainingSpec
 from ..shared.app import App, common_options, note
 from ..shared.grouped import GroupedCommand, GroupedOption
 from ..shared.job_argument import complete_job
+from ..shared.kind_group import LIKE, KindGroup
+from ..shared.option_values import described
+from ..shared.spec_options import (
+    ARGUMENT,
+    argument_of,
+    origin_options,
+    spec_option,
+    take_argument,
+)
 from ..view import render
 from ..view.times import parse_duration, parse_time
 from .curriculum import submit_curriculum
@@ -30,49 +34,18 @@ from .sweep import submit_sweep, sweep_options
 
 if TYPE_CHECKING:
     from ...daemon.client.client import Client
-    from ...daemon.client.submitting import Template
-    from ...daemon.runs.weights import Weights
-    from ...jobs.spec import OptionInfo, Spec
+    from ...jobs.spec import Spec
 
 
-class KindGroup(click.Group):
-    """One subcommand per job kind, made from its spec when asked for."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(KINDS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name == LIKE:
-            return self.like_command()
-        return self.kind_command(name) if name in KINDS else None
-
+class _SubmitGroup(KindGroup):
     def kind_command(self, kind: str) -> click.Command:
-        """Make the subcommand of a kind."""
         return _kind_command(kind)
 
     def like_command(self) -> click.Command:
-        """Make the subcommand for `--like JOB` without a KIND."""
         return _like_command()
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # Without a KIND, --like gives it.
-        is_like = any(arg.partition("=")[0] == "--like" for arg in args)
-        if is_like and not {*args[:1]} & KINDS.keys():
-            args = [LIKE, *args]
-        return super().parse_args(ctx, args)
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in (*KINDS, LIKE) and not args[0].startswith("-"):
-            spec_class(args[0])  # raises NotFound with the kinds there are
-        return super().resolve_command(ctx, args)
-
-
-LIKE = "like"  # the command for `submit --like JOB`, which no list shows
-
-
-@click.command(cls=KindGroup, subcommand_metavar="KIND [OPTIONS]...")
+@click.command(cls=_SubmitGroup, subcommand_metavar="KIND [OPTIONS]...")
 @common_options
 def submit() -> None:
     """Queue a job of KIND and print its id."""
@@ -102,38 +75,6 @@ class _Request:
     array: str | None = None
     halving: str | None = None
     metric: str | None = None
-
-
-def file_options() -> list[click.Option]:
-    """The options that name options."""
-    return [
-        GroupedOption(
-            ["--config", "config_file"],
-            type=click.Path(dir_okay=False, path_type=Path),
-            metavar="FILE",
-            help="YAML file with options; options on the command line take precedence.",
-        ),
-        GroupedOption(
-            ["--set", "settings"],
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="One option; takes precedence over --config. May be repeated.",
-        ),
-    ]
-
-
-def origin_options(kind: str) -> list[click.Option]:
-    """The options that take options from elsewhere; for a training also the initial weights."""
-    options = [
-        *file_options(),
-        GroupedOption(
-            ["--like"],
-            metavar="JOB",
-            shell_complete=complete_job,
-            help="Job whose options are the defaults of this one; all others take precedence.",
-        ),
-    ]
-    return [INIT_FROM, *options] if spec_class(kind).takes_weights else options
 
 
 def _request_options() -> list[click.Option]:
@@ -198,16 +139,6 @@ def _request_options() -> list[click.Option]:
     ]
 
 
-INIT_FROM = GroupedOption(
-    ["--init-from"],
-    heading=GROUPS["model"],
-    metavar="JOB[@STEP]",
-    shell_complete=complete_job,
-    help="Initial weights: the final model of a job, or its checkpoint at STEP; "
-    "-: the latest job that trained such a model.",
-)
-
-
 def _kind_command(kind: str) -> click.Command:
     options = spec_class(kind).options()
     requests = [*origin_options(kind), *_request_options()]
@@ -244,61 +175,6 @@ def _like_command() -> click.Command:
         params=[*sweep_options(), *origin_options("grpo"), *_request_options()],
         help="Queue a job with the options of another; KIND is that of the other.",
     )(common_options(callback))
-
-
-ARGUMENT = "argument"
-
-
-def argument_of(info: OptionInfo) -> click.Argument:
-    """The argument that may stand for an option."""
-    return click.Argument([ARGUMENT], required=False, metavar=f"[{info.name.upper()}]")
-
-
-def take_argument(name: str, given: dict[str, Any], argument: str | None) -> None:
-    """Take the argument for the option that it stands for. Raises SpecError when both are given."""
-    if argument is not None:
-        if given[name] is not None:
-            raise SpecError(name, "must be given once, got it as argument and as option")
-        given[name] = argument
-
-
-def spec_option(info: OptionInfo) -> click.Option:
-    def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-        return [choice for choice in info.choices or () if choice.startswith(incomplete)]
-
-    flag = "--" + info.name.replace("_", "-")
-    heading = GROUPS[info.group]
-    if info.type is bool:
-        flag += "/--no-" + info.name.replace("_", "-")
-        return GroupedOption([flag, info.name], heading=heading, default=None, help=_help(info))
-    return GroupedOption(
-        [flag, info.name],
-        type=str,  # whatever it is: `Spec.parse` knows best
-        multiple=info.many,
-        shell_complete=complete,
-        metavar={int: "N", float: "X", str: "TEXT"}[info.type],
-        help=_help(info),
-        heading=heading,
-    )
-
-
-def _help(info: OptionInfo) -> str:
-    """Help, what the option takes where that says more than its type, and the default."""
-    notes = []
-    if info.choices or info.minimum is not None or info.above is not None:
-        notes.append(info.takes)
-    if info.many:
-        notes.append("may be repeated")
-    notes.append(f"default: {info.default_text or _shown(info.default)}")
-    return f"{info.help}  [{'; '.join(notes)}]"
-
-
-def _shown(default: Any) -> str:
-    if isinstance(default, tuple):
-        return " ".join(default) or "none"
-    if isinstance(default, bool) or default is None:
-        return str(default).lower()
-    return repr(default) if "\n" in str(default) else str(default)
 
 
 def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) -> int:
@@ -360,32 +236,6 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
     return follow(app, client, job_id, sys.stderr)
 
 
-def described(
-    app: App,
-    client: Client,
-    kind: str,
-    given: Mapping[str, Any],
-    *,
-    config_file: Path | None,
-    settings: Iterable[str],
-    like: str | None,
-    init_from: str | None,
-) -> tuple[dict[str, Any], Weights | None]:
-    """Return the raw options of a job, and the weights that it starts from, if any."""
-    base = None if like is None else client.template(like, kind)
-    values = gathered(app, kind, given, config_file, settings, base=base)
-    init = None
-    if init_from is not None:
-        if given.get("model") is not None:
-            raise SpecError("init_from", "must not be given together with --model")
-        init = client.weights(init_from, kind)
-    elif base is not None and base.init_from is not None and "model" not in values:
-        init = client.weights(base.init_from)
-    if init is not None:
-        values["model"] = init.name
-    return values, init
-
-
 def _note_unmet(app: App, client: Client, needs: Mapping[str, str]) -> None:
     """Say so when no machine has the labels that a job needs."""
     missing = client.unmet_needs(needs)
@@ -406,28 +256,6 @@ def _varied(values: dict[str, Any], request: _Request, spec: type[Spec]) -> dict
     if found and not issubclass(spec, TrainingSpec):
         raise SpecError(next(iter(found)), f"must be of a kind that trains, got {spec.kind}")
     return found
-
-
-def gathered(
-    app: App,
-    kind: str,
-    given: Mapping[str, Any],
-    config_file: Path | None,
-    settings: Iterable[str],
-    *,
-    base: Template | None = None,
-) -> dict[str, Any]:
-    """Return the options of a spec, raw, from all that was said of them; the later source wins.
-
-    `base`: what stands for the defaults of the home.
-    """
-    return {
-        **(app.config().defaults.get(kind, {}) if base is None else base.options),
-        **_from_file(config_file),
-        **from_settings(settings, spec_class(kind).options()),
-        # click gives None for what was not given, and () for what may be repeated.
-        **{name: value for name, value in given.items() if value is not None and value != ()},
-    }
 
 
 def _dry_run(app: App, client: Client, spec: Spec, checked: dict[str, Any]) -> int:
@@ -470,35 +298,3 @@ def _start(request: _Request) -> tuple[datetime | None, float | None]:
         return None, parse_duration("in", request.in_)
     now = datetime.now().astimezone()
     return None if request.at is None else parse_time("at", request.at, now=now), None
-
-
-def _from_file(path: Path | None) -> dict[str, Any]:
-    """Read options from a YAML file. Raises ConfigError with the file and line."""
-    if path is None:
-        return {}
-    from ...configs.yamlfile import read_mapping
-
-    return {_field(name): value for name, value in read_mapping(path).items()}
-
-
-def from_settings(
-    settings: Iterable[str], options: Mapping[str, OptionInfo]
-) -> dict[str, str | tuple[str, ...]]:
-    """Read `KEY=VALUE`, as text. A key that takes a list may be repeated, another one may not."""
-    values: dict[str, str | tuple[str, ...]] = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals or not key:
-            raise SpecError("set", f"must be KEY=VALUE, got {setting!r}")
-        name = _field(key)
-        if name in options and options[name].many:
-            values[name] = (*values.get(name, ()), value)
-        elif name in values:
-            raise SpecError(name, "must be set once, got --set twice")
-        else:
-            values[name] = value
-    return values
-
-
-def _field(name: object) -> str:
-    return str(name).strip().replace("-", "_")

@@ -1,0 +1,111 @@
+"""Options of the command line that are made from a kind's spec, or name where options come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...jobs import spec_class
+from ...jobs.errors import SpecError
+from ...jobs.spec import GROUPS, OptionInfo
+from .grouped import GroupedOption
+from .job_argument import complete_job
+
+ARGUMENT = "argument"
+
+
+def argument_of(info: OptionInfo) -> click.Argument:
+    """The argument that may stand for an option."""
+    return click.Argument([ARGUMENT], required=False, metavar=f"[{info.name.upper()}]")
+
+
+def take_argument(name: str, given: dict[str, Any], argument: str | None) -> None:
+    """Take the argument for the option that it stands for. Raises SpecError when both are given."""
+    if argument is not None:
+        if given[name] is not None:
+            raise SpecError(name, "must be given once, got it as argument and as option")
+        given[name] = argument
+
+
+def spec_option(info: OptionInfo) -> click.Option:
+    """The option of the command line for an option of a kind."""
+    def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+        return [choice for choice in info.choices or () if choice.startswith(incomplete)]
+
+    flag = "--" + info.name.replace("_", "-")
+    heading = GROUPS[info.group]
+    if info.type is bool:
+        flag += "/--no-" + info.name.replace("_", "-")
+        return GroupedOption([flag, info.name], heading=heading, default=None, help=_help(info))
+    return GroupedOption(
+        [flag, info.name],
+        type=str,  # whatever it is: `Spec.parse` knows best
+        multiple=info.many,
+        shell_complete=complete,
+        metavar={int: "N", float: "X", str: "TEXT"}[info.type],
+        help=_help(info),
+        heading=heading,
+    )
+
+
+def _help(info: OptionInfo) -> str:
+    """Help, what the option takes where that says more than its type, and the default."""
+    notes = []
+    if info.choices or info.minimum is not None or info.above is not None:
+        notes.append(info.takes)
+    if info.many:
+        notes.append("may be repeated")
+    notes.append(f"default: {info.default_text or _shown(info.default)}")
+    return f"{info.help}  [{'; '.join(notes)}]"
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, tuple):
+        return " ".join(default) or "none"
+    if isinstance(default, bool) or default is None:
+        return str(default).lower()
+    return repr(default) if "\n" in str(default) else str(default)
+
+
+INIT_FROM = GroupedOption(
+    ["--init-from"],
+    heading=GROUPS["model"],
+    metavar="JOB[@STEP]",
+    shell_complete=complete_job,
+    help="Initial weights: the final model of a job, or its checkpoint at STEP; "
+    "-: the latest job that trained such a model.",
+)
+
+
+def file_options() -> list[click.Option]:
+    """The options that name options."""
+    return [
+        GroupedOption(
+            ["--config", "config_file"],
+            type=click.Path(dir_okay=False, path_type=Path),
+            metavar="FILE",
+            help="YAML file with options; options on the command line take precedence.",
+        ),
+        GroupedOption(
+            ["--set", "settings"],
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="One option; takes precedence over --config. May be repeated.",
+        ),
+    ]
+
+
+def origin_options(kind: str) -> list[click.Option]:
+    """The options that take options from elsewhere; for a training also the initial weights."""
+    options = [
+        *file_options(),
+        GroupedOption(
+            ["--like"],
+            metavar="JOB",
+            shell_complete=complete_job,
+            help="Job whose options are the defaults of this one; all others take precedence.",
+        ),
+    ]
+    return [INIT_FROM, *options] if spec_class(kind).takes_weights else options
