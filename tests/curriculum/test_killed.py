@@ -20,7 +20,7 @@ from warmd.jobs.statistics import compare
 BETTER, WORSE, SAME = [1.0] * 40, [-1.0] * 40, [1.0, -1.0] * 20
 POINTS = [
     pytest.param(3, id="some-lines"),
-    pytest.param(100, id="many-lines", marks=[pytest.mark.slow]),
+    pytest.param(30, id="many-lines", marks=[pytest.mark.slow]),
 ]
 
 

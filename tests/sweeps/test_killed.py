@@ -18,7 +18,7 @@ from warmd.daemon.sweeps.folder import SweepFolder
 RATES = {"sweep": ["learning_rate=1e-6,1e-5,1e-4"]}
 POINTS = [
     pytest.param(6, id="some-lines"),
-    pytest.param(200, id="many-lines", marks=[pytest.mark.slow]),
+    pytest.param(50, id="many-lines", marks=[pytest.mark.slow]),
 ]
 
 
