@@ -31,6 +31,7 @@ def take_argument(name: str, given: dict[str, Any], argument: str | None) -> Non
 
 def spec_option(info: OptionInfo) -> click.Option:
     """The option of the command line for an option of a kind."""
+
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
         return [choice for choice in info.choices or () if choice.startswith(incomplete)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import redis
 import redis.asyncio
@@ -20,7 +20,7 @@ def client(url: str, **options: Any) -> redis.Redis:
     parsed = parse_sentinel(url)
     primary, sentinels = _options(parsed, options)
     manager: Any = redis.sentinel.Sentinel(parsed.sentinels, sentinel_kwargs=sentinels, **primary)
-    found: redis.Redis = manager.master_for(parsed.service)
+    found: redis.Redis = manager.master_for(parsed.service, redis_class=_OfSentinel)
     return found
 
 
@@ -37,8 +37,26 @@ def async_client(url: str, *, max_connections: int, **options: Any) -> redis.asy
         parsed.sentinels, sentinel_kwargs=sentinels, **primary
     )
     # redis-py has no blocking pool for Sentinel: its pool grows as needed.
-    found: redis.asyncio.Redis = manager.master_for(parsed.service)
+    found: redis.asyncio.Redis = manager.master_for(parsed.service, redis_class=_AsyncOfSentinel)
     return found
+
+
+class _OfSentinel(redis.Redis):
+    """A client of the primary that closes the connections to the Sentinels with its own."""
+
+    def close(self) -> None:
+        super().close()
+        for sentinel in cast(Any, self.connection_pool).sentinel_manager.sentinels:
+            sentinel.close()
+
+
+class _AsyncOfSentinel(redis.asyncio.Redis):
+    """The same for asyncio."""
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await super().aclose(close_connection_pool)
+        for sentinel in cast(Any, self.connection_pool).sentinel_manager.sentinels:
+            await sentinel.aclose()
 
 
 def _options(parsed: SentinelUrl, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
