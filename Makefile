@@ -5,8 +5,8 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 READY := $(VENV)/.ready
 IN_VENV := $(VENV)/bin/python -m
-# Three processes on two cores, as many tests wait for a daemon: one file's tests stay in one of them.
-PYTEST := pytest -n 3 --dist loadfile
+# Two processes, as many tests wait for a daemon: one file's tests stay in one of them.
+PYTEST := pytest -n 2 --dist loadfile
 LOWEST := .venv-lowest
 # What these tests use together is every dependency, as the queue, the gateway, the engine and the
 # trainers use it. The other fast tests pass there too, but CI has no time for all of them twice.
