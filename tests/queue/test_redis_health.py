@@ -6,7 +6,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -143,20 +143,25 @@ def test_jobs_move_to_the_new_primary_that_sentinel_names():
     with tempfile.TemporaryDirectory(prefix="warmd-") as text:
         folder = Path(text)
         replication = ("masterauth secret", 'save ""', "repl-diskless-sync-delay 0")
-        with replicated(folder, replication) as (first, second, watcher):
-            url = f"redis+sentinel://:secret@127.0.0.1:{watcher}/jobs"
-            store = JobStore(keys.connect(url))
+        with (
+            replicated(folder, replication) as (first, second, watcher),
+            closing(keys.connect(f"redis+sentinel://:secret@127.0.0.1:{watcher}/jobs")) as primary,
+            closing(keys.connect(f"redis://:secret@127.0.0.1:{second}")) as replica,
+            closing(keys.connect(f"redis://127.0.0.1:{watcher}")) as sentinel,
+        ):
+            store = JobStore(primary)
             store.enqueue("infer-20260101-000000-aaaa", "infer")
-            replica = keys.connect(f"redis://:secret@127.0.0.1:{second}")
             wait_until(lambda: replica.exists("rq:job:infer-20260101-000000-aaaa"))
-            sentinel = keys.connect(f"redis://127.0.0.1:{watcher}")
 
             def knows_replica() -> bool:
                 return len(sentinel.sentinel_slaves("jobs")) == 1
 
             wait_until(knows_replica)
-            with suppress(redis.RedisError):
-                keys.connect_once(f"redis://:secret@127.0.0.1:{first}").shutdown(nosave=True)
+            with (
+                suppress(redis.RedisError),
+                keys.connect_once(f"redis://:secret@127.0.0.1:{first}") as killed,
+            ):
+                killed.shutdown(nosave=True)
 
             def is_moved() -> bool:
                 with suppress(redis.RedisError):

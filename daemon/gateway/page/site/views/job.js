@@ -1,6 +1,6 @@
 // One job: its state and what can be done with it, and sections for everything that is known of it.
 
-import { html, useEffect, useState } from "../parts/libraries.js";
+import { html, useState } from "../parts/libraries.js";
 import { get, getText } from "../parts/api.js";
 import { Chart, smoothed } from "../parts/chart.js";
 import { commandOf, isSame } from "../parts/command.js";
@@ -18,12 +18,10 @@ const FIRST = ["loss", "reward", "eval_reward", "reward_std", "grad_norm", "lear
 
 export function Job({ id, section = "curves" }) {
   const overview = useOverview();
-  const [detail, setDetail] = useState(null);
-  const [error, setError] = useState(null);
-  const job = overview.jobs.get(id) ?? detail?.job;
-  useEffect(() => {
-    get(`/v1/warmd/jobs/${id}`).then(setDetail, setError);
-  }, [id, overview.connection, job?.status, job?.execution]);
+  const live = overview.jobs.get(id);
+  const causes = [id, overview.connection, live?.status, live?.execution];
+  const [detail, error] = useLoaded(() => get(`/v1/warmd/jobs/${id}`), causes);
+  const job = live ?? detail?.job;
 
   if (error) return html`<${Heading}>${id}<//><${Problem} error=${error} />`;
   if (!job || !detail) return html`<${Heading}>${id}<//><p>Loading …</p>`;
