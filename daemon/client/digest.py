@@ -116,8 +116,9 @@ class Digesting(Reading):
 def lost_time(found: Iterable[Mapping[str, Any]], since: float) -> tuple[int, float]:
     """Return how often a job was interrupted since then, and the seconds that this cost.
 
-    An interruption is a start that nobody asked for. It costs the time from the last event before
-    it to the first new step after it: the restart, and the steps that were computed again.
+    An interruption is an event `started` whose previous execution had not ended: it was killed. It
+    costs the time from the last event before it to the first new step after it: the restart, and
+    the steps that were computed again.
     """
     count, lost_s = 0, 0.0
     last: Mapping[str, Any] | None = None  # event before the interruption

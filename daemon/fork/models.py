@@ -47,7 +47,7 @@ class Loaded:
     base: str | None = None  # the warm base of an adapter that is served unmerged
     rank: int | None = None  # of an adapter
     why_merged: str | None = None  # of an adapter that is
-    is_for_adapters: bool = False  # a base that nobody asked for: it goes with its last adapter
+    is_for_adapters: bool = False  # a base loaded only for adapters: unloaded with the last of them
     is_reloaded: bool = False  # whether it was warm already, from files that have changed since
     used_at: float = field(default_factory=time.time)
 

@@ -42,7 +42,7 @@ def state_of(folder: Path) -> GitState | None:
         elif entry[:2] in ("1 ", "2 ", "u "):
             changed.append(entry.split(" ", {"1": 8, "2": 9, "u": 10}[entry[0]])[-1])
             if entry[0] == "2":
-                next(entries, None)  # the former path of a renamed file
+                next(entries, None)  # skips the old path of a renamed file
         elif entry[:2] == "? ":
             changed.append(entry[2:])
     commit = heads.get("oid")

@@ -112,7 +112,7 @@ def _offline_if_unreachable(name: str) -> Iterator[None]:
     try:
         HfApi().dataset_info(name, timeout=_ANSWER_S)
     except HfHubHTTPError:
-        pass  # an answer: `datasets` says what is wrong
+        pass  # the hub is reachable; `datasets` reports its error
     except Exception:  # of the network: there are dozens
         datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:

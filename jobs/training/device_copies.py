@@ -1,8 +1,9 @@
 """Copies of GPU tensors for a checkpoint: fast on the device, then to the host beside the training.
 
 A copy to the host takes seconds for a model of 0.5B, one on the device milliseconds. So training
-waits for the latter alone. The thread that writes the checkpoint reads it through a pinned buffer
-on a stream of its own: the kernels of the training do not queue behind it. Imports torch.
+waits only for the copy on the device. The thread that writes the checkpoint reads that copy through
+a pinned buffer on a CUDA stream of its own, so the kernels of the training do not queue behind it.
+Imports torch.
 """
 
 from __future__ import annotations

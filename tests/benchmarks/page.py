@@ -72,7 +72,7 @@ def longest_frame_ms(browser: Browser, scroll: str) -> float:
         " requestAnimationFrame(tick) }; requestAnimationFrame(tick);"
         f"{scroll}"
     )
-    time.sleep(2)
+    time.sleep(2)  # a smooth scroll lasts less
     return float(browser.js("return window.longest"))
 
 
@@ -114,7 +114,7 @@ def main() -> None:
             browser.switch(browser.new_tab())
             browser.open(f"{home.url}/")
             browser.wait("document.querySelector('h1') !== null")
-        time.sleep(2)
+        time.sleep(2)  # the streams of the new pages open
         grown = (gateway.memory_full_info().uss - before) / 1e6
         rows.append((f"the gateway's memory for {options.pages} more pages", f"{grown:.2f} MB"))
         browser.close()

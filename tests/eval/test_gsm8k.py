@@ -87,6 +87,8 @@ print(json.dumps(found))
 
 def lm_eval(**asked: Any) -> dict[str, Any]:
     """What the harness computes, in its own environment."""
+    # lm-eval is no dependency of warmd's tests. What it computed is recorded in RECORDED, with
+    # which every run compares.
     python = os.environ.get("WARMD_LM_EVAL_PYTHON")
     if python is None:
         pytest.skip("WARMD_LM_EVAL_PYTHON is not set")

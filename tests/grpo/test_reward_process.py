@@ -66,7 +66,7 @@ def test_rewards_in_their_own_process_train_as_in_that_of_the_job(tmp_path, monk
 def hangs_at(step: int) -> Any:
     def reward(prompts: list[str], completions: list[str], trainer_state: Any, **_: Any) -> Any:
         if trainer_state.global_step == step - 1:
-            time.sleep(60)
+            time.sleep(60)  # longer than `reward_timeout`: its process is killed
         return tiny.digit_share(prompts, completions, [])
 
     return reward

@@ -130,7 +130,7 @@ def test_a_daemon_runs_it_and_http_takes_it_as_a_method(lines, tmp_path, make_da
 # Left out.
 
 BROKEN: dict[str, tuple[str, str, str]] = {
-    # what is wrong: (name, module, the message)
+    # fault: (name of the kind, source of its module, expected message)
     "its module is not there": ("odd", "", "ModuleNotFoundError: No module named 'odd_kind'"),
     "its module raises": ("odd", "raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
     "its module exits": ("odd", "raise SystemExit(3)", "SystemExit: 3"),

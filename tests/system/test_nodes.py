@@ -175,7 +175,7 @@ def test_a_rolling_upgrade_of_three_nodes_under_jobs_loses_nothing(machines: Clu
     job_id = machines.submit()
     spec = machines.runs / job_id / "spec.json"
     document = {**orjson.loads(spec.read_bytes()), "schema": 2}
-    del document["digest"]  # which says that nobody has edited it
+    del document["digest"]  # it no longer fits the edited document
     spec.write_bytes(orjson.dumps(document))
     machines.client.connection.hset(f"rq:job:{job_id}", "warmd_needs", "schema=2")
     old = {name: machines.node(name, "--queues", "train") for name in names}
