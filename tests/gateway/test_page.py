@@ -214,16 +214,18 @@ def test_a_restarted_gateway_is_found_again_and_no_event_is_missed(page, daemon)
     assert shown == list(range(shown[0], shown[-1] + 1))
 
 
-@pytest.mark.parametrize("section", ["checkpoints", "events"])
-def test_what_was_asked_for_while_the_gateway_was_gone_is_shown_afterwards(page, daemon, section):
-    job_id = running(daemon)
+@pytest.mark.parametrize("section", ["curves", "checkpoints", "events", "log"])
+def test_a_job_opened_while_the_gateway_is_gone_is_shown_afterwards(page, daemon, section):
+    ended, job_id = finished(daemon), running(daemon)
     browser = page.open(f"jobs/{job_id}")
     browser.wait("document.querySelector('figure') !== null")
     os.kill(daemon.pid("http"), 9)
-    browser.js("location.hash = arguments[0]", f"#/jobs/{job_id}/{section}")
-    browser.wait_for("the gateway cannot be reached")
-    assert job_id in browser.text()
-    browser.wait("document.querySelector('main table') !== null", timeout_s=30)
+    browser.js("location.hash = arguments[0]", f"#/jobs/{ended}/{section}")
+    browser.wait_for("The connection is lost.")
+    assert "cannot be reached" not in browser.text()
+    shown = {"curves": "figure", "log": ".empty"}.get(section, "table")  # it has logged nothing
+    browser.wait(f"document.querySelector('main {shown}') !== null", timeout_s=30)
+    browser.wait_for(ended)
 
 
 # --- acting ---------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class Overview:
                 if part:
                     for inbox in list(self._watchers):
                         self._send(inbox, part)
-        except Exception:  # a bug must not leave the pages without updates, and silently
+        except Exception:  # a defect: it is logged, and must not end the updates for good
             log.exception("http: the overview cannot be read")
             self._task = None
             self.stop()  # the pages connect again

@@ -1,5 +1,7 @@
 // Requests to the gateway. The routes are described in /openapi.json.
 
+const RETRY_MS = 1000; // while the gateway cannot be reached
+
 export class ApiError extends Error {
   constructor(status, error) {
     super(error?.message ?? `the gateway replied with status ${status}`);
@@ -18,12 +20,26 @@ export function url(path, query = {}) {
   return search.size ? `${path}?${search}` : path;
 }
 
-export async function get(path, query) {
-  return (await request(url(path, query))).json();
+export function get(path, query) {
+  return read(url(path, query), (response) => response.json());
 }
 
-export async function getText(path) {
-  return (await request(path)).text();
+export function getText(path) {
+  return read(path, (response) => response.text());
+}
+
+// Tries again until the gateway can be reached: a read changes nothing, and a view keeps what it shows
+// meanwhile. The header reports the lost connection.
+async function read(path, bodyOf) {
+  for (;;) {
+    try {
+      return await bodyOf(await request(path));
+    } catch (error) {
+      // A TypeError: the connection was lost within the body.
+      if (error.status !== 0 && !(error instanceof TypeError)) throw error;
+      await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+    }
+  }
 }
 
 // Changes carry a header that pages of other origins cannot set.

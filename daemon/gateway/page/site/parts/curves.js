@@ -7,7 +7,6 @@ import { follow } from "./live.js";
 const POINTS = 400;
 const MAX_LIVE = 400; // points that are added before the curves are loaded in few points again
 const DRAW_MS = 250; // between two updates of the charts
-const RETRY_MS = 1000; // while the gateway cannot be reached
 const ENVELOPE = ["seq", "execution", "time", "type", "step", "steps_total"];
 
 // The metrics of an event `step` or `eval`, by the names that the curves of the gateway have.
@@ -49,7 +48,6 @@ export function useCurves(id, range, isEnded) {
     }
 
     async function load() {
-      timer = null;
       try {
         const [first, last] = range ?? [null, null];
         const curves = await get(`/v1/warmd/jobs/${id}/curves`, { points: POINTS, first, last });
@@ -67,10 +65,7 @@ export function useCurves(id, range, isEnded) {
           problem: () => {},
         });
       } catch (error) {
-        if (isGone) return;
-        const isUnreachable = error.status === 0;
-        setState((before) => ({ ...before, error: isUnreachable && before.curves ? null : error }));
-        if (isUnreachable) timer = setTimeout(load, RETRY_MS);
+        if (!isGone) setState((before) => ({ ...before, error }));
       }
     }
 

@@ -6,7 +6,6 @@ import { follow } from "./live.js";
 
 const KEPT = 1000;
 const DRAW_MS = 250; // between two updates of a view
-const RETRY_MS = 1000; // while the gateway cannot be reached
 
 // Returns [events, error], oldest first; null while they are loaded. `isEnded` is whether the job has
 // ended: when it is resumed, it is followed again.
@@ -27,7 +26,6 @@ export function useEvents(id, isEnded) {
     }
 
     async function load() {
-      timer = null;
       try {
         const { data } = await get(`/v1/warmd/jobs/${id}/events`, { limit: KEPT });
         if (isGone) return;
@@ -41,10 +39,7 @@ export function useEvents(id, isEnded) {
           end: () => stop(),
         });
       } catch (error) {
-        if (isGone) return;
-        const isUnreachable = error.status === 0;
-        setState(([events]) => (isUnreachable && events ? [events, null] : [null, error]));
-        if (isUnreachable) timer = setTimeout(load, RETRY_MS);
+        if (!isGone) setState([null, error]);
       }
     }
 
