@@ -348,7 +348,7 @@ def broken(prompts, completions, answers):
 
 def hanging(prompts, completions, answers):
     import time
-    time.sleep(60)  # longer than its time limit: its process is killed
+    time.sleep(60)  # longer than `reward_timeout`: its process is killed
 
 async def column(completions, number, **kwargs):
     return [float(number[0]) for _ in completions]
