@@ -20,6 +20,7 @@ import tiny
 import torch
 from adapters import IDS, lora, write_adapter
 from daemons import Daemon
+from needs import needs
 from safetensors.torch import load_file, save_file
 from shell import warmd
 
@@ -27,7 +28,7 @@ from warmd.configs.config import ModelConfig, WorkerConfig
 from warmd.daemon.fork.adapters import MergedModels
 from warmd.daemon.fork.models import WarmModels
 from warmd.daemon.host import fetch
-from warmd.jobs.compute import levels, onednn
+from warmd.jobs.compute import levels, native, onednn
 from warmd.jobs.errors import JobFailed, NotFound
 from warmd.jobs.models.adapters import MERGED, WEIGHTS, model_folder
 
@@ -350,15 +351,22 @@ def int8_daemon(
     make_daemon: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Daemon]:
     """A daemon on a processor that was measured to be faster with int8."""
-    if not onednn.has_exact_int8():
-        pytest.skip("oneDNN's int8 sums are not exact on this processor")
+    if onednn.has_exact_int8():
+        kernel = "onednn"
+    else:
+        needs(native.is_available(), "numba")
+        from warmd.jobs.compute.native import panels
+
+        if not panels.has_int8():  # nothing that CI could install
+            pytest.skip("no int8 kernel has exact sums on this processor, which lacks AVX2")
+        kernel = "warmd"
     # The processor's own level and oneDNN's default: it computes as before, but is measured apart,
     # also from tests that run beside this one and set only one of them.
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", torch.backends.cpu.get_cpu_capability().lower())
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "DEFAULT")
     measured = levels._path()
     assert measured is not None
-    found = replace(levels.levels(), int8="onednn")
+    found = replace(levels.levels(), int8=kernel)
     measured.write_bytes(orjson.dumps(asdict(found)))
     infer = WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=4, threads=1)
     started = make_daemon(workers=(infer,))
