@@ -29,6 +29,7 @@ from warmd.daemon.runs.rundir import RunDir
 from warmd.jobs import spec_class
 
 ROUNDS = 5
+PAGES_EACH = 5  # per browser, which opens at most six connections to one host
 
 
 def with_curve(home: Gateway, steps: int) -> str:
@@ -70,10 +71,25 @@ def longest_frame_ms(browser: Browser, scroll: str) -> float:
         "window.longest = 0; let last = performance.now();"
         "const tick = (now) => { window.longest = Math.max(window.longest, now - last); last = now;"
         " requestAnimationFrame(tick) }; requestAnimationFrame(tick);"
+        "document.addEventListener('scrollend', () => { window.isScrolled = true });"
         f"{scroll}"
     )
-    time.sleep(2)  # a smooth scroll lasts less
+    browser.wait("window.isScrolled === true")
     return float(browser.js("return window.longest"))
+
+
+def open_pages(url: str, number: int) -> list[Browser]:
+    """Open pages that follow the overview, in windows: a page in a hidden tab ends its stream."""
+    browsers: list[Browser] = []
+    for index in range(number):
+        if index % PAGES_EACH == 0:
+            browsers.append(Browser())
+        else:
+            browsers[-1].switch(browsers[-1].new_window())
+        browsers[-1].open(f"{url}/")
+        # The overview is made of the stream's first event.
+        browsers[-1].wait("document.querySelector('.columns') !== null && !document.hidden")
+    return browsers
 
 
 def main() -> None:
@@ -110,14 +126,11 @@ def main() -> None:
         rows.append(("points drawn of them", points))
         gateway = psutil.Process(home.process.pid)
         before = gateway.memory_full_info().uss
-        for _ in range(options.pages):
-            browser.switch(browser.new_tab())
-            browser.open(f"{home.url}/")
-            browser.wait("document.querySelector('h1') !== null")
-        time.sleep(2)  # the streams of the new pages open
+        browsers = [browser, *open_pages(home.url, options.pages)]
         grown = (gateway.memory_full_info().uss - before) / 1e6
         rows.append((f"the gateway's memory for {options.pages} more pages", f"{grown:.2f} MB"))
-        browser.close()
+        for one in browsers:
+            one.close()
         home.close()
     sys.stdout.writelines(f"{name:<44}{value}\n" for name, value in rows)
 

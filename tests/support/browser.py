@@ -157,6 +157,11 @@ class Browser:
         handle: str = self._call("window/new", type="tab")["handle"]
         return handle
 
+    def new_window(self) -> str:
+        """Open a window, whose page is visible next to those of other windows."""
+        handle: str = self._call("window/new", type="window")["handle"]
+        return handle
+
     def tab(self) -> str:
         handle: str = self._http.get(f"{self._session}/window").json()["value"]
         return handle
