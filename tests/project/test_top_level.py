@@ -23,6 +23,7 @@ FILES = {
 
 def test_nothing_else_is_committed_at_the_top_level():
     if not (ROOT / ".git").exists():
+        # An unpacked archive: there are no commits, and its packer may have added files.
         pytest.skip("not a git checkout")
     command = ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
