@@ -27,6 +27,7 @@ class SpecError(WarmdError):
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
+        self.problem = problem
 
 
 class NotFound(WarmdError):

@@ -91,6 +91,7 @@ class Curricula(Sweeping):
         retries: int = 0,
         timeout_s: float | None = None,
         init: Weights | None = None,
+        origin: str = "cli",
         labels: Labels = NO_LABELS,
         needs: Mapping[str, str] | None = None,
     ) -> str:
@@ -104,20 +105,14 @@ class Curricula(Sweeping):
         if self.config.redis_url is not None:
             runs_owner.claim(self.connection, self.home)
         queueing = {"front": front, "retries": retries, "timeout_s": timeout_s, "needs": needs}
-        plan = replace(plan, queueing=queueing)
+        plan = replace(plan, queueing=queueing, origin=origin)
         if needs:
-            with_needs = [
-                replace(stage, document={**stage.document, "needs": dict(needs)})
-                for stage in plan.stages
-            ]
-            plan = replace(plan, stages=with_needs)
+            plan = _with_stages(plan, lambda document: {**document, "needs": dict(needs)})
+        if origin == "http":  # no folder to import from: a request must not name code
+            plan = _with_all(plan, lambda document: {**document, "python_path": []})
         if init is not None:
             own = {"name": f"{plan.id}:init", "path": str(self.home.curricula / plan.id / "init")}
-            plan = replace(
-                plan,
-                stages=[replace(s, document=_with_model(s.document, own)) for s in plan.stages],
-                gate=None if plan.gate is None else _with_model(plan.gate, own),
-            )
+            plan = _with_all(plan, lambda document: _with_model(document, own))
         with CurriculumFolder.creating(self.home, plan, state) as staging:
             if init is not None:
                 weights.link(init, staging / "init")
@@ -277,6 +272,20 @@ class Curricula(Sweeping):
             with suppress(Conflict, NotFound):  # it has ended, or was not queued yet
                 outcomes.append(act(job_id))
         return ", ".join(found for found in outcomes if found != "finished") or phase
+
+
+_Change = Callable[[Mapping[str, Any]], dict[str, Any]]  # of a spec.json
+
+
+def _with_stages(plan: Curriculum, change: _Change) -> Curriculum:
+    stages = [replace(stage, document=change(stage.document)) for stage in plan.stages]
+    return replace(plan, stages=stages)
+
+
+def _with_all(plan: Curriculum, change: _Change) -> Curriculum:
+    """The plan with changed stages, and a changed gate if it has one."""
+    plan = _with_stages(plan, change)
+    return plan if plan.gate is None else replace(plan, gate=change(plan.gate))
 
 
 def _with_model(document: Mapping[str, Any], model: Mapping[str, str]) -> dict[str, Any]:

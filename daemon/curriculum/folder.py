@@ -50,6 +50,7 @@ class Curriculum:
     questions: int  # of the first comparison at a gate
     most_questions: int
     queueing: dict[str, Any]  # front, retries, timeout_s, needs
+    origin: str = "cli"  # who submitted it, as in spec.json
     schema: int = SCHEMA
 
 

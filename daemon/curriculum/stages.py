@@ -205,7 +205,7 @@ def _submit(
         document = _training(runs, folder, plan, state, attempt)
     else:
         document = _evaluation(runs, folder, plan, state, attempt, job_id)
-    document |= {"origin": "cli", "curriculum": plan.id}
+    document |= {"origin": plan.origin, "curriculum": plan.id}
     rundir = RunDir.ensure(runs, job_id, document)
     stage = plan.stages[attempt.stage].name
     retry = f"~{attempt.number + 1}" if attempt.number else ""
@@ -216,7 +216,8 @@ def _submit(
             source.record_submission(rundir, document["spec"], Path(place))
     how = plan.queueing if is_training else {}
     queue = spec_class(job_id.partition("-")[0]).queue
-    store.enqueue(job_id, queue, from_cli=is_training, **how)
+    from_cli = is_training and plan.origin == "cli"
+    store.enqueue(job_id, queue, from_cli=from_cli, **how)
 
 
 def _ids(one: Round) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from ...configs.config import DaemonConfig
 from .api import (
     chat,
     completions,
+    curricula,
     embeddings,
     files,
     fine_tuning,
@@ -50,6 +51,7 @@ _ROUTERS = (
     overview.router,
     jobs.router,
     sweeps.router,
+    curricula.router,
     job_events.router,
     kinds.router,
     warm_models.router,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,19 @@ class GroupFolder:
         with suppress(FileNotFoundError):
             self.path.rename(removed)
         shutil.rmtree(removed, ignore_errors=True)
+
+    def overview(self) -> dict[str, Any]:
+        """Return what is shown of the group beside others. Raises NotFound and Conflict."""
+        plan, is_active = self.read_plan(), self.is_active
+        with self.reading():
+            return {
+                "id": self.id,
+                "kind": str(plan["kind"]),
+                "name": plan["name"],
+                "active": is_active,
+                "phase": str(self.read_state()["phase"]),
+                "changed_at": (self.path / _STATE).stat().st_mtime,
+            }
 
     def read_plan(self) -> dict[str, Any]:
         """Return the content of plan.json. Raises NotFound and Conflict."""
@@ -136,6 +149,22 @@ def group_ids(parent: Path) -> list[str]:
     with suppress(FileNotFoundError):
         return sorted(filter(is_group_id, os.listdir(parent)))
     return []
+
+
+def overview(parents: Sequence[Path], newest: int) -> list[dict[str, Any]]:
+    """Return the newest groups of each folder, and all active ones: what changes in a group.
+
+    `changed_at` (unix seconds) is when a job was added or a decision made; what its jobs do
+    meanwhile is not told.
+    """
+    found = []
+    for parent in parents:
+        ids = group_ids(parent)
+        for group_id in {*ids[-newest:], *active(parent)}:
+            folder = GroupFolder(parent, group_id)
+            with suppress(Conflict, NotFound, FileNotFoundError):  # damaged, or removed just now
+                found.append(folder.overview())
+    return sorted(found, key=lambda line: str(line["id"]))
 
 
 def active(parent: Path) -> list[str]:

@@ -191,7 +191,7 @@ async def checked(body: CreateJob, state: AppState) -> Submission:
 
 def by_request(error: SpecError, kind: str) -> SpecError:
     """Return the error of an option with the name that the request has for it."""
-    problem = str(error).partition(": ")[2]
+    problem = error.problem
     if error.field == "model":
         return error
     method = methods.method_of(kind)

@@ -16,6 +16,7 @@ from ...runs.rundir import is_id_prefix, is_job_id
 from ..core.state import AppState, StateDep
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
+from . import methods
 from .changes import ChangeDep, Nothing
 
 router = APIRouter(
@@ -218,6 +219,7 @@ async def resume_any_job(job_id: str, body: Resume, state: StateDep, _: ChangeDe
     """Queue an ended job again; it resumes from its latest checkpoint."""
 
     def resume(found: str) -> str:
+        methods.check_changes(state.client.job(found)["kind"], body.changes)
         return state.client.resume(found, changes=body.changes)
 
     return await _outcome(state, job_id, resume)

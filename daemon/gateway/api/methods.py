@@ -23,6 +23,10 @@ from ..core.file_store import FileStore
 _HARMLESS_TEXT = {"save_every", "keep_best", "lora_targets"}
 # The reward names of a request; the reward `grader` follows from the field of that name.
 _NAMES = tuple(name for name in rewards.NAMES if name != rewards.GRADER)
+_EVAL = "eval"
+# Its text options over HTTP; `dataset` is a file id, and rewards are checked by their names.
+_EVAL_TEXT = {"dataset", "template", "system", "columns", "stop", "reward"}
+_EVAL_TEXT |= {"custom_required_term", "custom_forbidden_term", "custom_format_pattern"}
 _NOT_OVER_HTTP = {"report_to"}  # would send data to a third party
 
 
@@ -46,6 +50,31 @@ def _check_fields(given: Mapping[str, Any], known: set[str], where: str) -> None
             raise SpecError(f"{where}.{name}", "unknown or not supported")
 
 
+def type_of(method: Mapping[str, Any] | None, training_file: str) -> Any:
+    """Return the type of a method, unchecked.
+
+    Without one it is `supervised`, as in OpenAI's API; for arithmetic, which only GRPO has, it is
+    `reinforcement`.
+    """
+    if method is not None:
+        return method.get("type")
+    return "reinforcement" if training_file == problems.ARITHMETIC else "supervised"
+
+
+def extended(
+    method: Mapping[str, Any] | None, training_file: str, hyperparameters: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+    """Return a method with further hyperparameters; what is wrong in it stays as it is."""
+    type = type_of(method, training_file)
+    inside = (method or {}).get(type) or {}
+    if not isinstance(inside, Mapping):
+        return method
+    before = inside.get("hyperparameters") or {}
+    if not isinstance(before, Mapping):
+        return method
+    return {"type": type, type: {**inside, "hyperparameters": {**before, **hyperparameters}}}
+
+
 def options(
     method: Mapping[str, Any] | None,
     model: str,
@@ -59,11 +88,9 @@ def options(
 
     `graders_allowed`: functions that a python grader may name.
 
-    Without a method it is `supervised`, as in OpenAI's API; for arithmetic, which only GRPO has, it
-    is `reinforcement`.
+    Without a method it is that of `type_of`.
     """
-    default = "reinforcement" if training_file == problems.ARITHMETIC else "supervised"
-    type = default if method is None else method.get("type")
+    type = type_of(method, training_file)
     known = kinds()
     if not isinstance(type, str) or type not in known:
         raise SpecError("method.type", f"must be one of {', '.join(known)}, got {type!r}")
@@ -82,12 +109,8 @@ def options(
                 f"method.{type}.hyperparameters.reward", "must not be given together with grader"
             )
         given |= _grader(inside["grader"], f"method.{type}.grader", graders_allowed)
-    for text in _listed(given.get("reward", ())) if kind == "grpo" else ():
-        if str(text).partition("=")[0] not in _NAMES and "grader" not in given:
-            raise SpecError(
-                f"method.{type}.hyperparameters.reward",
-                f"must be one of {', '.join(_NAMES)}, got {str(text)[:80]!r}",
-            )
+    if kind == "grpo" and "grader" not in given:
+        _check_rewards(given, f"method.{type}.hyperparameters.reward")
     if seed is not None:
         given["seed"] = seed
     given["model"] = None if kind == "mlm" and model == CODE_GRAPH else model
@@ -139,6 +162,37 @@ def options_over_http(kind: str, http: HttpMethod) -> dict[str, OptionInfo]:
     }
 
 
+def evaluation(given: Mapping[str, Any], files: FileStore, where: str) -> dict[str, Any]:
+    """Return the options of an evaluation; `dataset` is a file of `files`. Raises SpecError."""
+    found = dict(given)
+    for name in given:
+        option = spec_class(_EVAL).options().get(name)
+        is_text = option is not None and option.type is str and option.choices is None
+        if option is None or (is_text and name not in _EVAL_TEXT):
+            raise SpecError(f"{where}.{name}", "not an option of eval over HTTP")
+    _check_rewards(given, f"{where}.reward")
+    dataset = given.get("dataset", problems.ARITHMETIC)
+    if dataset != problems.ARITHMETIC:
+        found["dataset"] = str(files.locate(str(dataset), f"{where}.dataset"))
+    return found
+
+
+def _check_rewards(given: Mapping[str, Any], where: str) -> None:
+    """Raise SpecError for a reward that is not built in: a request must not name code."""
+    for text in _listed(given.get("reward", ())):
+        if str(text).partition("=")[0] not in _NAMES:
+            raise SpecError(where, f"must be one of {', '.join(_NAMES)}, got {str(text)[:80]!r}")
+
+
+def check_changes(kind: str, changes: Mapping[str, Any]) -> None:
+    """Raise SpecError for options that a request must not set, not even when a job is resumed."""
+    http = method_of(kind)
+    known = {} if http is None else options_over_http(kind, http)
+    for name in changes:
+        if kind in KINDS and name in spec_class(kind).changeable and name not in known:
+            raise SpecError(name, f"not an option of {kind} over HTTP")
+
+
 def _grader(values: Any, where: str, allowed: Collection[str]) -> dict[str, Any]:
     """Return the options of a grader: OpenAI's, or the rewards of warmd by their names.
 
@@ -159,7 +213,7 @@ def _grader(values: Any, where: str, allowed: Collection[str]) -> dict[str, Any]
     try:
         functions = graders.read(text).functions
     except SpecError as error:
-        raise SpecError(where, str(error).partition(": ")[2]) from None
+        raise SpecError(where, error.problem) from None
     for function in functions:
         if function not in allowed:
             raise SpecError(

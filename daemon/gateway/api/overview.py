@@ -28,6 +28,21 @@ class Machine(BaseModel):
     disk_free_bytes: int
 
 
+class GroupView(BaseModel):
+    """A sweep or a curriculum; `kind` is that of its jobs, `phase` what was requested of it.
+
+    `active`: whether the daemon still decides in it. `changed_at` (unix seconds): when that was last
+    done, or jobs were added; what its jobs do is told by `jobs`.
+    """
+
+    id: str
+    kind: str
+    name: str | None
+    active: bool
+    phase: str
+    changed_at: float
+
+
 class OverviewView(BaseModel):
     """The fields of `warmd status --json`, the machine, and the jobs that run or wait.
 
@@ -38,6 +53,7 @@ class OverviewView(BaseModel):
     machine: Machine
     jobs: list[JobView]
     gone: list[str]  # ids of jobs that were removed; only in changes
+    groups: list[GroupView]  # the newest, and all active ones
     page: str  # the setting http_page
     daemon: dict[str, Any] | None = None
     server: dict[str, Any] | None = None

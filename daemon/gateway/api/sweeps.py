@@ -146,6 +146,7 @@ async def create_sweep(body: CreateSweep, state: StateDep, caller: CallerDep, _:
     for name in body.sweep:
         if name not in known and name != "seed":
             raise SpecError("sweep", f"must be of options of {kind} over HTTP, got {name!r}")
+    await state.in_thread(_check_values, body, state)
     given = {name: getattr(body, name) for name in _FIELDS if getattr(body, name)}
     if not given:
         raise SpecError("sweep", "must be given, or else seeds or array, got none")
@@ -161,6 +162,21 @@ async def create_sweep(body: CreateSweep, state: StateDep, caller: CallerDep, _:
     except SpecError as error:
         own = (*_FIELDS, "name", "tag", "steps")
         raise (error if error.field in own else by_request(error, kind)) from error
+
+
+def _check_values(body: CreateSweep, state: AppState) -> None:
+    """Raise SpecError for a value that a request must not name, as for that of a single job."""
+    for name, values in body.sweep.items():
+        for value in values if name != "seed" else ():
+            methods.options(
+                methods.extended(body.method, body.training_file, {name: value}),
+                body.model,
+                body.training_file,
+                body.validation_file,
+                body.seed,
+                state.files,
+                state.config.http_graders,
+            )
 
 
 @router.get("", response_model=SweepList)

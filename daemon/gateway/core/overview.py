@@ -21,6 +21,7 @@ import redis
 from ....jobs.errors import WarmdError
 from ...client import control
 from ...client.client import Client
+from ...sweeps import group
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ _STATUS_ROUNDS = 5  # rounds of reading jobs for one request to the daemon
 _WAITING = ("queued", "scheduled", "deferred")
 _MAX_WAITING = 200  # jobs that are watched while they wait: the newest
 _NEWEST = 20  # jobs that are watched although they may have ended between two reads
+_NEWEST_GROUPS = 20  # sweeps, and curricula, that are watched although they have ended
 _UNREAD = 100  # parts per watcher; one that is further behind is sent a whole snapshot
 
 
@@ -44,6 +46,7 @@ class Overview:
         self._in_control_thread = in_control_thread
         self._watchers: list[asyncio.Queue[Part | None]] = []
         self._jobs: dict[str, dict[str, Any]] = {}
+        self._groups: list[dict[str, Any]] = []
         self._status: Part = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -52,7 +55,8 @@ class Overview:
         status, jobs = await asyncio.gather(self._read_status(), self._in_thread(self._read_jobs))
         pending = [job for job in jobs.values() if job["status"] in ("started", *_WAITING)]
         page = self._client.config.http_page
-        return {**status, "jobs": pending, "gone": [], "page": page}
+        groups = await self._in_thread(self._read_groups)
+        return {**status, "jobs": pending, "gone": [], "groups": groups, "page": page}
 
     async def watch(self) -> AsyncGenerator[Part, None]:
         """Yield a snapshot, then what changes; a part with `jobs` has the changed ones only."""
@@ -80,13 +84,14 @@ class Overview:
 
     async def _run(self) -> None:
         """Send what has changed to the watchers, until canceled."""
-        self._jobs = {}  # the first round sends all, which may have changed since a snapshot
+        # The first round sends all, which may have changed since a snapshot.
+        self._jobs, self._groups = {}, []
         try:
             for number in itertools.count(1):
                 await asyncio.sleep(_JOBS_S)
                 part: Part = {}
                 with contextlib.suppress(redis.RedisError, WarmdError):  # Redis is restarting
-                    part = await self._in_thread(self._changed_jobs)
+                    part = await self._in_thread(self._changed)
                 if number % _STATUS_ROUNDS == 0:
                     part |= await self._read_status()
                 if part:
@@ -104,6 +109,16 @@ class Overview:
             inbox.put_nowait(None)
         else:
             inbox.put_nowait(part)
+
+    def _changed(self) -> Part:
+        part, groups = self._changed_jobs(), self._read_groups()
+        if groups != self._groups:
+            part["groups"] = self._groups = groups
+        return part
+
+    def _read_groups(self) -> list[dict[str, Any]]:
+        home = self._client.home
+        return group.overview((home.sweeps, home.curricula), _NEWEST_GROUPS)
 
     def _changed_jobs(self) -> Part:
         before, now = self._jobs, self._read_jobs()

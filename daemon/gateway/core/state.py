@@ -138,5 +138,4 @@ StateDep = Annotated[AppState, Depends(_app_state)]
 
 def as_param(error: SpecError, names: dict[str, str]) -> SpecError:
     """Return a SpecError that names the field as the request does."""
-    problem = str(error).partition(": ")[2]
-    return SpecError(names.get(error.field, error.field), problem)
+    return SpecError(names.get(error.field, error.field), error.problem)
