@@ -7,16 +7,17 @@ frozen weights once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
 
-from ..compute.linears import PlainLinear, probe_row_multiples
+from ..compute import onednn
+from ..compute.linears import probe_row_multiples
 
 # The linear layers of a decoder layer that are computed as one.
 FUSED = {
@@ -150,19 +151,39 @@ def base_layer(layer: Any) -> Any:
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, is_batch_invariant: bool) -> torch.Tensor:
-    if not is_batch_invariant:
+    # On a GPU the model's own layers are not batch-invariant either.
+    if not is_batch_invariant or x.device.type != "cpu":
         return functional.linear(x, weight)
-    outputs, inputs = weight.shape
-    missing = -len(x) % _row_multiple(outputs, inputs, torch.get_num_threads())
-    return functional.linear(functional.pad(x, (0, 0, 0, missing)), weight)[: len(x)]
+    multiply, row_multiple = _batch_invariant(*weight.shape, torch.get_num_threads())
+    missing = -len(x) % row_multiple
+    return multiply(functional.pad(x, (0, 0, 0, missing)), weight)[: len(x)]
+
+
+_Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (x, weight)
 
 
 @cache
-def _row_multiple(outputs: int, inputs: int, threads: int) -> int:
-    """Return the multiple of rows for which float32 GEMM by such a weight is batch-invariant."""
+def _batch_invariant(outputs: int, inputs: int, threads: int) -> tuple[_Multiply, int]:
+    """Return a float32 GEMM by such a weight, and the multiple of rows that makes it
+    batch-invariant.
+
+    MKL has the least overhead for such small weights, but for some shapes no multiple of rows; then
+    it is oneDNN, and if that has none either, one row at a time.
+    """
     probe = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(0))
-    found = probe_row_multiples([PlainLinear([probe], None)], like=probe)
-    return 1 if found is None else found[0]
+    for multiply in (functional.linear, _onednn) if onednn.is_available() else (functional.linear,):
+        form = partial(multiply, weight=probe)
+        if (found := probe_row_multiples([form], like=probe)) is not None:
+            return multiply, found[0]
+    return _row_by_row, 1
+
+
+def _onednn(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return onednn.linear(x, weight, None)
+
+
+def _row_by_row(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.cat([functional.linear(row, weight) for row in torch.split(x, 1)])
 
 
 def _products(layer: Any) -> dict[str, list[LowRank]]:

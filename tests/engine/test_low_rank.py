@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import peft
 import pytest
 import torch
 from engines import NATIVE_SIZES, make, prompt
+from needs import needs
+from torch.nn import functional
 
+from warmd.jobs.compute import onednn
+from warmd.jobs.compute.linears import probe_row_multiples
+from warmd.jobs.engine import low_rank
 from warmd.jobs.engine.decoder import Decoder, text_model
 from warmd.jobs.engine.kv_cache import CHUNK
 from warmd.jobs.engine.low_rank import Adapter
@@ -40,6 +46,37 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 def adapter_of(model: Any) -> Adapter:
     return Adapter.served(text_model(model).layers)
+
+
+@pytest.fixture
+def anew() -> Iterator[None]:
+    """GEMMs are probed anew, and afterwards as usual again."""
+    low_rank._batch_invariant.cache_clear()
+    yield
+    low_rank._batch_invariant.cache_clear()
+
+
+@pytest.mark.usefixtures("anew")
+@pytest.mark.parametrize("fastest", ["MKL", "oneDNN", "one row at a time"])
+@pytest.mark.parametrize("shape", [(4, 1024), (8, 896), (16, 4864), (896, 8), (64, 4)])
+def test_a_low_rank_product_has_the_same_bits_for_any_number_of_rows(monkeypatch, shape, fastest):
+    if fastest != "MKL":  # as where MKL, or both, have no multiple of rows that is batch-invariant
+        refused = [functional.linear, low_rank._onednn][: 1 if fastest == "oneDNN" else 2]
+        monkeypatch.setattr(
+            "warmd.jobs.engine.low_rank.probe_row_multiples",
+            lambda forms, like: (
+                None if forms[0].func in refused else probe_row_multiples(forms, like=like)
+            ),
+        )
+    if fastest == "oneDNN":
+        needs(onednn.is_available(), "oneDNN")
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(*shape, generator=generator)
+    x = torch.randn(80, shape[1], generator=generator)
+    whole = low_rank._linear(x, weight, True)
+    torch.testing.assert_close(whole, functional.linear(x, weight), rtol=1e-4, atol=1e-3)
+    for rows in (*range(1, 20), 31, 32, 33, 64, 79):
+        assert torch.equal(low_rank._linear(x[:rows], weight, True), whole[:rows]), rows
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -31,8 +31,8 @@ class Machine(BaseModel):
 class GroupView(BaseModel):
     """A sweep or a curriculum; `kind` is that of its jobs, `phase` what was requested of it.
 
-    `active`: whether the daemon still decides in it. `changed_at` (unix seconds): when that was last
-    done, or jobs were added; what its jobs do is told by `jobs`.
+    `active`: whether the daemon still decides in it. `changed_at` (unix seconds): when it last
+    decided or added jobs; what its jobs do is told by `jobs`.
     """
 
     id: str
