@@ -374,6 +374,10 @@ def test_a_sweep_over_http_is_shown_steered_and_removed(gateway, http):
     [
         ({"sweep": {"reward_log": ["/tmp/a", "/tmp/b"]}}, "sweep: must be of options of grpo"),
         ({"sweep": {"learning_rate": [7]}}, "learning_rate: must be a number above 0"),
+        (
+            {"sweep": {"reward": ["correctness", "os:system"]}},
+            "hyperparameters.reward: must be one",
+        ),
         ({"sweep": {}}, "sweep: must be given, or else seeds or array"),
     ],
 )
@@ -382,3 +386,90 @@ def test_a_wrong_sweep_over_http_is_refused(http, changes, problem):
     found = http.post("/v1/warmd/sweeps", json=body, headers=OURS)
     assert found.status_code == 400
     assert problem in found.json()["error"]["message"]
+
+
+CURRICULUM = {
+    "model": "tiny",
+    "training_file": "arithmetic",
+    "method": {
+        "type": "reinforcement",
+        "reinforcement": {"hyperparameters": {"samples": 9, "num_generations": 2}},
+    },
+    "stages": [
+        {"name": "easy", "hyperparameters": {"n_epochs": 2, "learning_rate": 1e-5}},
+        {"hyperparameters": {"samples": 4}, "gate": False},
+    ],
+    "gate": {"samples": 20, "max_tokens": 4},
+    "name": "first",
+}
+
+
+def test_a_curriculum_over_http_is_shown_steered_and_removed(gateway, http):
+    url = "/v1/warmd/curricula"
+    made = http.post(url, json=CURRICULUM, headers=OURS)
+    assert made.status_code == 200, made.text
+    found = made.json()
+    assert (found["stages"], found["status"], found["kind"]) == (
+        ["easy", "stage-2"],
+        "started",
+        "grpo",
+    )
+    [attempt] = found["attempts"]
+    document = gateway.client.rundir(attempt["job"]).read_spec()
+    # A request must not name code: the job imports from no folder.
+    assert (document["python_path"], document["origin"]) == ([], "http")
+    assert (document["spec"]["samples"], document["spec"]["epochs"]) == (9, 2)
+    assert [one["id"] for one in http.get(url).json()["data"]] == [found["id"]]
+    job = http.get(f"/v1/warmd/jobs/{attempt['job']}").json()["job"]
+    assert (job["curriculum"], job["name"]) == (found["id"], "first/easy")
+    [line] = http.get("/v1/warmd/overview").json()["groups"]
+    assert (line["id"], line["name"], line["active"]) == (found["id"], "first", True)
+    act = f"{url}/{found['id']}"
+    for action, status in (("pause", "paused"), ("unpause", "started"), ("cancel", "canceled")):
+        done = http.post(f"{act}/{action}", json={}, headers=OURS)
+        assert done.status_code == 200, done.text
+        assert http.get(act).json()["status"] == status
+    assert http.post(f"{act}/remove", json={}, headers=OURS).json()["bytes"] > 0
+    assert http.get(act).status_code == 404
+    assert http.get("/v1/warmd/overview").json()["groups"] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"stages": []}, "stages: "),
+        (
+            {"stages": [{"hyperparameters": {"reward": ["os:system"]}}]},
+            "stages.0.method.reinforcement.hyperparameters.reward: must be one of",
+        ),
+        (
+            {"stages": [{"training_file": "/etc/passwd"}]},
+            "stages.0.training_file: must be the id of an uploaded file",
+        ),
+        (
+            {"stages": [{"hyperparameters": {"learning_rate": 7}}]},
+            "stages: stage-1: learning_rate: must be a number above 0",
+        ),
+        ({"gate": {"reward": "os:system"}}, "gate.reward: must be one of"),
+        ({"gate": {"dataset": "/etc/passwd"}}, "gate.dataset: must be the id of an uploaded file"),
+        ({"gate": {"examples_dataset": "x"}}, "gate.examples_dataset: not an option of eval"),
+        ({"gate": {"samples": 0}}, "gate: must have samples from 1 to"),
+    ],
+)
+def test_a_wrong_curriculum_over_http_is_refused(http, changes, problem):
+    found = http.post("/v1/warmd/curricula", json={**CURRICULUM, **changes}, headers=OURS)
+    assert found.status_code in (400, 422), found.text
+    assert problem in found.json()["error"]["message"]
+    assert http.get("/v1/warmd/curricula").json()["data"] == []
+
+
+def test_a_resume_over_http_cannot_send_metrics_away(gateway, http):
+    job_id = gateway.client.submit(
+        spec_class("grpo").parse({"model": "tiny", "num_generations": 2})
+    )
+    gateway.client.cancel(job_id)
+    act = f"/v1/warmd/jobs/{job_id}/resume"
+    found = http.post(act, json={"changes": {"report_to": "wandb"}}, headers=OURS)
+    assert found.status_code == 400
+    assert "report_to: not an option of grpo over HTTP" in found.json()["error"]["message"]
+    assert gateway.status(job_id) == "canceled"
