@@ -9,14 +9,18 @@ import { Overview } from "./views/overview.js";
 import { Jobs } from "./views/jobs.js";
 import { Job } from "./views/job.js";
 import { Compare } from "./views/compare.js";
+import { Sweeps } from "./views/sweeps.js";
+import { Curricula } from "./views/curricula.js";
 import { Submit } from "./views/submit.js";
 import { Chat } from "./views/chat.js";
 import { Login } from "./views/login.js";
 
-// Address (behind #/) -> view. A view gets the rest of the address and its query.
+// Address (behind #/) -> view. A view gets the id behind its name, if any, and the query.
 const VIEWS = {
   "": ["Overview", Overview],
   jobs: ["Jobs", Jobs],
+  sweeps: ["Sweeps", Sweeps],
+  curricula: ["Curricula", Curricula],
   submit: ["Submit", Submit],
   compare: ["Compare", Compare],
   chat: ["Chat", Chat],
@@ -44,7 +48,7 @@ function View({ route }) {
     return html`<${Job} key=${id} id=${id} section=${section} />`;
   }
   const [, Found] = VIEWS[route.name] ?? VIEWS[""];
-  return html`<${Found} key=${route.name} query=${route.query} />`;
+  return html`<${Found} key=${route.name} id=${route.rest[0]} query=${route.query} />`;
 }
 
 function Navigation({ current }) {

@@ -12,6 +12,13 @@ export function JobLink({ id }) {
   return html`<a class="job" href="#/jobs/${id}">${id}</a>`;
 }
 
+// The sweep or the curriculum that a job belongs to, if any.
+export function GroupLink({ id }) {
+  if (!id) return null;
+  const path = id.startsWith("sweep-") ? "sweeps" : "curricula";
+  return html`<a class="job" href="#/${path}/${id}">${id}</a>`;
+}
+
 // The name and the tags that someone gave a job.
 export function Labels({ job }) {
   return html`${job.name && html`<strong>${job.name}</strong>`}

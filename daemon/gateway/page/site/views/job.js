@@ -1,16 +1,17 @@
 // One job: its state and what can be done with it, and sections for everything that is known of it.
 
 import { html, useState } from "../parts/libraries.js";
+import { actionsOf } from "../parts/actions.js";
 import { get, getText } from "../parts/api.js";
+import { ActionButtons } from "../parts/buttons.js";
 import { Chart, smoothed } from "../parts/chart.js";
 import { commandOf, isSame } from "../parts/command.js";
 import { useCurves } from "../parts/curves.js";
 import { useEvents } from "../parts/events.js";
-import { Copy, Eta, Heading, Labels, Problem, Progress, Scroll, Status } from "../parts/elements.js";
+import { Copy, Eta, GroupLink, Heading, Labels, Problem, Progress, Scroll, Status } from "../parts/elements.js";
 import { clock, duration, NOTHING, now, number, optionText, size } from "../parts/format.js";
 import { useLoaded } from "../parts/loaded.js";
 import { isPending, useOverview } from "../parts/overview.js";
-import { ActionButtons } from "./overview.js";
 import { Completions } from "./completions.js";
 
 const SECTIONS = ["curves", "completions", "checkpoints", "options", "events", "log"];
@@ -38,12 +39,12 @@ function State({ job, isReadOnly }) {
     <div class="line">
       <${Status} job=${job} /> <${Labels} job=${job} /> <${Progress} job=${job} /> <${Eta} job=${job} />
       ${job.position && html`<span>position ${job.position} in ${job.queue}</span>`}
-      ${!isReadOnly && html`<${ActionButtons} job=${job} />`}
+      ${!isReadOnly && html`<${ActionButtons} id=${job.id} actions=${actionsOf(job)} />`}
     </div>
     ${job.error && html`<p class="problem">${job.error}</p>`}
     ${job.alert && isPending(job) && html`<p class="problem">${job.alert}</p>`}
     <p class="line quiet">
-      <span>model ${job.model ?? NOTHING}</span>
+      <span>model ${job.model ?? NOTHING}</span> <${GroupLink} id=${job.sweep ?? job.curriculum} />
       <span>created ${clock(job.created_at)}</span>
       ${job.started_at && html`<span>took ${duration((job.ended_at ?? now()) - job.started_at)}</span>`}
       ${job.seconds_per_step && html`<span>${duration(job.seconds_per_step)} per step</span>`}

@@ -1,11 +1,12 @@
 // The list of jobs: filters, pages, and the changes of the jobs that it shows.
 
 import { html, useEffect, useState } from "../parts/libraries.js";
+import { actionsOf } from "../parts/actions.js";
 import { get } from "../parts/api.js";
+import { ActionButtons } from "../parts/buttons.js";
 import { Eta, Heading, JobLink, Labels, Problem, Progress, Scroll, Status } from "../parts/elements.js";
 import { clock, duration, NOTHING, now } from "../parts/format.js";
 import { useOverview } from "../parts/overview.js";
-import { ActionButtons } from "./overview.js";
 
 const STATUSES = ["queued", "started", "finished", "failed", "stopped", "canceled", "deferred", "scheduled"];
 const PAGE = 50;
@@ -124,7 +125,7 @@ function Table({ jobs, isReadOnly }) {
             <td><${Progress} job=${job} /> <${Eta} job=${job} /></td>
             <td>${clock(job.created_at)}</td>
             <td>${took(job)}</td>
-            ${!isReadOnly && html`<td><${ActionButtons} job=${job} /></td>`}
+            ${!isReadOnly && html`<td><${ActionButtons} id=${job.id} actions=${actionsOf(job)} /></td>`}
           </tr>`,
         )}
       </tbody>

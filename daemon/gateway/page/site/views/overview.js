@@ -3,8 +3,9 @@
 import { html, useEffect, useState } from "../parts/libraries.js";
 import { get, post } from "../parts/api.js";
 import { actionsOf } from "../parts/actions.js";
+import { ActionButtons } from "../parts/buttons.js";
 import { ask } from "../parts/dialog.js";
-import { Eta, Heading, JobLink, Labels, Progress, Scroll, Status, Usage } from "../parts/elements.js";
+import { Eta, GroupLink, Heading, JobLink, Labels, Progress, Scroll, Status, Usage } from "../parts/elements.js";
 import { clock, duration, NOTHING, now, number, size } from "../parts/format.js";
 import { isPending, pendingJobs, useOverview } from "../parts/overview.js";
 
@@ -19,6 +20,7 @@ export function Overview() {
     <${Heading}>Overview<//>
     <${Attention} overview=${overview} failed=${failed} />
     <${Pending} jobs=${pendingJobs()} isReadOnly=${overview.page === "read"} />
+    <${Groups} groups=${overview.groups ?? []} />
     <div class="columns">
       <${Models} models=${overview.models ?? []} isReadOnly=${overview.page === "read"} />
       <div>
@@ -79,31 +81,32 @@ function PendingJob({ job, isReadOnly }) {
   return html`<li>
     <div class="line">
       <${Status} job=${job} /> <${JobLink} id=${job.id} /> <${Labels} job=${job} />
-      <span class="quiet">${job.model}</span>
+      <span class="quiet">${job.model}</span> <${GroupLink} id=${job.sweep ?? job.curriculum} />
     </div>
     <div class="line">
       <${Progress} job=${job} /> <${Eta} job=${job} /> ${waits}
       ${job.scheduled_at && html`<span>starts at ${clock(job.scheduled_at)}</span>`}
       ${job.after.length > 0 && html`<span>after ${job.after.join(", ")}</span>`}
-      ${!isReadOnly && html`<${ActionButtons} job=${job} />`}
+      ${!isReadOnly && html`<${ActionButtons} id=${job.id} actions=${actionsOf(job)} />`}
     </div>
   </li>`;
 }
 
-export function ActionButtons({ job }) {
-  return html`<span class="buttons">
-    ${actionsOf(job).map(
-      (action) => html`<button
-        type="button"
-        key=${action.name}
-        class="small"
-        aria-label=${`${action.label} ${job.id}`}
-        onClick=${action.run}
-      >
-        ${action.label}
-      </button>`,
-    )}
-  </span>`;
+function Groups({ groups }) {
+  const pending = new Set(pendingJobs().flatMap((job) => [job.sweep, job.curriculum]));
+  const shown = groups.filter((group) => group.active || group.phase === "paused" || pending.has(group.id));
+  if (shown.length === 0) return null;
+  return html`<section aria-labelledby="groups">
+    <h2 id="groups">Sweeps and curricula</h2>
+    <ul class="cards">
+      ${shown.map(
+        (group) => html`<li class="line" key=${group.id}>
+          <span class="status ${group.phase}">${group.phase}</span> <${GroupLink} id=${group.id} />
+          ${group.name && html`<strong>${group.name}</strong>`} <span class="quiet">${group.kind}</span>
+        </li>`,
+      )}
+    </ul>
+  </section>`;
 }
 
 function Models({ models, isReadOnly }) {

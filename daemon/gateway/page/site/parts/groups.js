@@ -1,0 +1,122 @@
+// Sweeps and curricula: read again whenever something in them changes, and what can be done with one.
+
+import { useEffect, useRef, useState } from "./libraries.js";
+import { post } from "./api.js";
+import { ask } from "./dialog.js";
+import { size } from "./format.js";
+import { useOverview } from "./overview.js";
+
+const READ_MS = 1000; // between two reads, each of which reads all jobs of a group
+
+const ENDED = ["finished", "failed", "stopped", "canceled"];
+
+// Returns [found, error] of a request about the groups that `isOurs(id)` selects.
+export function useGroups(request, isOurs) {
+  const overview = useOverview();
+  const groups = (overview.groups ?? []).filter((group) => isOurs(group.id));
+  const jobs = [...overview.jobs.values()].filter((job) => isOurs(job.sweep ?? job.curriculum ?? ""));
+  const version = [
+    overview.connection,
+    ...groups.map((group) => `${group.id} ${group.active} ${group.phase} ${group.changed_at}`),
+    ...jobs.map((job) => `${job.id} ${job.status} ${job.paused} ${job.step}`),
+  ].join();
+  return useReread(request, version);
+}
+
+// What a request returns, and its error; requested again when the version changes.
+function useReread(request, version) {
+  const [state, setState] = useState([null, null]);
+  const reading = useRef({ at: 0, timer: null, isStale: false, isGone: false });
+
+  useEffect(() => {
+    const { current } = reading;
+    current.isGone = false;
+    return () => {
+      current.isGone = true;
+      clearTimeout(current.timer);
+      current.timer = null;
+    };
+  }, []);
+
+  useEffect(() => {
+    const { current } = reading;
+    if (current.timer === null) plan();
+    else current.isStale = true;
+  }, [version]);
+
+  function plan() {
+    const { current } = reading;
+    current.isStale = false;
+    current.timer = setTimeout(read, Math.max(0, current.at + READ_MS - Date.now()));
+  }
+
+  async function read() {
+    const { current } = reading;
+    const next = await request().then(
+      (found) => [found, null],
+      (error) => [null, error],
+    );
+    if (current.isGone) return;
+    current.at = Date.now();
+    current.timer = null;
+    setState(next);
+    if (current.isStale) plan();
+  }
+
+  return state;
+}
+
+// Returns the actions of a group as {name, label, run}; `path` is sweeps or curricula.
+export function groupActions(group, path) {
+  const act = (name, question) => ({
+    name,
+    label: question.label,
+    run: () => ask({ ...question, title: `${question.label} ${group.id}?`, act: () => send(group, path, name) }),
+  });
+  if (ENDED.includes(group.status)) {
+    const resume = act("resume", {
+      label: "Resume",
+      text: "Its jobs that failed or were canceled are queued again, from their checkpoints. Nothing is lost.",
+      action: "Resume all",
+    });
+    const remove = act("remove", {
+      label: "Remove",
+      text: "All its jobs are deleted with their checkpoints and trained models. This cannot be undone.",
+      action: "Remove all",
+      isDangerous: true,
+    });
+    return group.status === "finished" ? [remove] : [resume, remove];
+  }
+  const isPaused = group.paused || group.status === "paused";
+  return [
+    isPaused
+      ? act("unpause", {
+          label: "Continue",
+          text: "Its jobs continue where they were paused, or return to their queue.",
+          action: "Continue all",
+        })
+      : act("pause", {
+          label: "Pause",
+          text: "A running job is held in memory at the end of its step; the others wait. Nothing is lost.",
+          action: "Pause all",
+        }),
+    act("cancel", {
+      label: "Cancel",
+      text: "Running jobs save a checkpoint and stop, waiting ones leave their queue. Nothing is lost: it can be resumed.",
+      action: "Cancel all",
+    }),
+    act("kill", {
+      label: "Kill",
+      text: "Running jobs stop at once. All steps since their latest checkpoints are lost.",
+      action: "Kill all",
+      isDangerous: true,
+    }),
+  ];
+}
+
+async function send(group, path, name) {
+  const reply = await (await post(`/v1/warmd/${path}/${group.id}/${name}`)).json();
+  if (name !== "remove") return `${group.id}: ${reply.outcome}`;
+  location.hash = `#/${path}`;
+  return `${group.id} removed, ${size(reply.bytes)} freed`;
+}

@@ -1,0 +1,115 @@
+// Curricula: the list, and one with the attempts at its stages and the decisions at its gates.
+
+import { html } from "../parts/libraries.js";
+import { get } from "../parts/api.js";
+import { ActionButtons } from "../parts/buttons.js";
+import { GroupLink, Heading, JobLink, Labels, Problem, Progress, Scroll, Status } from "../parts/elements.js";
+import { clock, number } from "../parts/format.js";
+import { groupActions, useGroups } from "../parts/groups.js";
+import { useOverview } from "../parts/overview.js";
+
+const LISTED = 50;
+const COMPARED = 6; // jobs of which the view Compare draws curves
+
+export function Curricula({ id }) {
+  return id ? html`<${Curriculum} key=${id} id=${id} />` : html`<${List} />`;
+}
+
+function List() {
+  const [page, error] = useGroups(
+    () => get("/v1/warmd/curricula", { limit: LISTED }),
+    (id) => id.startsWith("curriculum-"),
+  );
+  return html`
+    <${Heading}>Curricula<//>
+    <${Problem} error=${error} />
+    ${!page && !error && html`<p>Loading …</p>`}
+    ${page?.data.length === 0 &&
+    html`<p class="empty">No curriculum yet. A job file with <code>stages</code> makes one: <code>warmd submit grpo --config FILE</code></p>`}
+    ${page?.data.length > 0 &&
+    html`<${Scroll} label="table of curricula">
+      <table class="stacked">
+        <thead>
+          <tr><th scope="col">Curriculum</th><th scope="col">Kind</th><th scope="col">Status</th><th scope="col">Stage</th><th scope="col">Created</th></tr>
+        </thead>
+        <tbody>
+          ${page.data.map(
+            (one) => html`<tr key=${one.id}>
+              <th scope="row"><${GroupLink} id=${one.id} /> <${Labels} job=${one} /></th>
+              <td>${one.kind}</td>
+              <td><${Status} job=${one} /></td>
+              <td>${one.attempts.at(-1).stage}, ${one.stages.indexOf(one.attempts.at(-1).stage) + 1} of ${one.stages.length}</td>
+              <td>${clock(one.created_at)}</td>
+            </tr>`,
+          )}
+        </tbody>
+      </table>
+    <//>`}
+  `;
+}
+
+// --- one curriculum -------------------------------------------------------------------------------
+
+function Curriculum({ id }) {
+  const { page } = useOverview();
+  const [found, error] = useGroups(() => get(`/v1/warmd/curricula/${id}`), (one) => one === id);
+  if (!found) return html`<${Heading}>${id}<//>${error ? html`<${Problem} error=${error} />` : html`<p>Loading …</p>`}`;
+  const compared = found.attempts.slice(-COMPARED).map((attempt) => `job=${attempt.job}`);
+  return html`
+    <${Heading}>${id}<//>
+    <div class="card">
+      <div class="line">
+        <${Status} job=${found} /> <${Labels} job=${found} />
+        ${page !== "read" && html`<${ActionButtons} id=${id} actions=${groupActions(found, "curricula")} />`}
+      </div>
+      ${found.problem && html`<p class="problem">${found.problem}</p>`}
+      <p class="line quiet">
+        <span>${found.kind}, stages ${found.stages.join(", ")}</span><span>created ${clock(found.created_at)}</span>
+      </p>
+      ${found.model &&
+      html`<p class="line">
+        <span>The latest model that a gate let through: <${JobLink} id=${found.model} /></span>
+        <a href="#/chat?model=${found.model}">Chat with it</a>
+      </p>`}
+    </div>
+    <${Attempts} attempts=${found.attempts} />
+    <p><a href="#/compare?${compared.join("&")}">Compare curves</a></p>
+  `;
+}
+
+function Attempts({ attempts }) {
+  return html`<section aria-labelledby="attempts">
+    <h2 id="attempts">Stages</h2>
+    <${Scroll} label="table of stages">
+      <table class="stacked">
+        <thead>
+          <tr>
+            <th scope="col">Stage</th><th scope="col">Job</th><th scope="col">Status</th><th scope="col">Steps</th>
+            <th scope="col">Decision</th><th scope="col">Comparison</th><th scope="col">Evaluations</th>
+          </tr>
+        </thead>
+        <tbody>
+          ${attempts.map(
+            (attempt) => html`<tr key=${attempt.job}>
+              <th scope="row">${attempt.stage}${attempt.attempt > 1 && ` (attempt ${attempt.attempt})`}</th>
+              <td><${JobLink} id=${attempt.job} /></td>
+              <td><${Status} job=${attempt} /></td>
+              <td>${attempt.steps_total && html`<${Progress} job=${{ ...attempt, id: attempt.job }} />`}</td>
+              <td>${attempt.decision ?? (attempt.questions ? `evaluating on ${attempt.questions} questions` : "")}</td>
+              <td>${comparisonText(attempt.comparison)}</td>
+              <td>${attempt.evaluations.map(({ before, after }) => html`<div key=${after}><${JobLink} id=${before} /> <${JobLink} id=${after} /></div>`)}</td>
+            </tr>`,
+          )}
+        </tbody>
+      </table>
+    <//>
+  </section>`;
+}
+
+// reward +0.12 (+0.05 to +0.19, n 200, p 0.001): better
+function comparisonText(found) {
+  if (!found) return "";
+  const signed = (value) => (value > 0 ? `+${number(value)}` : number(value));
+  const p = found.p === null ? "" : `, p ${number(found.p)}`;
+  return `${found.metric} ${signed(found.difference)} (${signed(found.low)} to ${signed(found.high)}, n ${found.n}${p}): ${found.words}`;
+}

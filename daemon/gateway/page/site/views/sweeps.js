@@ -1,0 +1,179 @@
+// Sweeps: the list, and one with its table of points.
+
+import { html } from "../parts/libraries.js";
+import { get } from "../parts/api.js";
+import { ActionButtons } from "../parts/buttons.js";
+import { Eta, GroupLink, Heading, JobLink, Labels, Problem, Progress, Scroll, Status } from "../parts/elements.js";
+import { clock, NOTHING, number, optionText } from "../parts/format.js";
+import { groupActions, useGroups } from "../parts/groups.js";
+import { useOverview } from "../parts/overview.js";
+
+const LISTED = 50;
+const COMPARED = 6; // jobs of which the view Compare draws curves
+
+export function Sweeps({ id }) {
+  return id ? html`<${Sweep} key=${id} id=${id} />` : html`<${List} />`;
+}
+
+function List() {
+  const [page, error] = useGroups(
+    () => get("/v1/warmd/sweeps", { limit: LISTED }),
+    (id) => id.startsWith("sweep-"),
+  );
+  return html`
+    <${Heading}>Sweeps<//>
+    <${Problem} error=${error} />
+    ${!page && !error && html`<p>Loading …</p>`}
+    ${page?.data.length === 0 &&
+    html`<p class="empty">No sweep yet. <code>warmd submit grpo --sweep learning_rate=1e-5,1e-4 --seeds 3</code> makes one.</p>`}
+    ${page?.data.length > 0 &&
+    html`<${Scroll} label="table of sweeps">
+      <table class="stacked">
+        <thead>
+          <tr>
+            <th scope="col">Sweep</th><th scope="col">Kind</th><th scope="col">Status</th>
+            <th scope="col">Steps</th><th scope="col">Jobs</th><th scope="col">Created</th>
+          </tr>
+        </thead>
+        <tbody>
+          ${page.data.map(
+            (sweep) => html`<tr key=${sweep.id}>
+              <th scope="row"><${GroupLink} id=${sweep.id} /> <${Labels} job=${sweep} /></th>
+              <td>${sweep.kind}</td>
+              <td><${Status} job=${sweep} /></td>
+              <td><${Progress} job=${sweep} /> <${Eta} job=${sweep} /></td>
+              <td>${statusesText(sweep)}</td>
+              <td>${clock(sweep.created_at)}</td>
+            </tr>`,
+          )}
+        </tbody>
+      </table>
+    <//>`}
+  `;
+}
+
+function statusesText({ statuses }) {
+  return Object.entries(statuses).map(([status, count]) => `${count} ${status === "started" ? "running" : status}`).join(", ");
+}
+
+// --- one sweep ------------------------------------------------------------------------------------
+
+function Sweep({ id }) {
+  const { page } = useOverview();
+  const [sweep, error] = useGroups(() => get(`/v1/warmd/sweeps/${id}`), (one) => one === id);
+  if (!sweep) return html`<${Heading}>${id}<//>${error ? html`<${Problem} error=${error} />` : html`<p>Loading …</p>`}`;
+  return html`
+    <${Heading}>${id}<//>
+    <div class="card">
+      <div class="line">
+        <${Status} job=${sweep} /> <${Labels} job=${sweep} /> <${Progress} job=${sweep} /> <${Eta} job=${sweep} />
+        ${page !== "read" && html`<${ActionButtons} id=${id} actions=${groupActions(sweep, "sweeps")} />`}
+      </div>
+      <p class="line quiet">
+        <span>${sweep.kind}, ${statusesText(sweep)}</span>
+        <span>metric ${sweep.metric}, ${sweep.lower_is_better ? "lower" : "higher"} is better</span>
+        ${sweep.halving && html`<span>halving ${sweep.halving}, compared at steps ${sweep.rungs.join(", ")}</span>`}
+        <span>created ${clock(sweep.created_at)}</span>
+      </p>
+    </div>
+    <${Points} sweep=${sweep} />
+    <${Decisions} sweep=${sweep} />
+    <${Jobs} sweep=${sweep} />
+  `;
+}
+
+function valuesText(values) {
+  return Object.entries(values).map(([name, value]) => `${name} ${optionText(value)}`).join(", ") || "the seeds only";
+}
+
+function Points({ sweep }) {
+  const ends = sweep.points.flatMap((point) => [point.low ?? point.mean, point.high ?? point.mean]).filter((end) => end !== null);
+  const range = [Math.min(...ends), Math.max(...ends)];
+  return html`<section aria-labelledby="points">
+    <h2 id="points">Combinations</h2>
+    <${Scroll} label="table of combinations">
+      <table class="stacked">
+        <thead>
+          <tr>
+            <th scope="col">Values</th><th scope="col">Seeds</th><th scope="col">Step</th>
+            <th scope="col">Mean</th><th scope="col">95 % interval</th><th scope="col">State</th>
+          </tr>
+        </thead>
+        <tbody>
+          ${sweep.points.map(
+            (point, index) => html`<tr key=${index}>
+              <th scope="row">${valuesText(point.values)} ${index === sweep.best && html`<strong>best</strong>`}</th>
+              <td>${point.n} of ${point.jobs.length}</td>
+              <td>${point.step || NOTHING}</td>
+              <td>${number(point.mean)}</td>
+              <td>${point.low === null ? NOTHING : `${number(point.low)} to ${number(point.high)}`} <${Interval} point=${point} range=${range} /></td>
+              <td>${point.dropped_at === null ? statesOf(point) : `dropped at step ${point.dropped_at}`}</td>
+            </tr>`,
+          )}
+        </tbody>
+      </table>
+    <//>
+    <p><a href="#/compare?${comparedJobs(sweep).map((job) => `job=${job}`).join("&")}">Compare curves</a></p>
+  </section>`;
+}
+
+function statesOf(point) {
+  return [...new Set(point.jobs.map((job) => (job.status === "started" ? "running" : job.status)))].join(", ");
+}
+
+// The mean and its interval on the scale of all points; the cell has the same as text.
+function Interval({ point, range: [low, high] }) {
+  if (point.mean === null || high === low) return null;
+  const at = (value) => (100 * (value - low)) / (high - low);
+  const [from, to] = [at(point.low ?? point.mean), at(point.high ?? point.mean)];
+  return html`<svg class="interval" viewBox="-2 0 104 8" preserveAspectRatio="none" aria-hidden="true">
+    <line x1=${from} x2=${to} y1="4" y2="4" />
+    <circle cx=${at(point.mean)} cy="4" r="2" />
+  </svg>`;
+}
+
+// The first job of each combination that was trained longest, the best one first.
+function comparedJobs({ points, best }) {
+  const order = points.map((_, index) => index).sort((a, b) => (b === best) - (a === best) || points[b].step - points[a].step);
+  return order.slice(0, COMPARED).map((index) => points[index].jobs[0].id);
+}
+
+function Decisions({ sweep }) {
+  if (sweep.decisions.length === 0) return null;
+  return html`<section aria-labelledby="decisions">
+    <h2 id="decisions">Comparisons</h2>
+    <ul>
+      ${sweep.decisions.map(
+        (one) => html`<li key=${one.step}>
+          step ${one.step}: ${one.kept.map((index) => valuesText(sweep.points[index].values)).join("; ")} continued
+        </li>`,
+      )}
+    </ul>
+  </section>`;
+}
+
+function Jobs({ sweep }) {
+  const rows = sweep.points.flatMap((point) => point.jobs.map((job) => ({ ...job, values: point.values })));
+  return html`<section aria-labelledby="members">
+    <h2 id="members">Jobs</h2>
+    <${Scroll} label="table of jobs">
+      <table class="stacked">
+        <thead>
+          <tr><th scope="col">Job</th><th scope="col">Values</th><th scope="col">Seed</th><th scope="col">Status</th><th scope="col">Step</th><th scope="col">Score</th></tr>
+        </thead>
+        <tbody>
+          ${rows.map(
+            (job) => html`<tr key=${job.id}>
+              <th scope="row"><${JobLink} id=${job.id} /></th>
+              <td>${valuesText(job.values)}</td>
+              <td>${job.seed}</td>
+              <td><${Status} job=${job} /> ${job.error}</td>
+              <td>${job.step ?? NOTHING}</td>
+              <td>${number(job.score)}</td>
+            </tr>`,
+          )}
+        </tbody>
+      </table>
+    <//>
+  </section>`;
+}
