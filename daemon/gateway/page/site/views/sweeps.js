@@ -103,10 +103,10 @@ function Points({ sweep }) {
           ${sweep.points.map(
             (point, index) => html`<tr key=${index}>
               <th scope="row">${valuesText(point.values)} ${index === sweep.best && html`<strong>best</strong>`}</th>
-              <td>${point.n} of ${point.jobs.length}</td>
-              <td>${point.step || NOTHING}</td>
-              <td>${number(point.mean)}</td>
-              <td>${point.low === null ? NOTHING : `${number(point.low)} to ${number(point.high)}`} <${Interval} point=${point} range=${range} /></td>
+              <td data-label="seeds">${point.n} of ${point.jobs.length}</td>
+              <td data-label="step">${point.step || NOTHING}</td>
+              <td data-label="mean">${number(point.mean)}</td>
+              <td data-label="interval">${point.low === null ? NOTHING : `${number(point.low)} to ${number(point.high)}`} <${Interval} point=${point} range=${range} /></td>
               <td>${point.dropped_at === null ? statesOf(point) : `dropped at step ${point.dropped_at}`}</td>
             </tr>`,
           )}
@@ -166,10 +166,10 @@ function Jobs({ sweep }) {
             (job) => html`<tr key=${job.id}>
               <th scope="row"><${JobLink} id=${job.id} /></th>
               <td>${valuesText(job.values)}</td>
-              <td>${job.seed}</td>
+              <td data-label="seed">${job.seed}</td>
               <td><${Status} job=${job} /> ${job.error}</td>
-              <td>${job.step ?? NOTHING}</td>
-              <td>${number(job.score)}</td>
+              <td data-label="step">${job.step ?? NOTHING}</td>
+              <td data-label="score">${number(job.score)}</td>
             </tr>`,
           )}
         </tbody>
