@@ -18,6 +18,7 @@ from ...jobs.errors import JobFailed, SpecError
 from ..client.client import Client
 from ..runs.labels import Labels
 from ..runs.weights import Weights
+from .curriculum import Curriculum
 from .html import table_html
 from .job import Job, status_of
 from .sweep import Sweep
@@ -135,6 +136,44 @@ class Session:
     def sweeps(self, *, limit: int | None = 20) -> list[Sweep]:
         """Return sweeps, newest first; `limit`: None for all."""
         return [Sweep(self._client, line["id"]) for line in self._client.sweeps(limit)]
+
+    def curriculum(
+        self,
+        kind: str,
+        /,
+        *,
+        stages: Sequence[Mapping[str, Any]],
+        gate: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        tags: Sequence[str] = (),
+        init_from: Job | str | None = None,
+        front: bool = False,
+        retries: int = 0,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> Curriculum:
+        """Queue a training in stages, each from the weights of the one before.
+
+        `stages`: options of each, with `name` and `gate=False` as in a job file. `gate`: options of
+        the evaluations between them; None for no gates. The rest is as for `submit`.
+        """
+        values, init = self._values(kind, options, init_from)
+        given = {"stages": [dict(stage) for stage in stages]}
+        curriculum_id = self._client.submit_curriculum(
+            kind,
+            values,
+            given if gate is None else {**given, "gate": dict(gate)},
+            front=front,
+            retries=retries,
+            timeout_s=timeout_s,
+            init=init,
+            labels=Labels.parse(name, tags),
+        )
+        return Curriculum(self._client, curriculum_id)
+
+    def curricula(self, *, limit: int | None = 20) -> list[Curriculum]:
+        """Return curricula, newest first; `limit`: None for all."""
+        return [Curriculum(self._client, line["id"]) for line in self._client.curricula(limit)]
 
     def _values(
         self, kind: str, options: Mapping[str, Any], init_from: Job | str | None

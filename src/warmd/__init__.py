@@ -15,6 +15,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .daemon.api.curriculum import Curriculum
     from .daemon.api.job import Job
     from .daemon.api.session import Session, connect
     from .daemon.api.sweep import Sweep
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Conflict",
+    "Curriculum",
     "Job",
     "JobFailed",
     "NotFound",
@@ -37,6 +39,7 @@ __all__ = [
 ]
 
 _MODULES = {"connect": "daemon.api.session", "Session": "daemon.api.session"} | {
+    "Curriculum": "daemon.api.curriculum",
     "Job": "daemon.api.job",
     "Sweep": "daemon.api.sweep",
 }

@@ -156,11 +156,9 @@ def groups(daemon: Daemon) -> tuple[str, str]:
         {"sweep": {"learning_rate": ["1e-5", "1e-4"]}, "seeds": 2},
     )
     curriculum_id = daemon.client.submit_curriculum("grpo", OPTIONS, STAGES)
-    for read in (daemon.client.sweep, daemon.client.curriculum):
-        found = sweep_id if read == daemon.client.sweep else curriculum_id
-        wait_until(
-            lambda read=read, found=found: read(found)["status"] == "finished", timeout_s=120
-        )
+    client = daemon.client
+    wait_until(lambda: client.sweep(sweep_id)["status"] == "finished", timeout_s=120)
+    wait_until(lambda: client.curriculum(curriculum_id)["status"] == "finished", timeout_s=120)
     return sweep_id, curriculum_id
 
 
