@@ -75,15 +75,22 @@ def existing(gateway: Gateway) -> dict[str, str]:
     client = gateway.openai()
     job = client.fine_tuning.jobs.create(model="tiny", training_file="arithmetic")
     file = client.files.create(file=("a.jsonl", b"{}"), purpose="fine-tune")
-    sweep = {"model": "tiny", "training_file": "arithmetic", "array": 2}
-    url = f"{gateway.url}/v1/warmd/sweeps"
-    made = httpx.post(url, json=sweep, headers={"X-Warmd": "1"})
-    assert made.status_code == 200, made.text
+    groups = {}
+    for path, further in {
+        "sweeps": {"array": 2},
+        "curricula": {"stages": [{}], "gate": {}},
+    }.items():
+        body = {"model": "tiny", "training_file": "arithmetic", **further}
+        url = f"{gateway.url}/v1/warmd/{path}"
+        made = httpx.post(url, json=body, headers={"X-Warmd": "1"})
+        assert made.status_code == 200, made.text
+        groups[path] = made.json()["id"]
     return {
         "name": "tiny",
         "job_id": job.id,
         "file_id": file.id,
-        "sweep_id": made.json()["id"],
+        "sweep_id": groups["sweeps"],
+        "curriculum_id": groups["curricula"],
     }
 
 
