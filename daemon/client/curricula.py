@@ -21,6 +21,7 @@ from ..runs import weights
 from ..runs.labels import NO_LABELS, Labels
 from ..runs.rundir import fresh_id
 from ..runs.weights import Weights
+from ..sweeps import group
 from ..sweeps.group import CANCELED, PAUSED, RUNNING
 from .connection import needs_redis
 from .sweeping import Sweeping
@@ -160,6 +161,10 @@ class Curricula(Sweeping):
             with suppress(Conflict, NotFound):
                 found.append(self.curriculum(one))
         return found
+
+    def groups(self, newest: int) -> list[dict[str, Any]]:
+        """Return the newest sweeps and curricula, and all active ones, as `group.overview` does."""
+        return group.overview((self.home.sweeps, self.home.curricula), newest)
 
     def _curriculum(self, curriculum_id: str) -> tuple[CurriculumFolder, Curriculum, State]:
         folder = CurriculumFolder.open(self.home, curriculum_id)

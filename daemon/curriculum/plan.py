@@ -9,7 +9,6 @@ from typing import Any
 from ...jobs.errors import SpecError
 
 KEYS = ("stages", "gate")
-GATE_COUNTS = ("samples", "most_samples")  # of a gate; the rest are options of eval
 MOST_STAGES = 100
 _MOST_QUESTIONS = 10**6
 _QUESTIONS = 200  # of the first comparison

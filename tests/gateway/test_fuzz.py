@@ -75,7 +75,11 @@ def existing(gateway: Gateway) -> dict[str, str]:
     client = gateway.openai()
     job = client.fine_tuning.jobs.create(model="tiny", training_file="arithmetic")
     file = client.files.create(file=("a.jsonl", b"{}"), purpose="fine-tune")
-    groups = {}
+    groups: dict[str, str] = {}
+    options: dict[str, dict[str, Any]] = {
+        "sweeps": {"array": 2},
+        "curricula": {"stages": [{}], "gate": {}},
+    }
     for path, further in {
         "sweeps": {"array": 2},
         "curricula": {"stages": [{}], "gate": {}},

@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....configs.queues import TRAIN
 from ....jobs.errors import SpecError
-from ...curriculum import plan
 from ...runs.labels import Labels
 from ..core.state import AppState, StateDep
 from ..core.waiters import CallerDep
@@ -24,6 +23,9 @@ from .jobs import Pause
 router = APIRouter(
     route_class=StrictRoute, prefix="/v1/warmd/curricula", tags=["curricula"], responses=RESPONSES
 )
+
+_MAX_STAGES = 100
+_MOST = "most_samples"  # of a gate; its other fields are options of eval
 
 _Limit = Annotated[int, Query(ge=1, le=100)]
 _FileName = Annotated[str, Field(min_length=1, max_length=500)]
@@ -47,7 +49,7 @@ class CreateCurriculum(CreateJob):
     `most_samples` (while it is undecided). `dataset` is the id of an uploaded file.
     """
 
-    stages: Annotated[list[CreateStage], Field(min_length=1, max_length=plan.MOST_STAGES)]
+    stages: Annotated[list[CreateStage], Field(min_length=1, max_length=_MAX_STAGES)]
     gate: Annotated[dict[str, Any], Field(max_length=50)] | None = None
     name: Annotated[str, Field(max_length=64)] | None = None
     tags: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=20)] = []  # noqa: RUF012 (pydantic copies it)
@@ -175,9 +177,9 @@ def _stage(
 
 
 def _gate(given: Mapping[str, Any], state: AppState) -> dict[str, Any]:
-    counts = {name: given[name] for name in plan.GATE_COUNTS if name in given}
-    options = {name: value for name, value in given.items() if name not in counts}
-    return {**methods.evaluation(options, state.files, "gate"), **counts}
+    most = {name: value for name, value in given.items() if name == _MOST}
+    options = {name: value for name, value in given.items() if name != _MOST}
+    return {**methods.evaluation(options, state.files, "gate"), **most}
 
 
 @router.get("", response_model=CurriculumList)

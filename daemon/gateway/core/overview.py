@@ -21,7 +21,6 @@ import redis
 from ....jobs.errors import WarmdError
 from ...client import control
 from ...client.client import Client
-from ...sweeps import group
 
 log = logging.getLogger(__name__)
 
@@ -117,8 +116,7 @@ class Overview:
         return part
 
     def _read_groups(self) -> list[dict[str, Any]]:
-        home = self._client.home
-        return group.overview((home.sweeps, home.curricula), _NEWEST_GROUPS)
+        return self._client.groups(_NEWEST_GROUPS)
 
     def _changed_jobs(self) -> Part:
         before, now = self._jobs, self._read_jobs()
