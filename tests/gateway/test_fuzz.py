@@ -80,10 +80,7 @@ def existing(gateway: Gateway) -> dict[str, str]:
         "sweeps": {"array": 2},
         "curricula": {"stages": [{}], "gate": {}},
     }
-    for path, further in {
-        "sweeps": {"array": 2},
-        "curricula": {"stages": [{}], "gate": {}},
-    }.items():
+    for path, further in options.items():
         body = {"model": "tiny", "training_file": "arithmetic", **further}
         url = f"{gateway.url}/v1/warmd/{path}"
         made = httpx.post(url, json=body, headers={"X-Warmd": "1"})
