@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from ...jobs.errors import JobFailed
-from ..client.client import Client
 from ..queue.jobs import ENDED
 from ..runs import events
 from .columns import columns_of
 from .html import job_html
 from .progress import Progress, show_progress
+from .steered import Steered, status_of
 
 
-class Job:
-    """A job of a session. All values are read when they are asked for; nothing is cached."""
-
-    def __init__(self, client: Client, job_id: str) -> None:
-        self._client = client
-        self.id = job_id
+class Job(Steered):
+    """A job of a session."""
 
     @property
     def kind(self) -> str:
         """The kind of the job: `grpo`, `sft`, …"""
         return self.id.split("-")[0]
-
-    @property
-    def status(self) -> str:
-        """`queued`, `started`, `paused`, `finished`, `failed`, …; docs/jobs.md has all."""
-        return status_of(self.info())
 
     def info(self) -> dict[str, Any]:
         """Return what `warmd show --json` prints."""
@@ -85,22 +76,6 @@ class Job:
             raise JobFailed(f"{self.id} {status_of(info)}{reason}")
         return found
 
-    def cancel(self) -> str:
-        """Take a waiting job out ("canceled"), or let a running one save and stop ("stopping")."""
-        return self._client.cancel(self.id)
-
-    def kill(self) -> str:
-        """Stop a running job now ("killing"); work since its last checkpoint is lost."""
-        return self._client.kill(self.id)
-
-    def pause(self, *, release: bool = False) -> str:
-        """Hold the job after its step; `release`: save, and free its memory."""
-        return self._client.pause(self.id, release=release)
-
-    def unpause(self) -> str:
-        """Continue a paused job."""
-        return self._client.unpause(self.id)
-
     def resume(self, **changes: Any) -> str:
         """Queue an ended job again from its latest checkpoint; `changes`: options, as `steps`."""
         return self._client.resume(self.id, changes=changes)
@@ -109,22 +84,8 @@ class Job:
         """Add a note."""
         self._client.add_note(self.id, text)
 
-    def __repr__(self) -> str:
-        return f"<warmd job {self.id}>"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Job) and self.id == other.id
-
-    def __hash__(self) -> int:
-        return hash(self.id)
-
     def _repr_html_(self) -> str:
         progress = Progress()
         for event in self.events(follow=False):
             progress.update(event)
         return job_html(self.info(), progress, time.time())
-
-
-def status_of(info: Mapping[str, Any]) -> str:
-    """Return the status that people see: a paused job is none of RQ's."""
-    return "paused" if info["paused"] else str(info["status"])

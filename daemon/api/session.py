@@ -20,7 +20,8 @@ from ..runs.labels import Labels
 from ..runs.weights import Weights
 from .curriculum import Curriculum
 from .html import table_html
-from .job import Job, status_of
+from .job import Job
+from .steered import status_of
 from .sweep import Sweep
 
 

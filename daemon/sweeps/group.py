@@ -152,16 +152,16 @@ def group_ids(parent: Path) -> list[str]:
 
 
 def overview(parents: Sequence[Path], newest: int) -> list[dict[str, Any]]:
-    """Return the newest groups of each folder, and all active ones: what changes in a group.
+    """Return the newest groups of each folder, and all active ones.
 
-    `changed_at` (unix seconds) is when a job was added or a decision made; what its jobs do
-    meanwhile is not told.
+    `changed_at` (unix seconds) is when a job was added or a decision made; it says nothing about
+    the progress of its jobs.
     """
     found = []
     for parent in parents:
-        ids = group_ids(parent)
-        for group_id in {*ids[-newest:], *active(parent)}:
-            folder = GroupFolder(parent, group_id)
+        folders = [GroupFolder(parent, group_id) for group_id in group_ids(parent)]
+        older = folders[: max(0, len(folders) - newest)]
+        for folder in [*filter(lambda one: one.is_active, older), *folders[len(older) :]]:
             with suppress(Conflict, NotFound, FileNotFoundError):  # damaged, or removed just now
                 found.append(folder.overview())
     return sorted(found, key=lambda line: str(line["id"]))

@@ -151,7 +151,7 @@ def base_layer(layer: Any) -> Any:
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, is_batch_invariant: bool) -> torch.Tensor:
-    # On a GPU the model's own layers are not batch-invariant either.
+    # On a GPU the model's own layers are not batch-invariant either (docs/gpu.md).
     if not is_batch_invariant or x.device.type != "cpu":
         return functional.linear(x, weight)
     multiply, row_multiple = _batch_invariant(*weight.shape, torch.get_num_threads())
@@ -164,11 +164,10 @@ _Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (x, weight)
 
 @cache
 def _batch_invariant(outputs: int, inputs: int, threads: int) -> tuple[_Multiply, int]:
-    """Return a float32 GEMM by such a weight, and the multiple of rows that makes it
-    batch-invariant.
+    """Return a batch-invariant float32 GEMM by such a weight, and its multiple of rows.
 
-    MKL has the least overhead for such small weights, but for some shapes no multiple of rows; then
-    it is oneDNN, and if that has none either, one row at a time.
+    That of torch (MKL on x86) has the least overhead for such small weights, but for some shapes no
+    multiple of rows; then it is oneDNN's, and if that has none either, one row at a time.
     """
     probe = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(0))
     for multiply in (functional.linear, _onednn) if onednn.is_available() else (functional.linear,):

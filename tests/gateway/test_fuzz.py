@@ -71,7 +71,7 @@ def described(tiny_model: Path) -> Iterator[Any]:
 
 
 def existing(gateway: Gateway) -> dict[str, str]:
-    """Existing names, by path parameter."""
+    """Existing names, by path parameter; those of groups by their paths."""
     client = gateway.openai()
     job = client.fine_tuning.jobs.create(model="tiny", training_file="arithmetic")
     file = client.files.create(file=("a.jsonl", b"{}"), purpose="fine-tune")
@@ -90,8 +90,7 @@ def existing(gateway: Gateway) -> dict[str, str]:
         "name": "tiny",
         "job_id": job.id,
         "file_id": file.id,
-        "sweep_id": groups["sweeps"],
-        "curriculum_id": groups["curricula"],
+        **groups,
     }
 
 
@@ -126,7 +125,8 @@ def fuzz(operation: Any, names: dict[str, str]) -> None:
                 body["training_file"] = "arithmetic"
         for name, value in case.path_parameters.items():
             if name != "action" and len(value) % 2:
-                case.path_parameters[name] = names[name]
+                path = case.operation.path.split("/")[3] if name == "group_id" else name
+                case.path_parameters[name] = names[path]
         response = case.call()
         if response.status_code != NOT_READY or case.operation.path not in ASKS_DAEMON:
             case.validate_response(response, checks=CHECKS)

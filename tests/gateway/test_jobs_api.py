@@ -379,13 +379,15 @@ def test_a_sweep_over_http_is_shown_steered_and_removed(gateway, http):
             "hyperparameters.reward: must be one",
         ),
         ({"sweep": {}}, "sweep: must be given, or else seeds or array"),
+        ({"model": "/etc", "seeds": 2}, "model: no model '/etc'"),
     ],
 )
 def test_a_wrong_sweep_over_http_is_refused(http, changes, problem):
     body = {"model": "tiny", "training_file": "arithmetic", **changes}
     found = http.post("/v1/warmd/sweeps", json=body, headers=OURS)
-    assert found.status_code == 400
+    assert found.status_code in (400, 404)
     assert problem in found.json()["error"]["message"]
+    assert http.get("/v1/warmd/sweeps").json()["data"] == []
 
 
 CURRICULUM = {
@@ -454,13 +456,24 @@ def test_a_curriculum_over_http_is_shown_steered_and_removed(gateway, http):
         ({"gate": {"dataset": "/etc/passwd"}}, "gate.dataset: must be the id of an uploaded file"),
         ({"gate": {"examples_dataset": "x"}}, "gate.examples_dataset: not an option of eval"),
         ({"gate": {"samples": 0}}, "gate: must have samples from 1 to"),
+        ({"model": "/etc"}, "model: no model '/etc'"),
     ],
 )
 def test_a_wrong_curriculum_over_http_is_refused(http, changes, problem):
     found = http.post("/v1/warmd/curricula", json={**CURRICULUM, **changes}, headers=OURS)
-    assert found.status_code in (400, 422), found.text
+    assert found.status_code in (400, 404, 422), found.text
     assert problem in found.json()["error"]["message"]
     assert http.get("/v1/warmd/curricula").json()["data"] == []
+
+
+def test_a_stage_with_a_file_of_its_own_keeps_the_kind(gateway, http):
+    line = b'{"question": "1 + 1 =", "answer": "2"}'
+    uploaded = gateway.openai().files.create(file=("sums.jsonl", line), purpose="fine-tune")
+    stages = [{"gate": False}, {"training_file": uploaded.id, "gate": False}]
+    body = {"model": "tiny", "training_file": "arithmetic", "stages": stages}
+    made = http.post("/v1/warmd/curricula", json=body, headers=OURS)
+    assert made.status_code == 200, made.text
+    assert made.json()["kind"] == "grpo"  # that of arithmetic, for all stages
 
 
 def test_a_resume_over_http_cannot_send_metrics_away(gateway, http):

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from ....configs.queues import TRAIN
 from ....jobs.errors import SpecError
+from ...client.client import Client
 from ...runs.labels import Labels
 from ..core.state import AppState, StateDep
 from ..core.waiters import CallerDep
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
-from . import integrations, methods
-from .changes import ChangeDep, Nothing
-from .fine_tuning import CreateJob
-from .jobs import Pause
+from . import groups, methods
+from .changes import ChangeDep
+from .fine_tuning import CreateJob, checked_options, read_options
 
 router = APIRouter(
     route_class=StrictRoute, prefix="/v1/warmd/curricula", tags=["curricula"], responses=RESPONSES
@@ -100,20 +100,6 @@ class CurriculumList(BaseModel):
     data: list[CurriculumView]
 
 
-class CurriculumOutcome(BaseModel):
-    """What became of the job that a curriculum is at, in words."""
-
-    id: str
-    outcome: str
-
-
-class CurriculumRemoved(BaseModel):
-    """A removed curriculum, and the bytes that were freed."""
-
-    id: str
-    bytes: int
-
-
 @router.post("", response_model=CurriculumView)
 async def create_curriculum(
     body: CreateCurriculum, state: StateDep, caller: CallerDep, _: ChangeDep
@@ -122,8 +108,7 @@ async def create_curriculum(
     if caller.key is not None:
         raise SpecError("Idempotency-Key", "must be left out for a curriculum, got one")
     await state.queue_length(TRAIN)
-    kind, values = await state.in_thread(_options, body, {}, body.training_file, state)
-    integrations.check(body.integrations, kind, state.config)
+    kind, values = await state.in_thread(checked_options, body, state)
     stages = [
         await state.in_thread(_stage, body, number, stage, values, state)
         for number, stage in enumerate(body.stages)
@@ -143,21 +128,6 @@ async def create_curriculum(
     return await state.in_thread(submit)
 
 
-def _options(
-    body: CreateCurriculum, further: Mapping[str, Any], training_file: str, state: AppState
-) -> tuple[str, dict[str, Any]]:
-    """The job kind, and its options with further hyperparameters. Raises SpecError."""
-    return methods.options(
-        methods.extended(body.method, training_file, further) if further else body.method,
-        body.model,
-        training_file,
-        body.validation_file,
-        body.seed,
-        state.files,
-        state.config.http_graders,
-    )
-
-
 def _stage(
     body: CreateCurriculum,
     number: int,
@@ -166,9 +136,8 @@ def _stage(
     state: AppState,
 ) -> dict[str, Any]:
     """A stage as a job file has it: the options that differ from `values`. Raises SpecError."""
-    training_file = stage.training_file or body.training_file
     try:
-        _, options = _options(body, stage.hyperparameters, training_file, state)
+        _, options = read_options(body, state, stage.hyperparameters, stage.training_file)
     except SpecError as error:
         raise SpecError(f"stages.{number}.{error.field}", error.problem) from error
     differing = {name: value for name, value in options.items() if values.get(name) != value}
@@ -188,48 +157,10 @@ async def list_curricula(state: StateDep, limit: _Limit = 20) -> Any:
     return {"data": await state.in_thread(state.client.curricula, limit)}
 
 
-@router.get("/{curriculum_id}", response_model=CurriculumView)
-async def show_curriculum(curriculum_id: str, state: StateDep) -> Any:
+@router.get("/{group_id}", response_model=CurriculumView)
+async def show_curriculum(group_id: str, state: StateDep) -> Any:
     """Show a curriculum: the attempts at its stages, and what was decided."""
-    return await state.in_thread(state.client.curriculum, curriculum_id)
+    return await state.in_thread(state.client.curriculum, group_id)
 
 
-@router.post("/{curriculum_id}/pause", response_model=CurriculumOutcome)
-async def pause_curriculum(curriculum_id: str, body: Pause, state: StateDep, _: ChangeDep) -> Any:
-    """Pause the job that a curriculum is at; no further one is queued."""
-    return await _outcome(
-        state, curriculum_id, lambda found: state.client.pause(found, release=body.release)
-    )
-
-
-@router.post("/{curriculum_id}/remove", response_model=CurriculumRemoved)
-async def remove_curriculum(
-    curriculum_id: str, body: Nothing, state: StateDep, _: ChangeDep
-) -> Any:
-    """Remove an ended curriculum with all its jobs."""
-
-    def remove() -> dict[str, Any]:
-        state.client.curriculum(curriculum_id)
-        state.client.check_removal([curriculum_id])
-        return {"id": curriculum_id, "bytes": state.client.remove(curriculum_id)}
-
-    return await state.in_thread(remove)
-
-
-@router.post("/{curriculum_id}/{action}", response_model=CurriculumOutcome)
-async def act_on_curriculum(
-    curriculum_id: str,
-    action: Literal["cancel", "kill", "unpause", "resume"],
-    body: Nothing,
-    state: StateDep,
-    _: ChangeDep,
-) -> Any:
-    """Cancel, kill, continue or resume a curriculum at the job that it is at."""
-    return await _outcome(state, curriculum_id, getattr(state.client, action))
-
-
-async def _outcome(
-    state: AppState, curriculum_id: str, act: Callable[[str], str]
-) -> dict[str, str]:
-    await state.in_thread(state.client.curriculum, curriculum_id)  # NotFound, also for no id
-    return {"id": curriculum_id, "outcome": await state.in_thread(act, curriculum_id)}
+groups.add_actions(router, "curriculum", Client.curriculum)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
@@ -160,19 +161,7 @@ async def create_job(body: CreateJob, state: StateDep, caller: CallerDep) -> Any
 
 async def checked(body: CreateJob, state: AppState) -> Submission:
     """Return the job of a request; a SpecError names the field of the request."""
-    kind, options = await state.in_thread(
-        methods.options,
-        body.method,
-        body.model,
-        body.training_file,
-        body.validation_file,
-        body.seed,
-        state.files,
-        state.config.http_graders,
-    )
-    integrations.check(body.integrations, kind, state.config)
-    if options["model"] is not None:
-        await state.in_thread(state.model_index.check, body.model)
+    kind, options = await state.in_thread(checked_options, body, state)
     about = {
         ABOUT: {
             "training_file": body.training_file,
@@ -187,6 +176,43 @@ async def checked(body: CreateJob, state: AppState) -> Submission:
         return Submission(state.parse(kind, options), about)
     except SpecError as error:
         raise by_request(error, kind) from error
+
+
+def checked_options(body: CreateJob, state: AppState) -> tuple[str, dict[str, Any]]:
+    """Return the job kind of a request and its options.
+
+    Raises SpecError for a wrong field, and ApiError 404 for a model that is not in `/v1/models`.
+    """
+    kind, options = read_options(body, state)
+    integrations.check(body.integrations, kind, state.config)
+    if options["model"] is not None:
+        state.model_index.check(body.model)
+    return kind, options
+
+
+def read_options(
+    body: CreateJob,
+    state: AppState,
+    hyperparameters: Mapping[str, Any] | None = None,
+    training_file: str | None = None,
+) -> tuple[str, dict[str, Any]]:
+    """Return the job kind of a request and its options, its model unchecked. Raises SpecError.
+
+    `hyperparameters` and `training_file` take precedence over those of the request, which must be
+    valid without them, and do not change its kind.
+    """
+    method = body.method
+    if hyperparameters or training_file:
+        method = methods.extended(method, body.training_file, hyperparameters or {})
+    return methods.options(
+        method,
+        body.model,
+        training_file or body.training_file,
+        body.validation_file,
+        body.seed,
+        state.files,
+        state.config.http_graders,
+    )
 
 
 def by_request(error: SpecError, kind: str) -> SpecError:

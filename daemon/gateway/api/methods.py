@@ -63,15 +63,11 @@ def type_of(method: Mapping[str, Any] | None, training_file: str) -> Any:
 
 def extended(
     method: Mapping[str, Any] | None, training_file: str, hyperparameters: Mapping[str, Any]
-) -> Mapping[str, Any] | None:
-    """Return a method with further hyperparameters; what is wrong in it stays as it is."""
+) -> dict[str, Any]:
+    """Return a valid method with further hyperparameters."""
     type = type_of(method, training_file)
     inside = (method or {}).get(type) or {}
-    if not isinstance(inside, Mapping):
-        return method
     before = inside.get("hyperparameters") or {}
-    if not isinstance(before, Mapping):
-        return method
     return {"type": type, type: {**inside, "hyperparameters": {**before, **hyperparameters}}}
 
 

@@ -29,10 +29,12 @@ class Machine(BaseModel):
 
 
 class GroupView(BaseModel):
-    """A sweep or a curriculum; `kind` is that of its jobs, `phase` what was requested of it.
+    """A sweep or a curriculum; `kind` is that of its jobs.
 
-    `active`: whether the daemon still decides in it. `changed_at` (unix seconds): when it last
-    decided or added jobs; what its jobs do is told by `jobs`.
+    `active`: whether the daemon has decisions left to make in it. `phase`: running, paused or
+    canceled, as last requested; that of a curriculum is finished or failed once it has ended.
+    `changed_at` (unix seconds): when jobs were added or a decision made; changes of its jobs are in
+    `jobs`.
     """
 
     id: str

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from ....configs.queues import TRAIN
 from ....jobs.errors import SpecError
+from ...client.client import Client
 from ...runs.labels import Labels
 from ..core.state import AppState, StateDep
 from ..core.waiters import CallerDep
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
-from . import integrations, methods
-from .changes import ChangeDep, Nothing
-from .fine_tuning import CreateJob, by_request
-from .jobs import Pause
+from . import groups, methods
+from .changes import ChangeDep
+from .fine_tuning import CreateJob, by_request, checked_options, read_options
 
 router = APIRouter(
     route_class=StrictRoute, prefix="/v1/warmd/sweeps", tags=["sweeps"], responses=RESPONSES
@@ -109,37 +108,13 @@ class SweepList(BaseModel):
     data: list[SweepLine]
 
 
-class SweepOutcome(BaseModel):
-    """What became of the jobs of a sweep, in words."""
-
-    id: str
-    outcome: str
-
-
-class SweepRemoved(BaseModel):
-    """A removed sweep, and the bytes that were freed."""
-
-    id: str
-    bytes: int
-
-
 @router.post("", response_model=SweepView)
 async def create_sweep(body: CreateSweep, state: StateDep, caller: CallerDep, _: ChangeDep) -> Any:
     """Queue the jobs of a sweep."""
     if caller.key is not None:
         raise SpecError("Idempotency-Key", "must be left out for a sweep, got one")
     await state.queue_length(TRAIN)
-    kind, options = await state.in_thread(
-        methods.options,
-        body.method,
-        body.model,
-        body.training_file,
-        body.validation_file,
-        body.seed,
-        state.files,
-        state.config.http_graders,
-    )
-    integrations.check(body.integrations, kind, state.config)
+    kind, options = await state.in_thread(checked_options, body, state)
     http = methods.method_of(kind)
     assert http is not None
     known = methods.options_over_http(kind, http)
@@ -168,15 +143,7 @@ def _check_values(body: CreateSweep, state: AppState) -> None:
     """Raise SpecError for a value that a request must not name, as for that of a single job."""
     for name, values in body.sweep.items():
         for value in values if name != "seed" else ():
-            methods.options(
-                methods.extended(body.method, body.training_file, {name: value}),
-                body.model,
-                body.training_file,
-                body.validation_file,
-                body.seed,
-                state.files,
-                state.config.http_graders,
-            )
+            read_options(body, state, {name: value})
 
 
 @router.get("", response_model=SweepList)
@@ -185,44 +152,10 @@ async def list_sweeps(state: StateDep, limit: _Limit = 20) -> Any:
     return {"data": await state.in_thread(state.client.sweeps, limit)}
 
 
-@router.get("/{sweep_id}", response_model=SweepView)
-async def show_sweep(sweep_id: str, state: StateDep) -> Any:
+@router.get("/{group_id}", response_model=SweepView)
+async def show_sweep(group_id: str, state: StateDep) -> Any:
     """Show a sweep with the scores of its points."""
-    return await state.in_thread(state.client.sweep, sweep_id)
+    return await state.in_thread(state.client.sweep, group_id)
 
 
-@router.post("/{sweep_id}/pause", response_model=SweepOutcome)
-async def pause_sweep(sweep_id: str, body: Pause, state: StateDep, _: ChangeDep) -> Any:
-    """Pause all jobs of a sweep."""
-    return await _outcome(
-        state, sweep_id, lambda found: state.client.pause(found, release=body.release)
-    )
-
-
-@router.post("/{sweep_id}/remove", response_model=SweepRemoved)
-async def remove_sweep(sweep_id: str, body: Nothing, state: StateDep, _: ChangeDep) -> Any:
-    """Remove an ended sweep with all its jobs."""
-
-    def remove() -> dict[str, Any]:
-        state.client.sweep_members(sweep_id)
-        state.client.check_removal([sweep_id])
-        return {"id": sweep_id, "bytes": state.client.remove(sweep_id)}
-
-    return await state.in_thread(remove)
-
-
-@router.post("/{sweep_id}/{action}", response_model=SweepOutcome)
-async def act_on_sweep(
-    sweep_id: str,
-    action: Literal["cancel", "kill", "unpause", "resume"],
-    body: Nothing,
-    state: StateDep,
-    _: ChangeDep,
-) -> Any:
-    """Cancel, kill, continue or resume all jobs of a sweep."""
-    return await _outcome(state, sweep_id, getattr(state.client, action))
-
-
-async def _outcome(state: AppState, sweep_id: str, act: Callable[[str], str]) -> dict[str, str]:
-    await state.in_thread(state.client.sweep_members, sweep_id)  # NotFound, also for what is no id
-    return {"id": sweep_id, "outcome": await state.in_thread(act, sweep_id)}
+groups.add_actions(router, "sweep", Client.sweep_members)

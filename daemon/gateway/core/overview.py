@@ -45,7 +45,7 @@ class Overview:
         self._in_control_thread = in_control_thread
         self._watchers: list[asyncio.Queue[Part | None]] = []
         self._jobs: dict[str, dict[str, Any]] = {}
-        self._groups: list[dict[str, Any]] = []
+        self._groups: list[dict[str, Any]] | None = None  # None: not sent yet
         self._status: Part = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -84,7 +84,7 @@ class Overview:
     async def _run(self) -> None:
         """Send what has changed to the watchers, until canceled."""
         # The first round sends all, which may have changed since a snapshot.
-        self._jobs, self._groups = {}, []
+        self._jobs, self._groups = {}, None
         try:
             for number in itertools.count(1):
                 await asyncio.sleep(_JOBS_S)
@@ -110,7 +110,9 @@ class Overview:
             inbox.put_nowait(part)
 
     def _changed(self) -> Part:
-        part, groups = self._changed_jobs(), self._read_groups()
+        # The groups first: an error must not lose changes of jobs that count as sent.
+        groups = self._read_groups()
+        part = self._changed_jobs()
         if groups != self._groups:
             part["groups"] = self._groups = groups
         return part

@@ -1,19 +1,59 @@
-// Sweeps and curricula: read again whenever something in them changes, and what can be done with one.
+// Sweeps and curricula: their lists, what is read again whenever something in them changes, and what
+// can be done with one.
 
-import { useEffect, useRef, useState } from "./libraries.js";
-import { post } from "./api.js";
+import { html, useEffect, useRef, useState } from "./libraries.js";
+import { get, post } from "./api.js";
 import { ask } from "./dialog.js";
-import { size } from "./format.js";
+import { GroupLink, Heading, Labels, Problem, Scroll, Status } from "./elements.js";
+import { clock, size } from "./format.js";
 import { useOverview } from "./overview.js";
 
+const LISTED = 50;
 const READ_MS = 1000; // between two reads, each of which reads all jobs of a group
-
 const ENDED = ["finished", "failed", "stopped", "canceled"];
+
+// A list of groups, newest first: `noun` as in their ids, `path` of their routes, `columns` of their
+// own as {title, cell(group)}, and what to show while there is none.
+export function GroupList({ title, noun, path, columns, empty }) {
+  const [page, error] = useGroups(
+    () => get(`/v1/warmd/${path}`, { limit: LISTED }),
+    (id) => id.startsWith(`${noun}-`),
+  );
+  return html`
+    <${Heading}>${title}<//>
+    <${Problem} error=${error} />
+    ${!page && !error && html`<p>Loading …</p>`}
+    ${page?.data.length === 0 && html`<p class="empty">${empty}</p>`}
+    ${page?.data.length > 0 &&
+    html`<${Scroll} label=${`table of ${path}`}>
+      <table class="stacked">
+        <thead>
+          <tr>
+            ${[title, "Kind", "Status", ...columns.map((column) => column.title), "Created"].map(
+              (name) => html`<th scope="col" key=${name}>${name}</th>`,
+            )}
+          </tr>
+        </thead>
+        <tbody>
+          ${page.data.map(
+            (group) => html`<tr key=${group.id}>
+              <th scope="row"><${GroupLink} id=${group.id} /> <${Labels} job=${group} /></th>
+              <td>${group.kind}</td>
+              <td><${Status} job=${group} /></td>
+              ${columns.map((column) => html`<td key=${column.title}>${column.cell(group)}</td>`)}
+              <td>${clock(group.created_at)}</td>
+            </tr>`,
+          )}
+        </tbody>
+      </table>
+    <//>`}
+  `;
+}
 
 // Returns [found, error] of a request about the groups that `isOurs(id)` selects.
 export function useGroups(request, isOurs) {
   const overview = useOverview();
-  const groups = (overview.groups ?? []).filter((group) => isOurs(group.id));
+  const groups = overview.groups.filter((group) => isOurs(group.id));
   const jobs = [...overview.jobs.values()].filter((job) => isOurs(job.sweep ?? job.curriculum ?? ""));
   const version = [
     overview.connection,

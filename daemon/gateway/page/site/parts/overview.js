@@ -9,7 +9,7 @@ const watchers = new Set();
 
 // `jobs` has what the stream told of each job since the page was opened. `connection` counts the
 // snapshots: a list that was loaded before the latest one may have missed a change.
-export const overview = { jobs: new Map(), gone: new Set(), connection: 0, isLoaded: false };
+export const overview = { jobs: new Map(), gone: new Set(), connection: 0, isLoaded: false, groups: [] };
 
 export function watchOverview() {
   return follow(() => "/v1/warmd/overview/stream", {

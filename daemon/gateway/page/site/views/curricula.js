@@ -3,49 +3,27 @@
 import { html } from "../parts/libraries.js";
 import { get } from "../parts/api.js";
 import { ActionButtons } from "../parts/buttons.js";
-import { GroupLink, Heading, JobLink, Labels, Problem, Progress, Scroll, Status } from "../parts/elements.js";
+import { Heading, JobLink, Labels, Problem, Progress, Scroll, Status } from "../parts/elements.js";
 import { clock, number } from "../parts/format.js";
-import { groupActions, useGroups } from "../parts/groups.js";
+import { groupActions, GroupList, useGroups } from "../parts/groups.js";
 import { useOverview } from "../parts/overview.js";
 
-const LISTED = 50;
 const COMPARED = 6; // jobs of which the view Compare draws curves
 
 export function Curricula({ id }) {
   return id ? html`<${Curriculum} key=${id} id=${id} />` : html`<${List} />`;
 }
 
+const COLUMNS = [{ title: "Stage", cell: stageText }];
+
 function List() {
-  const [page, error] = useGroups(
-    () => get("/v1/warmd/curricula", { limit: LISTED }),
-    (id) => id.startsWith("curriculum-"),
-  );
-  return html`
-    <${Heading}>Curricula<//>
-    <${Problem} error=${error} />
-    ${!page && !error && html`<p>Loading …</p>`}
-    ${page?.data.length === 0 &&
-    html`<p class="empty">No curriculum yet. A job file with <code>stages</code> makes one: <code>warmd submit grpo --config FILE</code></p>`}
-    ${page?.data.length > 0 &&
-    html`<${Scroll} label="table of curricula">
-      <table class="stacked">
-        <thead>
-          <tr><th scope="col">Curriculum</th><th scope="col">Kind</th><th scope="col">Status</th><th scope="col">Stage</th><th scope="col">Created</th></tr>
-        </thead>
-        <tbody>
-          ${page.data.map(
-            (one) => html`<tr key=${one.id}>
-              <th scope="row"><${GroupLink} id=${one.id} /> <${Labels} job=${one} /></th>
-              <td>${one.kind}</td>
-              <td><${Status} job=${one} /></td>
-              <td>${one.attempts.at(-1).stage}, ${one.stages.indexOf(one.attempts.at(-1).stage) + 1} of ${one.stages.length}</td>
-              <td>${clock(one.created_at)}</td>
-            </tr>`,
-          )}
-        </tbody>
-      </table>
-    <//>`}
-  `;
+  const empty = html`No curriculum yet. A job file with <code>stages</code> makes one: <code>warmd submit grpo --config FILE</code>`;
+  return html`<${GroupList} title="Curricula" noun="curriculum" path="curricula" columns=${COLUMNS} empty=${empty} />`;
+}
+
+function stageText({ attempts, stages }) {
+  const { stage } = attempts.at(-1);
+  return `${stage}, ${stages.indexOf(stage) + 1} of ${stages.length}`;
 }
 
 // --- one curriculum -------------------------------------------------------------------------------

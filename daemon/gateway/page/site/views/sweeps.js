@@ -3,53 +3,25 @@
 import { html } from "../parts/libraries.js";
 import { get } from "../parts/api.js";
 import { ActionButtons } from "../parts/buttons.js";
-import { Eta, GroupLink, Heading, JobLink, Labels, Problem, Progress, Scroll, Status } from "../parts/elements.js";
+import { Eta, Heading, JobLink, Labels, Problem, Progress, Scroll, Status } from "../parts/elements.js";
 import { clock, NOTHING, number, optionText } from "../parts/format.js";
-import { groupActions, useGroups } from "../parts/groups.js";
+import { groupActions, GroupList, useGroups } from "../parts/groups.js";
 import { useOverview } from "../parts/overview.js";
 
-const LISTED = 50;
 const COMPARED = 6; // jobs of which the view Compare draws curves
 
 export function Sweeps({ id }) {
   return id ? html`<${Sweep} key=${id} id=${id} />` : html`<${List} />`;
 }
 
+const COLUMNS = [
+  { title: "Steps", cell: (sweep) => html`<${Progress} job=${sweep} /> <${Eta} job=${sweep} />` },
+  { title: "Jobs", cell: statusesText },
+];
+
 function List() {
-  const [page, error] = useGroups(
-    () => get("/v1/warmd/sweeps", { limit: LISTED }),
-    (id) => id.startsWith("sweep-"),
-  );
-  return html`
-    <${Heading}>Sweeps<//>
-    <${Problem} error=${error} />
-    ${!page && !error && html`<p>Loading …</p>`}
-    ${page?.data.length === 0 &&
-    html`<p class="empty">No sweep yet. <code>warmd submit grpo --sweep learning_rate=1e-5,1e-4 --seeds 3</code> makes one.</p>`}
-    ${page?.data.length > 0 &&
-    html`<${Scroll} label="table of sweeps">
-      <table class="stacked">
-        <thead>
-          <tr>
-            <th scope="col">Sweep</th><th scope="col">Kind</th><th scope="col">Status</th>
-            <th scope="col">Steps</th><th scope="col">Jobs</th><th scope="col">Created</th>
-          </tr>
-        </thead>
-        <tbody>
-          ${page.data.map(
-            (sweep) => html`<tr key=${sweep.id}>
-              <th scope="row"><${GroupLink} id=${sweep.id} /> <${Labels} job=${sweep} /></th>
-              <td>${sweep.kind}</td>
-              <td><${Status} job=${sweep} /></td>
-              <td><${Progress} job=${sweep} /> <${Eta} job=${sweep} /></td>
-              <td>${statusesText(sweep)}</td>
-              <td>${clock(sweep.created_at)}</td>
-            </tr>`,
-          )}
-        </tbody>
-      </table>
-    <//>`}
-  `;
+  const empty = html`No sweep yet. <code>warmd submit grpo --sweep learning_rate=1e-5,1e-4 --seeds 3</code> makes one.`;
+  return html`<${GroupList} title="Sweeps" noun="sweep" path="sweeps" columns=${COLUMNS} empty=${empty} />`;
 }
 
 function statusesText({ statuses }) {

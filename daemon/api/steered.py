@@ -1,0 +1,59 @@
+"""What jobs, sweeps and curricula have in common as objects of Python."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from ..client.client import Client
+
+
+class Steered(ABC):
+    """A job or a group of jobs. All values are read when they are asked for; nothing is cached."""
+
+    def __init__(self, client: Client, id: str) -> None:
+        self._client = client
+        self.id = id
+
+    @abstractmethod
+    def info(self) -> dict[str, Any]:
+        """Return all that is known of it."""
+
+    @property
+    def status(self) -> str:
+        """`queued`, `started`, `paused`, `finished`, `failed`, …; docs/jobs.md has all."""
+        return status_of(self.info())
+
+    def cancel(self) -> str:
+        """Take waiting jobs out ("canceled"), and let running ones save and stop ("stopping")."""
+        return self._client.cancel(self.id)
+
+    def kill(self) -> str:
+        """Stop running jobs now ("killing"); work since their last checkpoints is lost."""
+        return self._client.kill(self.id)
+
+    def pause(self, *, release: bool = False) -> str:
+        """Hold a running job after its step, and put waiting ones away.
+
+        `release`: save a running job, and free its memory.
+        """
+        return self._client.pause(self.id, release=release)
+
+    def unpause(self) -> str:
+        """Continue paused jobs."""
+        return self._client.unpause(self.id)
+
+    def __repr__(self) -> str:
+        return f"<warmd {type(self).__name__.lower()} {self.id}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+
+def status_of(info: Mapping[str, Any]) -> str:
+    """Return the status that people see: a paused job is none of RQ's."""
+    return "paused" if info["paused"] else str(info["status"])

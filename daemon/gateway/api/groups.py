@@ -1,0 +1,65 @@
+"""The routes that steer and remove a group of jobs: the same for sweeps and curricula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from ...client.client import Client
+from ..core.state import AppState, StateDep
+from .changes import ChangeDep, Nothing
+from .jobs import Pause
+
+
+class Outcome(BaseModel):
+    """What became of the jobs of a group, in words."""
+
+    id: str
+    outcome: str
+
+
+class Removed(BaseModel):
+    """A removed group, and the bytes that were freed."""
+
+    id: str
+    bytes: int
+
+
+def add_actions(router: APIRouter, noun: str, find: Callable[[Client, str], Any]) -> None:
+    """Add the routes to that of a group; `find` raises NotFound for an id that is none of its."""
+
+    async def act(state: AppState, group_id: str, how: Callable[[str], str]) -> dict[str, str]:
+        await state.in_thread(find, state.client, group_id)
+        return {"id": group_id, "outcome": await state.in_thread(how, group_id)}
+
+    @router.post("/{group_id}/pause", response_model=Outcome, summary=f"Pause a {noun}")
+    async def pause(group_id: str, body: Pause, state: StateDep, _: ChangeDep) -> Any:
+        return await act(
+            state, group_id, lambda found: state.client.pause(found, release=body.release)
+        )
+
+    @router.post("/{group_id}/remove", response_model=Removed, summary=f"Remove an ended {noun}")
+    async def remove(group_id: str, body: Nothing, state: StateDep, _: ChangeDep) -> Any:
+        def with_its_jobs() -> dict[str, Any]:
+            find(state.client, group_id)
+            state.client.check_removal([group_id])
+            return {"id": group_id, "bytes": state.client.remove(group_id)}
+
+        return await state.in_thread(with_its_jobs)
+
+    @router.post(
+        "/{group_id}/{action}",
+        response_model=Outcome,
+        summary=f"Cancel, kill, continue or resume a {noun}",
+    )
+    async def steer(
+        group_id: str,
+        action: Literal["cancel", "kill", "unpause", "resume"],
+        body: Nothing,
+        state: StateDep,
+        _: ChangeDep,
+    ) -> Any:
+        return await act(state, group_id, getattr(state.client, action))
