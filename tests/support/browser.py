@@ -114,6 +114,15 @@ class Browser:
         found = wait_until(lambda: self.js(script, text))
         self._call(f"element/{found[_ELEMENT]}/click")
 
+    def press_summary(self, text: str) -> None:
+        """Open or close the part of the page with this heading."""
+        script = (
+            "return [...document.querySelectorAll('summary')]"
+            ".find((one) => one.innerText.trim() === arguments[0])"
+        )
+        found = wait_until(lambda: self.js(script, text))
+        self._call(f"element/{found[_ELEMENT]}/click")
+
     def type(self, selector: str, text: str) -> None:
         """Replace the text of an input."""
         element = self.find(selector)

@@ -59,6 +59,13 @@ class CreateJob(BaseModel):
     ] = None
 
 
+class Problem(BaseModel):
+    """Why a job would be refused; `param` is the field of the request."""
+
+    message: str
+    param: str | None
+
+
 class JobError(BaseModel):
     """The reason of a failure."""
 

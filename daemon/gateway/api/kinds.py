@@ -10,12 +10,13 @@ from pydantic import BaseModel
 from ....jobs import KINDS, spec_class
 from ....jobs.errors import SpecError
 from ....jobs.spec import GROUPS, OptionInfo
+from ....jobs.training.options import TrainingSpec
 from ..core.state import StateDep
 from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
 from . import methods
 from .changes import ChangeDep
-from .fine_tuning import CreateJob, by_request, checked
+from .fine_tuning import CreateJob, Problem, by_request, checked
 
 router = APIRouter(route_class=StrictRoute, prefix="/v1/warmd", tags=["training"])
 
@@ -45,6 +46,7 @@ class KindView(BaseModel):
     data: str  # the option that `training_file` stands for
     builtin_data: str | None  # its value that needs no file
     validation: str | None  # the option that `validation_file` stands for
+    judged_by: list[str]  # metrics by which a sweep can compare its jobs; [] if none is possible
     options: list[OptionView]
     defaults: dict[str, Any]  # of all options, also of those that a request cannot set
 
@@ -55,13 +57,6 @@ class KindList(BaseModel):
     groups: dict[str, str]
     every: list[str]  # names of all kinds, also of those that have no method
     data: list[KindView]
-
-
-class Problem(BaseModel):
-    """Why a job would be refused; `param` is the field of the request."""
-
-    message: str
-    param: str | None
 
 
 class Checked(BaseModel):
@@ -90,6 +85,7 @@ def _kind(kind: str) -> dict[str, Any]:
         "data": http.training_file,
         "builtin_data": http.builtin_data,
         "validation": http.validation_file,
+        "judged_by": list(spec.judged_by) if issubclass(spec, TrainingSpec) else [],
         "options": [_option(info) for info in methods.options_over_http(kind, http).values()],
         "defaults": {name: _default(info) for name, info in spec.options().items()},
     }

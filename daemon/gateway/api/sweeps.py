@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -10,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ....configs.queues import TRAIN
 from ....jobs.errors import SpecError
 from ...client.client import Client
+from ...client.sweep_views import steps_total
 from ...runs.labels import Labels
 from ..core.state import AppState, StateDep
 from ..core.waiters import CallerDep
@@ -17,7 +21,7 @@ from ..http.errors import RESPONSES
 from ..http.strict import StrictRoute
 from . import groups, methods
 from .changes import ChangeDep
-from .fine_tuning import CreateJob, by_request, checked_options, read_options
+from .fine_tuning import CreateJob, Problem, by_request, checked_options, read_options
 
 router = APIRouter(
     route_class=StrictRoute, prefix="/v1/warmd/sweeps", tags=["sweeps"], responses=RESPONSES
@@ -108,35 +112,101 @@ class SweepList(BaseModel):
     data: list[SweepLine]
 
 
-@router.post("", response_model=SweepView)
-async def create_sweep(body: CreateSweep, state: StateDep, caller: CallerDep, _: ChangeDep) -> Any:
-    """Queue the jobs of a sweep."""
-    if caller.key is not None:
-        raise SpecError("Idempotency-Key", "must be left out for a sweep, got one")
-    await state.queue_length(TRAIN)
-    kind, options = await state.in_thread(checked_options, body, state)
+class SweepPlan(BaseModel):
+    """What a request for a sweep would queue, or the problem; `param` is the field of the request.
+
+    `options` are those of the first job, `steps_total` the sum over all jobs.
+    """
+
+    problem: Problem | None = None
+    kind: str | None = None
+    options: dict[str, Any] | None = None
+    varied: dict[str, list[Any]] | None = None
+    jobs: int | None = None
+    steps_total: int | None = None
+    rungs: list[int] | None = None  # the steps at which combinations are compared
+    metric: str | None = None
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request for a sweep, read: what `Client.submit_sweep` takes."""
+
+    kind: str
+    values: dict[str, Any]
+    given: dict[str, Any]
+    labels: Labels
+
+
+def _asked(body: CreateSweep, state: AppState) -> _Asked:
+    """Read a request. Raises SpecError, and ApiError 404 for a model that is not there."""
+    kind, options = checked_options(body, state)
     http = methods.method_of(kind)
     assert http is not None
     known = methods.options_over_http(kind, http)
     for name in body.sweep:
         if name not in known and name != "seed":
             raise SpecError("sweep", f"must be of options of {kind} over HTTP, got {name!r}")
-    await state.in_thread(_check_values, body, state)
+    _check_values(body, state)
     given = {name: getattr(body, name) for name in _FIELDS if getattr(body, name)}
     if not given:
         raise SpecError("sweep", "must be given, or else seeds or array, got none")
-    labels = Labels.parse(body.name, body.tags)
+    values = {**state.config.defaults.get(kind, {}), **options}
+    return _Asked(kind, values, given, Labels.parse(body.name, body.tags))
 
-    def submit() -> dict[str, Any]:
-        values = {**state.config.defaults.get(kind, {}), **options}
-        sweep_id = state.client.submit_sweep(kind, values, given, origin="http", labels=labels)
-        return state.client.sweep(sweep_id)
 
+@contextmanager
+def _named_by_request(kind: str) -> Iterator[None]:
+    """Give errors of options the names that the request has for them."""
     try:
-        return await state.in_thread(submit)
+        yield
     except SpecError as error:
         own = (*_FIELDS, "name", "tag", "steps")
         raise (error if error.field in own else by_request(error, kind)) from error
+
+
+@router.post("", response_model=SweepView)
+async def create_sweep(body: CreateSweep, state: StateDep, caller: CallerDep, _: ChangeDep) -> Any:
+    """Queue the jobs of a sweep."""
+    if caller.key is not None:
+        raise SpecError("Idempotency-Key", "must be left out for a sweep, got one")
+    await state.queue_length(TRAIN)
+
+    def submit() -> dict[str, Any]:
+        asked = _asked(body, state)
+        with _named_by_request(asked.kind):
+            sweep_id = state.client.submit_sweep(
+                asked.kind, asked.values, asked.given, origin="http", labels=asked.labels
+            )
+        return state.client.sweep(sweep_id)
+
+    return await state.in_thread(submit)
+
+
+@router.post("/check", response_model=SweepPlan)
+async def check_sweep(body: CreateSweep, state: StateDep, _: ChangeDep) -> Any:
+    """Check a sweep as `POST /v1/warmd/sweeps` does, and queue nothing."""
+
+    def plan() -> dict[str, Any]:
+        asked = _asked(body, state)
+        with _named_by_request(asked.kind):
+            sweep, planned = state.client.plan_sweep(
+                asked.kind, asked.values, asked.given, labels=asked.labels
+            )
+        return {
+            "kind": sweep.kind,
+            "options": sweep.document["spec"],
+            "varied": sweep.axes,
+            "jobs": len(planned.members),
+            "steps_total": steps_total(sweep, planned),
+            "rungs": sweep.rungs,
+            "metric": sweep.metric,
+        }
+
+    try:
+        return await state.in_thread(plan)
+    except SpecError as error:
+        return {"problem": {"message": str(error), "param": error.field}}
 
 
 def _check_values(body: CreateSweep, state: AppState) -> None:

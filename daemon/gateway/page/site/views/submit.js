@@ -1,16 +1,18 @@
-// A form for a training, made from the options of its kind and checked by the gateway as one types.
+// A form for a training job or a sweep, made from the options of its kind and checked by the gateway as one types.
 
 import { html, useEffect, useMemo, useState } from "../parts/libraries.js";
-import { get, post, upload } from "../parts/api.js";
+import { get, post } from "../parts/api.js";
 import { commandOf } from "../parts/command.js";
-import { Copy, Heading, Problem, Scroll } from "../parts/elements.js";
-import { optionText, size } from "../parts/format.js";
+import { DataSet } from "../parts/data_set.js";
+import { Copy, Heading, Problem } from "../parts/elements.js";
+import { optionText } from "../parts/format.js";
 import { ModelSelect, useModels } from "../parts/models.js";
+import { NO_SWEEP, SweepForm, sweepFields, sweepWords } from "../parts/sweep_form.js";
 
 const CHECK_MS = 400; // after the last change
-const PREVIEW_BYTES = 64 * 1024; // of an uploaded file
-const PREVIEW_ROWS = 5;
 const OPEN_GROUPS = ["data", "sampling", "reward"];
+const JOB = { create: "/v1/fine_tuning/jobs", check: "/v1/warmd/check", view: "jobs" };
+const SWEEP = { create: "/v1/warmd/sweeps", check: "/v1/warmd/sweeps/check", view: "sweeps" };
 
 export function Submit({ query }) {
   const [kinds, setKinds] = useState(null);
@@ -53,18 +55,20 @@ function Form({ kinds, start }) {
   const [chosen, setModel] = useState(start.model);
   const [data, setData] = useState(start.data);
   const [values, setValues] = useState(start.values);
+  const [sweep, setSweep] = useState(NO_SWEEP);
   const [error, setError] = useState(null);
   const [isBusy, setBusy] = useState(false);
   const kind = kinds.data.find((one) => one.kind === kindName);
   const model = chosen ?? names[0];
   const file = data ?? kind.builtin_data;
-  const request = useMemo(() => requestOf(kind, model, file, values), [kind, model, file, values]);
+  const request = useMemo(() => requestOf(kind, model, file, values, sweepFields(sweep)), [kind, model, file, values, sweep]);
   const check = useCheck(request);
 
   function choose(name) {
     setKindName(name);
     setData(null);
     setValues({});
+    setSweep(NO_SWEEP);
   }
 
   async function submit(event) {
@@ -72,8 +76,9 @@ function Form({ kinds, start }) {
     setBusy(true);
     setError(null);
     try {
-      const job = await (await post("/v1/fine_tuning/jobs", request)).json();
-      location.hash = `#/jobs/${job.id}`;
+      const { path, body } = request;
+      const made = await (await post(path.create, body)).json();
+      location.hash = `#/${path.view}/${made.id}`;
     } catch (problem) {
       setError(problem);
       setBusy(false);
@@ -91,19 +96,20 @@ function Form({ kinds, start }) {
       <${ModelSelect} label="Model" name="model" names=${names} value=${model} onChange=${setModel} />
     </div>
     <p class="quiet">${kind.help}</p>
-    <${Data} kind=${kind} value=${file} onChange=${setData} />
+    <${DataSet} kind=${kind} value=${file} onChange=${setData} />
     ${Object.entries(kinds.groups).map(
       ([group, title]) => html`<${Group} key=${kindName + group} title=${title} isOpen=${OPEN_GROUPS.includes(group)}
         options=${kind.options.filter((option) => option.group === group)} values=${values} setValues=${setValues} problem=${check.error} />`,
     )}
-    ${request ? html`<${Plan} check=${check} kind=${kind} />` : html`<p class="quiet" role="status">Choose a data set.</p>`}
+    ${kind.judged_by.length > 0 && html`<${SweepForm} kind=${kind} value=${sweep} onChange=${setSweep} problem=${check.error} />`}
+    ${request ? html`<${Plan} check=${check} kind=${kind} fields=${request.fields} />` : html`<p class="quiet" role="status">Choose a data set.</p>`}
     <${Problem} error=${error} />
     <div class="buttons"><button class="primary" disabled=${isBusy || !request}>Submit</button></div>
   </form>`;
 }
 
-// The body of the request to /v1/fine_tuning/jobs; null while something is missing.
-function requestOf(kind, model, file, values) {
+// The request {path, body, fields}; `fields` are those of a sweep, null for a job. Null while something is missing.
+function requestOf(kind, model, file, values, fields) {
   if (!model || !file) return null;
   const hyperparameters = {};
   for (const option of kind.options) {
@@ -112,37 +118,53 @@ function requestOf(kind, model, file, values) {
     hyperparameters[option.name] = option.many ? text.split(",").map((one) => one.trim()).filter(Boolean) : text;
   }
   const method = { type: kind.method, [kind.method]: { hyperparameters } };
-  return { model, training_file: file, method };
+  return { path: fields ? SWEEP : JOB, body: { model, training_file: file, method, ...fields }, fields };
 }
 
-// What the gateway says of a request: {options, steps_total} or {error}.
+// What the gateway says of a request: {options, steps_total, …} or {error}.
 function useCheck(request) {
   const [found, setFound] = useState({});
   useEffect(() => {
     if (!request) return undefined;
+    let isOld = false;
     const timer = setTimeout(async () => {
+      let checked;
       try {
-        const { problem, ...checked } = await (await post("/v1/warmd/check", request)).json();
-        setFound({ ...checked, error: problem });
+        const { problem, ...plan } = await (await post(request.path.check, request.body)).json();
+        checked = { ...plan, error: problem };
       } catch (error) {
-        setFound({ error });
+        checked = { error };
       }
+      if (!isOld) setFound(checked); // an answer to an earlier request may come late
     }, CHECK_MS);
-    return () => clearTimeout(timer);
+    return () => {
+      isOld = true;
+      clearTimeout(timer);
+    };
   }, [request]);
   return found;
 }
 
-function Plan({ check, kind }) {
+function Plan({ check, kind, fields }) {
   if (check.error) return html`<p class="problem" role="status">${check.error.message}</p>`;
   if (!check.options) return html`<p class="quiet" role="status">Checking …</p>`;
-  const command = commandOf(check.kind, kind.defaults, check.options);
-  const steps = check.steps_total ? `${check.steps_total} steps. ` : "";
+  const command = fields && check.varied ? sweepCommand(check, kind, fields) : commandOf(check.kind, kind.defaults, check.options);
   return html`<div class="card">
-    <p role="status">${steps}The same in the terminal:</p>
+    <p role="status">${sizeOf(check)} The same in the terminal:</p>
     <pre>${command}</pre>
     <p><${Copy} text=${command} label="Copy the command" /></p>
   </div>`;
+}
+
+function sizeOf({ jobs, steps_total: steps, rungs, metric }) {
+  if (!jobs) return steps ? `${steps} steps.` : "";
+  const compared = rungs.length > 1 ? `, compared at steps ${rungs.join(", ")}` : "";
+  return `${jobs} jobs, ${steps} steps in all${compared}, by ${metric}.`;
+}
+
+function sweepCommand(check, kind, fields) {
+  const same = Object.fromEntries(Object.entries(check.options).filter(([name]) => !(name in check.varied)));
+  return `${commandOf(check.kind, kind.defaults, same)} ${sweepWords(check.varied, fields)}`;
 }
 
 // --- options --------------------------------------------------------------------------------------
@@ -176,70 +198,4 @@ function Field({ option, value, problem, onChange }) {
     <small id=${`help-${option.name}`}>${option.help}${option.many ? " (separated by commas)" : ""}</small>
     ${problem && html`<small class="problem">${problem.message}</small>`}
   </label>`;
-}
-
-// --- data -----------------------------------------------------------------------------------------
-
-function Data({ kind, value, onChange }) {
-  const [files, setFiles] = useState([]);
-  const [rows, setRows] = useState(null);
-  const [error, setError] = useState(null);
-  useEffect(() => {
-    get("/v1/files", { limit: 100 }).then((page) => setFiles(page.data), setError);
-  }, []);
-
-  async function take(event) {
-    const [file] = event.target.files;
-    if (!file) return;
-    setError(null);
-    try {
-      setRows(await previewOf(file));
-      const stored = await upload(file);
-      setFiles((before) => [stored, ...before]);
-      onChange(stored.id);
-    } catch (problem) {
-      setError(problem);
-    }
-  }
-
-  return html`<fieldset>
-    <legend>Data set</legend>
-    <div class="fields">
-      <label>
-        Records
-        <select name="data" value=${value ?? ""} onChange=${(event) => onChange(event.target.value)}>
-          ${kind.builtin_data ? html`<option value=${kind.builtin_data}>${kind.builtin_data} (built in)</option>` : html`<option value="">choose or upload one</option>`}
-          ${files.map((file) => html`<option key=${file.id} value=${file.id}>${file.filename}, ${size(file.bytes)}</option>`)}
-        </select>
-      </label>
-      <label>Upload a JSONL file <input type="file" name="upload" accept=".jsonl,.json" onChange=${take} /></label>
-    </div>
-    <${Problem} error=${error} />
-    ${rows && html`<${Preview} rows=${rows} />`}
-  </fieldset>`;
-}
-
-// The first records of a file, read in the browser.
-async function previewOf(file) {
-  const text = await file.slice(0, PREVIEW_BYTES).text();
-  const lines = text.split("\n").filter((line) => line.trim());
-  return lines.slice(0, PREVIEW_ROWS).map((line) => {
-    try {
-      return JSON.parse(line);
-    } catch {
-      return { "not JSON": line.slice(0, 200) };
-    }
-  });
-}
-
-function Preview({ rows }) {
-  const names = [...new Set(rows.flatMap((row) => Object.keys(row)))];
-  return html`<${Scroll} label="table of first records">
-    <table>
-      <thead><tr>${names.map((name) => html`<th scope="col" key=${name}>${name}</th>`)}</tr></thead>
-      <tbody>
-        ${rows.map((row, index) => html`<tr key=${index}>${names.map((name) => html`<td key=${name}>${optionText(row[name]).slice(0, 300)}</td>`)}</tr>`)}
-      </tbody>
-    </table>
-  <//>`;
 }

@@ -20,7 +20,7 @@ const COLUMNS = [
 ];
 
 function List() {
-  const empty = html`No sweep yet. <code>warmd submit grpo --sweep learning_rate=1e-5,1e-4 --seeds 3</code> makes one.`;
+  const empty = html`No sweep yet: <a href="#/submit">submit one</a>, or by <code>warmd submit grpo --sweep learning_rate=1e-5,1e-4 --seeds 3</code>.`;
   return html`<${GroupList} title="Sweeps" noun="sweep" path="sweeps" columns=${COLUMNS} empty=${empty} />`;
 }
 
