@@ -74,6 +74,9 @@ class _Request:
     seeds: str | None = None
     array: str | None = None
     halving: str | None = None
+    search: str | None = None
+    trials: str | None = None
+    parallel: str | None = None
     metric: str | None = None
 
 

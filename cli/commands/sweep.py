@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -113,6 +114,12 @@ def print_sweep(found: Mapping[str, Any]) -> None:
     if found["halving"]:
         rungs = ", ".join(map(str, found["rungs"]))
         fields["halving"] = f"the best 1/{found['halving']} continue; steps {rungs}"
+    if found["search"]:
+        done = sum(point["mean"] is not None for point in found["points"])
+        search = found["search"]
+        ranges = "; ".join(f"{name} {text}" for name, text in search["ranges"].items())
+        fields["search"] = f"{search['sampler']}, {done} of {search['trials']} trials scored"
+        fields["ranges"] = ranges or render.NOTHING
     if found["eta_s"] is not None:
         fields["eta of the running jobs"] = render.duration(found["eta_s"])
     render.print_fields(fields)
@@ -181,7 +188,7 @@ def sweep_options() -> list[click.Option]:
             multiple=True,
             metavar="OPTION=VALUE,…",
             help="Values of an option, each for jobs of its own; several options: all combinations "
-            "of their values.  [default: one job]",
+            "of their values. With --search also a range, as 1e-6..1e-3:log.  [default: one job]",
         ),
         GroupedOption(
             ["--seeds"],
@@ -202,6 +209,26 @@ def sweep_options() -> list[click.Option]:
             metavar="N",
             help="Successive halving: compare all combinations after a part of the steps, and "
             "continue the best 1/N of them for N times as many.  [default: train all to the end]",
+        ),
+        GroupedOption(
+            ["--search"],
+            heading="Sweep",
+            type=click.Choice(["optuna"]),
+            help="Choose the values of each trial by the scores of those before it, with Optuna "
+            "(pip install 'warmd[optuna]').  [default: all combinations]",
+        ),
+        GroupedOption(
+            ["--trials"],
+            heading="Sweep",
+            metavar="N",
+            help="Combinations that a search tries.  [default: 20]",
+        ),
+        GroupedOption(
+            ["--parallel"],
+            heading="Sweep",
+            metavar="N",
+            help="Combinations that a search tries at the same time.  [default: the number of "
+            "workers that train]",
         ),
         GroupedOption(
             ["--metric"],
@@ -230,9 +257,12 @@ def submit_sweep(
             kind, values, varied, init=how["init"], labels=how["labels"]
         )
         members = [member.changes for member in state.members]
+        search = plan.search
+        count = search.trials * plan.seeds if search else len(members)
         planned = {
             "kind": kind,
-            "jobs": len(members),
+            "jobs": count,
+            "search": None if search is None else asdict(search),
             "points": state.points,
             "seeds": plan.seeds,
             "metric": plan.metric,
@@ -243,8 +273,12 @@ def submit_sweep(
         if app.as_json:
             render.json_line(planned)
             return 0
-        click.echo(f"# {kind}: these {len(members)} jobs would be queued")
+        click.echo(f"# {kind}: these {count} jobs would be queued")
         click.echo(f"# metric: {plan.metric}; compared at steps {', '.join(map(str, plan.rungs))}")
+        if search:
+            varied_by = {**plan.axes, **{name: one.text for name, one in search.ranges.items()}}
+            click.echo(f"# {search.trials} trials, {search.parallel} at once, of")
+            click.echo(values_of({"values": varied_by}))
         for point in state.points:
             click.echo(values_of({"values": point}))
         return 0

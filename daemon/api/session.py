@@ -96,6 +96,9 @@ class Session:
         seeds: int | None = None,
         array: int | None = None,
         halving: int | None = None,
+        search: str | None = None,
+        trials: int | None = None,
+        parallel: int | None = None,
         metric: str | None = None,
         name: str | None = None,
         tags: Sequence[str] = (),
@@ -111,11 +114,13 @@ class Session:
 
         `over`: options with their values, as `{"learning_rate": [1e-5, 1e-4]}`. `seeds`: jobs per
         combination. `array`: jobs that differ in the seed and in `{index}` of text options.
-        `halving`: continue only the best 1/N at each comparison. `metric`: of the comparison. The
-        rest is as for `submit`.
+        `halving`: continue only the best 1/N at each comparison. `search`: "optuna" chooses the
+        values of `trials` combinations, `parallel` of them at a time, and takes ranges, too, as
+        `"1e-6..1e-3:log"`. `metric`: of the comparison. The rest is as for `submit`.
         """
         varied: dict[str, Any] = {"sweep": over, "seeds": seeds, "array": array}
         varied |= {"halving": halving, "metric": metric}
+        varied |= {"search": search, "trials": trials, "parallel": parallel}
         given = {option: value for option, value in varied.items() if value is not None}
         if not given:
             raise SpecError("over", "must be given, or else seeds or array, got none")

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...jobs.statistics import mean_interval
 from ..runs.rundir import RunDir
-from ..sweeps.folder import PAUSED, RUNNING, Member, State, Sweep
+from ..sweeps.folder import PAUSED, RUNNING, Member, Search, State, Sweep
 from ..sweeps.scores import mean, score
 
 _WAITING = ("queued", "scheduled", "deferred")
@@ -78,7 +78,7 @@ def status_of(counts: Mapping[str, int], *, is_deciding: bool) -> str:
 
 def steps_total(sweep: Sweep, state: State) -> int:
     """Return the steps of all jobs together, as planned."""
-    points, done, total = len(state.points), 0, 0
+    points, done, total = sweep.search.trials if sweep.search else len(state.points), 0, 0
     for step in sweep.rungs:
         total += points * sweep.seeds * (step - done)
         points, done = max(points // (sweep.halving or 1), 1), step
@@ -103,10 +103,16 @@ def table_of(
         "lower_is_better": sweep.lower_is_better,
         "halving": sweep.halving,
         "rungs": sweep.rungs,
+        "search": None if sweep.search is None else _search(sweep.search),
         "decisions": [decision.__dict__ for decision in state.decisions],
         "points": points,
         "best": best_of(sweep, points),
     }
+
+
+def _search(search: Search) -> dict[str, Any]:
+    ranges = {name: one.text for name, one in search.ranges.items()}
+    return {"sampler": search.sampler, "trials": search.trials, "ranges": ranges}
 
 
 def best_of(sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> int | None:

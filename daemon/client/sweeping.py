@@ -15,6 +15,7 @@ from typing import Any
 import redis
 
 from ...configs.config import ModelConfig
+from ...configs.queues import TRAIN
 from ...jobs import spec_class
 from ...jobs.errors import Conflict, NotFound, SpecError
 from ...jobs.spec import Spec
@@ -25,10 +26,10 @@ from ..runs import weights
 from ..runs.labels import NO_LABELS, Labels
 from ..runs.rundir import fresh_id
 from ..runs.weights import Weights
-from ..sweeps import folder as sweeps, halving, plan
-from ..sweeps.folder import CANCELED, PAUSED, RUNNING, Member, State, Sweep, SweepFolder
+from ..sweeps import folder as sweeps, halving, plan, progress
+from ..sweeps.folder import CANCELED, PAUSED, RUNNING, Member, Search, State, Sweep, SweepFolder
 from ..sweeps.group import is_group_id
-from ..sweeps.members import submit_all
+from ..sweeps.members import changes_of, submit_all
 from ..sweeps.plan import SweepOptions
 from . import sweep_views
 from .connection import needs_redis
@@ -63,9 +64,11 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
         base = documents[0][0]
         specs = [spec.parse(document["spec"]) for of_point in documents for document in of_point]
         steps = sorted({one.steps_total for one in specs})
-        if options.halving is not None and len(steps) > 1:
-            raise SpecError("halving", f"must go with equal steps, got {steps[0]} and {steps[-1]}")
-        points = options.points
+        for name in ("halving", "search"):
+            if getattr(options, name) is not None and len(steps) > 1:
+                raise SpecError(name, f"must go with equal steps, got {steps[0]} and {steps[-1]}")
+        search = self._search(options)
+        points = [] if search else options.points
         metric = plan.metric_for(specs[0], options.metric)
         sweep = Sweep(
             id=fresh_id(sweeps.KIND),
@@ -82,13 +85,30 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
             rungs=plan.rungs_for(steps[-1], len(points), options.halving),
             document=base,
             queueing={},
+            search=search,
         )
-        members = [
-            Member(fresh_id(kind), index, _changes(base["spec"], document["spec"]))
-            for index, of_point in enumerate(documents)
-            for document in of_point
-        ]
+        members = (
+            []
+            if search
+            else [
+                Member(fresh_id(kind), index, changes_of(base["spec"], document["spec"]))
+                for index, of_point in enumerate(documents)
+                for document in of_point
+            ]
+        )
         return sweep, State(RUNNING, False, points, members, [])
+
+    def _search(self, options: SweepOptions) -> Search | None:
+        """The search that is asked for; its trials at once default to this home's workers."""
+        if options.search is None:
+            return None
+        workers = sum(worker.queue == TRAIN for worker in self.config.workers)
+        return Search(
+            sampler=options.search,
+            trials=options.trials,
+            parallel=min(options.parallel or max(workers, 1), options.trials),
+            ranges=dict(options.ranges),
+        )
 
     def _documents(
         self,
@@ -101,6 +121,7 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
         """Return the checked spec.json of each job, by point.
 
         The jobs of a point differ in the seed alone, so only the first one's files are checked.
+        For a search these are jobs with the ends of its ranges.
         """
         found = []
         for point in options.points:
@@ -160,8 +181,9 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
         with SweepFolder.creating(self.home, sweep, state) as staging:
             if init is not None:
                 weights.link(init, staging / "init")
-        with suppress(redis.RedisError, OSError):  # the daemon finishes it
-            halving.advance(self.store, self.home.runs, SweepFolder(self.home, sweep.id))
+        if sweep.search is None:  # its trials are chosen by the daemon, which may import Optuna
+            with suppress(redis.RedisError, OSError):  # the daemon finishes it
+                progress.advance(self.store, self.home.runs, SweepFolder(self.home, sweep.id))
         return sweep.id
 
     # --- reading ----------------------------------------------------------------------------
@@ -321,9 +343,9 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
         if not sweeps.is_sweep_id(job_id):
             return super().remove(job_id)
         self.check_removal([job_id])
-        folder, _, state = self._sweep(job_id)
+        folder = self._sweep(job_id)[0]
         with folder.changing():
-            folder.update(phase=CANCELED)
+            state = folder.update(phase=CANCELED)
         freed = sum(super(Sweeping, self).remove(member.id) for member in state.members)
         folder.remove()
         return freed
@@ -334,10 +356,10 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
 
         The phase comes first: the sweep's process queues nothing in between.
         """
-        folder, _, state = self._sweep(sweep_id)
+        folder = self._sweep(sweep_id)[0]
         with folder.changing():
             submit_all(self.store, self.home.runs, folder)
-            folder.update(phase=phase)
+            state = folder.update(phase=phase)
             folder.set_active(phase == RUNNING)
         outcomes = []
         for member in state.members:
@@ -360,7 +382,3 @@ def _training_spec(kind: str) -> type[TrainingSpec]:
     if not issubclass(spec, TrainingSpec):
         raise SpecError("sweep", f"must be of a kind that trains, got {kind}")
     return spec
-
-
-def _changes(base: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if base.get(name) != value}

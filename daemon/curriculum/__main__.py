@@ -22,7 +22,7 @@ from ..host.messages import GroupSettings, decode
 from ..host.parent_death import end_with_parent
 from ..queue import keys
 from ..queue.jobs import JobStore
-from ..sweeps import group, halving
+from ..sweeps import group, progress
 from ..sweeps.folder import SweepFolder
 from . import stages
 from .folder import CurriculumFolder
@@ -54,7 +54,7 @@ def main() -> None:
 def _active(home: Home, store: JobStore) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield the id of each active group, and how to do what is due in it."""
     for one in group.active(home.sweeps):
-        yield one, partial(halving.advance, store, home.runs, SweepFolder(home, one))
+        yield one, partial(progress.advance, store, home.runs, SweepFolder(home, one))
     for one in group.active(home.curricula):
         yield one, partial(stages.advance, store, home.runs, CurriculumFolder(home, one))
 

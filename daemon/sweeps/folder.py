@@ -1,7 +1,8 @@
 """A sweep on disk, in HOME/sweeps/ID: what was requested, and how far it is.
 
 plan.json     what was requested
-state.json    points, members and decisions
+state.json    points, members, decisions and scores
+optuna.log    the trials of a search, for Optuna's own tools (see study.py)
 init/         the weights that its members start from, if they come from another job
 
 Ids of members are chosen before they are submitted, so a submission that was interrupted can be
@@ -11,7 +12,7 @@ finished without submitting a job twice.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,20 @@ from ..host.home import Home
 from ..runs.rundir import is_job_id
 from . import group
 from .group import CANCELED as CANCELED, PAUSED as PAUSED, RUNNING as RUNNING, GroupFolder
+from .ranges import Range
 
 KIND = "sweep"  # begins the ids
 SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How the points of a sweep are chosen one after another."""
+
+    sampler: str  # "optuna"
+    trials: int  # points in all
+    parallel: int  # points whose jobs wait or run at the same time
+    ranges: dict[str, Range]  # besides the axes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +55,7 @@ class Sweep:
     rungs: list[int]  # steps at which points are compared; the last one is the end
     document: dict[str, Any]  # spec.json of its jobs, but for what differs
     queueing: dict[str, Any]  # front, after, at, retries, timeout_s, needs
+    search: Search | None = None  # None: all combinations of the axes
     schema: int = SCHEMA
 
     @property
@@ -79,6 +92,8 @@ class State:
     points: list[dict[str, Any]]
     members: list[Member]
     decisions: list[Decision]
+    scores: dict[str, float] = field(default_factory=dict)  # of trials, by point: see search.py
+    submitted: int = 0  # members that had been queued when `is_submitted` was last true
 
     @property
     def kept(self) -> list[int]:
@@ -114,6 +129,9 @@ class SweepFolder(GroupFolder):
         if document.get("schema") != SCHEMA:
             raise Conflict(f"{self.path}: written by another version of warmd")
         with self.reading():
+            if (search := document.get("search")) is not None:
+                ranges = {name: Range(**one) for name, one in search["ranges"].items()}
+                document["search"] = Search(**{**search, "ranges": ranges})
             return Sweep(**document)
 
     def state(self) -> State:

@@ -16,31 +16,24 @@ from ...jobs.errors import Conflict
 from ..queue.jobs import ENDED, Job, JobStatus, JobStore
 from ..runs import events
 from ..runs.rundir import RunDir
-from .folder import RUNNING, Decision, Member, State, Sweep, SweepFolder
-from .members import submit_all
+from .folder import Decision, Member, State, Sweep, SweepFolder
 from .scores import mean, score
 
 log = logging.getLogger(__name__)
 
 
-def advance(store: JobStore, runs: Path, folder: SweepFolder) -> None:
-    """Do what is due in a sweep; it becomes inactive when nothing is left. Raises RedisError."""
-    with folder.changing():
-        submit_all(store, runs, folder)
-        sweep, state = folder.read(), folder.state()
-        if state.phase != RUNNING:
-            folder.set_active(False)
-            return
-        if state.decisions:
-            _extend(store, runs, sweep, state)
-        if _has_rung(sweep, state) and _have_ended(store, state):
-            decision = _decide(runs, sweep, state)
-            state = folder.update(decisions=[*state.decisions, decision])
-            log.info("%s: step %d: %s continue", sweep.id, decision.step, _kept(state))
-            _extend(store, runs, sweep, state)
-        # Until the best have ended: if Redis loses its latest writes, they are queued again.
-        is_extended = bool(state.decisions) and not _have_ended(store, state)
-        folder.set_active(_has_rung(sweep, state) or is_extended)
+def proceed(store: JobStore, runs: Path, folder: SweepFolder, sweep: Sweep, state: State) -> bool:
+    """Decide at a rung that is reached; return whether more is to come. Raises RedisError."""
+    if state.decisions:
+        _extend(store, runs, sweep, state)
+    if _has_rung(sweep, state) and _have_ended(store, state):
+        decision = _decide(runs, sweep, state)
+        state = folder.update(decisions=[*state.decisions, decision])
+        log.info("%s: step %d: %s continue", sweep.id, decision.step, _kept(state))
+        _extend(store, runs, sweep, state)
+    # Until the best have ended: if Redis loses its latest writes, they are queued again.
+    is_extended = bool(state.decisions) and not _have_ended(store, state)
+    return _has_rung(sweep, state) or is_extended
 
 
 def _has_rung(sweep: Sweep, state: State) -> bool:

@@ -7,6 +7,7 @@ the lock of the sweep.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def submit_all(store: JobStore, runs: Path, folder: SweepFolder) -> None:
     if state.is_submitted:
         return
     sweep = folder.read()
-    for number, member in enumerate(state.members, 1):
+    for number, member in enumerate(state.members[state.submitted :], state.submitted + 1):
         _submit(store, runs, folder, sweep, member, number)
     folder.update(is_submitted=True)
 
@@ -58,6 +59,11 @@ def _submit(
         from_cli=sweep.origin == "cli",
         **how,
     )
+
+
+def changes_of(base: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a job that are not those of its sweep."""
+    return {name: value for name, value in options.items() if base.get(name) != value}
 
 
 def document_of(sweep: Sweep, member: Member) -> dict[str, Any]:

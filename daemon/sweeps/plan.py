@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,13 +12,16 @@ from typing import Any, Self
 from ...jobs.errors import SpecError
 from ...jobs.spec import OptionInfo
 from ...jobs.training.options import TrainingSpec
+from .ranges import Range
 
 MOST_MEMBERS = 1000
 _MOST_VALUES = 100  # of one option
 _LEAST_ETA, _MOST_ETA = 2, 16
 
 # The keys of a job file that describe a sweep; on the command line they are options of `submit`.
-KEYS = ("sweep", "seeds", "array", "halving", "metric")
+KEYS = ("sweep", "seeds", "array", "halving", "search", "trials", "parallel", "metric")
+
+SAMPLERS = ("optuna",)  # modules
 
 INDEX = "{index}"  # in text options of an array: the number of the job, from 0
 
@@ -30,6 +34,10 @@ class SweepOptions:
     seeds: int = 1  # jobs per point
     array: int | None = None  # number of jobs of an array, which has no axes
     halving: int | None = None  # the share 1/N of points is kept at each rung; None: all of them
+    search: str | None = None  # what chooses the values of trials; None: all combinations
+    trials: int = 20  # of a search
+    parallel: int | None = None  # trials of a search at once; None: as there are workers
+    ranges: Mapping[str, Range] = field(default_factory=dict)  # of a search: option -> numbers
     metric: str | None = None  # None: what the kind is compared by
 
     @classmethod
@@ -42,23 +50,32 @@ class SweepOptions:
             seeds=_number("seeds", given.get("seeds"), 1, MOST_MEMBERS) or 1,
             array=_number("array", given.get("array"), 1, MOST_MEMBERS),
             halving=_number("halving", given.get("halving"), _LEAST_ETA, _MOST_ETA),
+            search=_text("search", given.get("search")),
+            trials=_number("trials", given.get("trials"), 1, MOST_MEMBERS) or cls.trials,
+            parallel=_number("parallel", given.get("parallel"), 1, MOST_MEMBERS),
             metric=_text("metric", given.get("metric")),
         )
-        options = replace(options, axes=_axes(given.get("sweep"), spec.options()))
+        axes, ranges = _axes(given.get("sweep"), spec.options())
+        options = replace(options, axes=axes, ranges=ranges)
         options._check(spec)
+        for name in ("trials", "parallel"):
+            if options.search is None and given.get(name) is not None:
+                raise SpecError(name, "must go with search, got it alone")
         return options
 
     def _check(self, spec: type[TrainingSpec]) -> None:
         if self.array is not None:
-            for name in ("axes", "halving"):
+            for name in ("axes", "ranges", "halving", "search"):
                 if getattr(self, name):
-                    option = "sweep" if name == "axes" else name
+                    option = "sweep" if name in ("axes", "ranges") else name
                     raise SpecError("array", f"must not be given together with {option}")
             if self.seeds > 1:
                 raise SpecError("array", "must not be given together with seeds: each job has one")
-        if self.seeds > 1 and "seed" in self.axes:
+        self._check_search()
+        if self.seeds > 1 and "seed" in (*self.axes, *self.ranges):
             raise SpecError("seeds", "must not be given together with a sweep of seed")
-        count = self.seeds * math.prod(map(len, self.axes.values())) * (self.array or 1)
+        points = math.prod(map(len, self.axes.values())) * (self.array or 1)
+        count = self.seeds * (self.trials if self.search else points)
         if count > MOST_MEMBERS:
             raise SpecError("sweep", f"must make at most {MOST_MEMBERS} jobs, got {count}")
         if self.metric not in (None, *spec.judged_by):
@@ -67,9 +84,33 @@ class SweepOptions:
         if self.halving is not None and not self.axes:
             raise SpecError("halving", "must go with sweep, got it alone")
 
+    def _check_search(self) -> None:
+        if self.search is None and self.ranges:
+            name, one = next(iter(self.ranges.items()))
+            raise SpecError("sweep", f"must go with search for a range, got {name}={one.text}")
+        if self.search is None:
+            return
+        if self.search not in SAMPLERS:
+            names = ", ".join(SAMPLERS)
+            raise SpecError("search", f"must be one of {names}, got {self.search[:80]!r}")
+        if not self.axes and not self.ranges:
+            raise SpecError("search", "must go with sweep, got it alone")
+        if self.halving is not None:
+            raise SpecError("search", "must not be given together with halving")
+        if importlib.util.find_spec(self.search) is None:
+            raise SpecError("search", "needs Optuna: pip install 'warmd[optuna]'")
+
     @property
     def points(self) -> list[dict[str, Any]]:
-        """The combinations of values, the last option varying fastest."""
+        """The combinations of values, the last option varying fastest.
+
+        For a search: as many combinations as have each value and each end of a range once.
+        """
+        if self.search is not None:
+            ends = {name: (one.low, one.high) for name, one in self.ranges.items()}
+            axes = {**self.axes, **ends}
+            longest = max(map(len, axes.values()))
+            return [{k: v[min(i, len(v) - 1)] for k, v in axes.items()} for i in range(longest)]
         if self.array is not None:
             return [{"index": index} for index in range(self.array)]
         names = list(self.axes)
@@ -133,21 +174,30 @@ def _indexed(value: Any, index: int) -> Any:
     return value.replace(INDEX, str(index)) if isinstance(value, str) else value
 
 
-def _axes(given: Any, known: Mapping[str, OptionInfo]) -> dict[str, tuple[Any, ...]]:
-    """Read `{option: [values]}`, or texts such as `learning_rate=1e-6,1e-5`. Raises SpecError."""
+def _axes(
+    given: Any, known: Mapping[str, OptionInfo]
+) -> tuple[dict[str, tuple[Any, ...]], dict[str, Range]]:
+    """Read `{option: [values]}`, or texts such as `learning_rate=1e-6,1e-5`. Raises SpecError.
+
+    Returns the options with their values, and those with a range.
+    """
     found: dict[str, tuple[Any, ...]] = {}
+    ranges: dict[str, Range] = {}
     for raw, values in _pairs(given):
         name = raw.strip().replace("-", "_")
         if name not in known:
             raise SpecError("sweep", f"must be of options of the kind, got {raw[:80]!r}")
-        if name in found:
+        if name in found or name in ranges:
             raise SpecError("sweep", f"must have {name} once, got it twice")
         if known[name].many or name in ("steps", "model"):
             raise SpecError("sweep", f"must be of options with one value each, got {name}")
+        if len(values) == 1 and (one := Range.parse(known[name], values[0])) is not None:
+            ranges[name] = one
+            continue
         found[name] = tuple(known[name].convert(value) for value in values)
         if not 1 <= len(values) <= _MOST_VALUES or len(set(found[name])) < len(values):
             raise SpecError("sweep", f"must have 1 to {_MOST_VALUES} different values of {name}")
-    return found
+    return found, ranges
 
 
 def _pairs(given: Any) -> Iterable[tuple[str, Sequence[Any]]]:

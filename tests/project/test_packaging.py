@@ -73,7 +73,8 @@ def test_sources_import_declared_dependencies_only():
     imported |= {n.module or "" for n in nodes if isinstance(n, ast.ImportFrom) and not n.level}
     foreign = {name.partition(".")[0] for name in imported} - sys.stdlib_module_names
     distributions = names({"yaml": "pyyaml", "PIL": "pillow"}.get(name, name) for name in foreign)
-    optional = names(PROJECT["optional-dependencies"]["plot"])
+    extras = PROJECT["optional-dependencies"]
+    optional = names(extras["plot"]) | names(extras["optuna"])
     assert distributions <= names(PROJECT["dependencies"]) | optional
 
 

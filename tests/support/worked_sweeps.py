@@ -34,7 +34,7 @@ def planned(desk: Desk, **given: Any) -> str:
 def advance(desk: Desk, sweep_id: str) -> None:
     """Do what the sweep's process does."""
     from warmd.daemon.sweeps.folder import SweepFolder
-    from warmd.daemon.sweeps.halving import advance
+    from warmd.daemon.sweeps.progress import advance
 
     advance(desk.client.store, desk.home.runs, SweepFolder(desk.home, sweep_id))
 
@@ -51,7 +51,7 @@ def advance_killed(desk: Desk, sweep_id: str, line: int) -> None:
 
 def _advance_anew(home: Path, sweep_id: str) -> None:
     from warmd.daemon.sweeps.folder import SweepFolder
-    from warmd.daemon.sweeps.halving import advance
+    from warmd.daemon.sweeps.progress import advance
 
     client = Client(load(home=home, environ={}))  # with a connection of its own
     advance(client.store, client.home.runs, SweepFolder(client.home, sweep_id))

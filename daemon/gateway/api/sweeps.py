@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from ....configs.queues import TRAIN
 from ....jobs.errors import SpecError
+from ....jobs.spec import OptionInfo
 from ...client.client import Client
 from ...client.sweep_views import steps_total
 from ...runs.labels import Labels
@@ -28,12 +29,15 @@ router = APIRouter(
 )
 
 _Limit = Annotated[int, Query(ge=1, le=100)]
+_FIELDS = ("sweep", "seeds", "array", "halving", "search", "trials", "parallel", "metric")
 _Value = Annotated[str, Field(max_length=200)] | int | float | bool
-_FIELDS = ("sweep", "seeds", "array", "halving", "metric")
 
 
 class CreateSweep(CreateJob):
-    """Training jobs: `sweep` has options of the method's hyperparameters, each with its values."""
+    """Training jobs: `sweep` has options of the method's hyperparameters, each with its values.
+
+    With `search` it may have a range, as ["1e-6..1e-3:log"].
+    """
 
     sweep: Annotated[
         dict[
@@ -45,6 +49,9 @@ class CreateSweep(CreateJob):
     seeds: Annotated[int, Field(ge=1, le=1000)] | None = None
     array: Annotated[int, Field(ge=1, le=1000)] | None = None
     halving: Annotated[int, Field(ge=2, le=16)] | None = None
+    search: Literal["optuna"] | None = None
+    trials: Annotated[int, Field(ge=1, le=1000)] | None = None
+    parallel: Annotated[int, Field(ge=1, le=1000)] | None = None
     metric: Annotated[str, Field(max_length=64)] | None = None
     name: Annotated[str, Field(max_length=64)] | None = None
     tags: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=20)] = []  # noqa: RUF012 (pydantic copies it)
@@ -100,6 +107,7 @@ class SweepView(SweepLine):
     metric: str
     lower_is_better: bool
     halving: int | None
+    search: dict[str, Any] | None  # sampler, trials and ranges
     rungs: list[int]
     decisions: list[dict[str, Any]]
     points: list[Point]
@@ -147,7 +155,7 @@ def _asked(body: CreateSweep, state: AppState) -> _Asked:
     for name in body.sweep:
         if name not in known and name != "seed":
             raise SpecError("sweep", f"must be of options of {kind} over HTTP, got {name!r}")
-    _check_values(body, state)
+    _check_values(body, state, known)
     given = {name: getattr(body, name) for name in _FIELDS if getattr(body, name)}
     if not given:
         raise SpecError("sweep", "must be given, or else seeds or array, got none")
@@ -193,11 +201,13 @@ async def check_sweep(body: CreateSweep, state: StateDep, _: ChangeDep) -> Any:
             sweep, planned = state.client.plan_sweep(
                 asked.kind, asked.values, asked.given, labels=asked.labels
             )
+        search = sweep.search
+        ranges = {name: one.text for name, one in search.ranges.items()} if search else {}
         return {
             "kind": sweep.kind,
             "options": sweep.document["spec"],
-            "varied": sweep.axes,
-            "jobs": len(planned.members),
+            "varied": {**sweep.axes, **{name: [text] for name, text in ranges.items()}},
+            "jobs": search.trials * sweep.seeds if search else len(planned.members),
             "steps_total": steps_total(sweep, planned),
             "rungs": sweep.rungs,
             "metric": sweep.metric,
@@ -209,10 +219,12 @@ async def check_sweep(body: CreateSweep, state: StateDep, _: ChangeDep) -> Any:
         return {"problem": {"message": str(error), "param": error.field}}
 
 
-def _check_values(body: CreateSweep, state: AppState) -> None:
+def _check_values(body: CreateSweep, state: AppState, known: Mapping[str, OptionInfo]) -> None:
     """Raise SpecError for a value that a request must not name, as for that of a single job."""
     for name, values in body.sweep.items():
-        for value in values if name != "seed" else ():
+        if name == "seed" or known[name].type in (int, float):
+            continue  # numbers, and ranges of them, are checked by the plan
+        for value in values:
             read_options(body, state, {name: value})
 
 

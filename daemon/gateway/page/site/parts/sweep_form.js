@@ -4,24 +4,25 @@ import { html } from "./libraries.js";
 import { quoted } from "./command.js";
 import { optionText } from "./format.js";
 
-export const NO_SWEEP = { axes: [], seeds: "", halving: "", metric: "", name: "" };
+export const NO_SWEEP = { axes: [], seeds: "", halving: "", search: "", trials: "", metric: "", name: "" };
 
 // The fields that a request to /v1/warmd/sweeps has besides those of a job; null for a single job.
-export function sweepFields({ axes, seeds, halving, metric, name }) {
+export function sweepFields({ axes, seeds, halving, search, trials, metric, name }) {
   const varied = axes.filter((axis) => axis.option && axis.values.trim());
   if (varied.length === 0 && !seeds) return null;
   const sweep = {};
   for (const { option, values } of varied) {
     sweep[option] = [...(sweep[option] ?? []), ...values.split(",").map((one) => one.trim()).filter(Boolean)];
   }
-  const fields = { sweep, seeds: seeds && Number(seeds), halving: halving && Number(halving), metric, name };
+  const numbers = { seeds: seeds && Number(seeds), halving: halving && Number(halving), trials: trials && Number(trials) };
+  const fields = { sweep, ...numbers, search, metric, name };
   return Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== ""));
 }
 
 // The words of the command line that make a sweep of a checked job.
-export function sweepWords(varied, { seeds, halving, metric, name }) {
+export function sweepWords(varied, { seeds, halving, search, trials, metric, name }) {
   const words = Object.entries(varied).flatMap(([option, values]) => ["--sweep", quoted(`${option}=${values.map(optionText).join(",")}`)]);
-  for (const [flag, value] of Object.entries({ seeds, halving, metric, name })) {
+  for (const [flag, value] of Object.entries({ seeds, halving, search, trials, metric, name })) {
     if (value !== undefined) words.push(`--${flag}`, quoted(String(value)));
   }
   return words.join(" ");
@@ -30,7 +31,7 @@ export function sweepWords(varied, { seeds, halving, metric, name }) {
 export function SweepForm({ kind, value, onChange, problem }) {
   const change = (changed) => onChange({ ...value, ...changed });
   const changeAxis = (index, changed) => change({ axes: value.axes.map((axis, at) => (at === index ? { ...axis, ...changed } : axis)) });
-  const own = ["sweep", "seeds", "halving", "metric", "name"].includes(problem?.param) ? problem : null;
+  const own = ["sweep", "seeds", "halving", "search", "trials", "metric", "name"].includes(problem?.param) ? problem : null;
   const text = (name, takes, help) => html`<label>
     ${takes}
     <input name=${`sweep_${name}`} value=${value[name]} inputmode=${name === "name" ? "text" : "numeric"}
@@ -49,6 +50,15 @@ export function SweepForm({ kind, value, onChange, problem }) {
     <div class="fields">
       ${text("seeds", "jobs per combination", "with the seeds seed, seed + 1, …")}
       ${text("halving", "successive halving", "3: the best third of the combinations continues for three times as many steps, and so on; empty: all are trained to the end")}
+      <label>
+        search
+        <select name="sweep_search" value=${value.search} aria-describedby="help-sweep-search" onChange=${(event) => change({ search: event.target.value })}>
+          <option value="">all combinations (default)</option>
+          <option>optuna</option>
+        </select>
+        <small id="help-sweep-search">optuna: each trial's values are chosen by the scores of those before; a range is written 1e-6..1e-3:log</small>
+      </label>
+      ${text("trials", "trials", "combinations that a search tries; empty: 20")}
       <label>
         compared by
         <select name="sweep_metric" value=${value.metric} aria-describedby="help-sweep-metric" onChange=${(event) => change({ metric: event.target.value })}>

@@ -44,6 +44,7 @@ function Sweep({ id }) {
       <p class="line quiet">
         <span>${sweep.kind}, ${statusesText(sweep)}</span>
         <span>metric ${sweep.metric}, ${sweep.lower_is_better ? "lower" : "higher"} is better</span>
+        ${sweep.search && html`<span>search ${sweep.search.sampler}, ${sweep.search.trials} trials${rangesText(sweep.search)}</span>`}
         ${sweep.halving && html`<span>halving ${sweep.halving}, compared at steps ${sweep.rungs.join(", ")}</span>`}
         <span>created ${clock(sweep.created_at)}</span>
       </p>
@@ -52,6 +53,10 @@ function Sweep({ id }) {
     <${Decisions} sweep=${sweep} />
     <${Jobs} sweep=${sweep} />
   `;
+}
+
+function rangesText({ ranges }) {
+  return Object.entries(ranges).map(([name, text]) => `, ${name} ${text}`).join("");
 }
 
 function valuesText(values) {
