@@ -116,14 +116,13 @@ def _search(search: Search) -> dict[str, Any]:
 
 
 def best_of(sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the index of the best point among those that were trained longest."""
+    """Return the index of the best point; with halving, of those that were trained longest."""
     scored = [(i, point) for i, point in enumerate(points) if point["mean"] is not None]
-    if not scored:
-        return None
-    furthest = max(point["step"] for _, point in scored)
+    if scored and sweep.halving is not None:
+        furthest = max(point["step"] for _, point in scored)
+        scored = [(i, point) for i, point in scored if point["step"] == furthest]
     sign = 1 if sweep.lower_is_better else -1
-    found = [(sign * point["mean"], i) for i, point in scored if point["step"] == furthest]
-    return min(found)[1]
+    return min(((sign * point["mean"], i) for i, point in scored), default=(0.0, None))[1]
 
 
 def _point(
@@ -136,7 +135,8 @@ def _point(
     """One point; its scores are those of the last step at which points were compared."""
     of_point = state.members_of([index])
     decided = [d for d in state.decisions if str(index) in d.scores]
-    step, values = sweep.steps, _scores(sweep, of_point, sweep.steps, runs)
+    step = _end_of(sweep, of_point, members)
+    values = _scores(sweep, of_point, step, runs)
     if not values and decided:
         step = decided[-1].step
         values = _scores(sweep, of_point, step, runs)
@@ -155,6 +155,16 @@ def _point(
         "dropped_at": dropped,
         "jobs": [_job(sweep, member, members.get(member.id), values) for member in of_point],
     }
+
+
+def _end_of(
+    sweep: Sweep, of_point: Sequence[Member], members: Mapping[str, Mapping[str, Any]]
+) -> int:
+    """The last step of a point's jobs, which a sweep of `samples` or `epochs` varies."""
+    known = [members[one.id]["steps_total"] for one in of_point if one.id in members]
+    if sweep.halving is not None:
+        return sweep.steps
+    return max((steps for steps in known if steps), default=sweep.steps)
 
 
 def _scores(sweep: Sweep, members: Sequence[Member], step: int, runs: Path) -> dict[str, float]:

@@ -101,6 +101,20 @@ def test_the_best_combination_continues_and_the_table_shows_means_and_intervals(
     assert desk.warmd("show", sweep_id).out == shown
 
 
+def test_combinations_with_different_numbers_of_steps_are_scored_at_their_ends(desk):
+    sweep_id = submit(desk, "--sweep", "samples=4,8")
+    for steps, reward in ((4, 0.6), (8, 0.4)):
+        run = desk.begin()
+        run.log.emit("begin", steps_total=steps)
+        for number in range(1, steps + 1):
+            run.log.emit("step", step=number, steps_total=steps, loss=0.5, reward=reward)
+        run.finish({})
+    found = desk.client.sweep(sweep_id)
+    assert [point["step"] for point in found["points"]] == [4, 8]
+    assert [point["mean"] for point in found["points"]] == [0.6, 0.4]
+    assert found["best"] == 0
+
+
 def test_a_point_with_a_failed_seed_ranks_behind_those_without(desk):
     sweep_id = submit(desk, *AXIS, "--seeds", "2", "--halving", "3")
     play_to(desk, 3, 0.9)
