@@ -17,6 +17,7 @@ from ..host.home import Home
 from ..host.warm_set import known_models, on_demand_models
 from ..runs.rundir import is_job_id
 from ..runs.weights import Weights
+from .trained import trained_by
 
 _TEMPLATES = ("chat_template.jinja", "additional_chat_templates")  # next to tokenizer_config.json
 
@@ -55,7 +56,10 @@ def tokenizer_folder(model: ModelConfig) -> Path:
 
 
 def resolve_model(name: str, config: DaemonConfig) -> ModelConfig:
-    """Return the model of a name: a warm or configured model, a finished job, a folder or a hub id.
+    """Return the model of a name.
+
+    It is that of a warm or configured model, a folder, a hub id, or the id or name of a job that
+    has trained one.
 
     Raises SpecError.
     """
@@ -63,11 +67,13 @@ def resolve_model(name: str, config: DaemonConfig) -> ModelConfig:
     known = {m.name: m for m in config.models} | known_models(home)
     if name in known:
         return known[name]
-    if is_job_id(name) and (home.runs / name / "model").is_dir():
-        return ModelConfig(name=name, path=str(home.runs / name / "model"))
+    if is_job_id(name) and (trained := trained_by(home, name)) is not None:
+        return trained
     folder = path_of("model", name, Path.cwd())
     if os.path.isdir(folder):  # Path.is_dir raises for names that are too long
         return ModelConfig(name=folder.resolve().name, path=str(folder.resolve()))
+    if (trained := trained_by(home, name)) is not None:
+        return trained
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         return ModelConfig(name=name.replace("/", "--"), path=name)
     if name.startswith((".", "/", "~")):
@@ -78,8 +84,8 @@ def resolve_model(name: str, config: DaemonConfig) -> ModelConfig:
     known |= on_demand
     raise SpecError(
         "model",
-        f"must be a warm model ({', '.join(sorted(known)) or 'none'}), a model folder or a hub "
-        f"id, got {name!r}",
+        f"must be a warm model ({', '.join(sorted(known)) or 'none'}), a job that has trained one, "
+        f"a model folder or a hub id, got {name!r}",
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +42,7 @@ from ..host.messages import (
     decode,
 )
 from ..host.warm_set import known_models
+from .trained import trained_by
 
 _RELOAD_POLL_S = 0.1
 
@@ -164,10 +166,19 @@ def models(config: DaemonConfig) -> list[dict[str, Any]]:
 def named_model(config: DaemonConfig, text: str) -> ModelConfig:
     """Return the configured or loaded model of a name, or the one that `[NAME=]PATH` describes.
 
-    Raises ConfigError.
+    PATH may be a job that has trained a model. Raises ConfigError, and SpecError for a name of
+    several jobs.
     """
-    known = {model.name: model for model in config.models} | known_models(Home(config.home))
-    return known[text] if text in known else parse_model(text, Path.cwd())
+    home = Home(config.home)
+    known = {model.name: model for model in config.models} | known_models(home)
+    if text in known:
+        return known[text]
+    model = parse_model(text, Path.cwd())
+    if not os.path.isdir(model.path):
+        job = model.path.removeprefix(f"{Path.cwd()}/")  # a path is absolute, unless it is a hub id
+        if (trained := trained_by(home, job)) is not None:
+            return replace(model, path=trained.path)
+    return model
 
 
 def load_model(config: DaemonConfig, model: ModelConfig, *, is_kept: bool = True) -> dict[str, Any]:

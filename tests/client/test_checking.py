@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,11 @@ import pytest
 
 from warmd.configs.config import DaemonConfig, ModelConfig
 from warmd.daemon.client.checking import document_of, resolve_model
+from warmd.daemon.client.control import named_model
+from warmd.daemon.host.home import Home
+from warmd.daemon.runs import labels
+from warmd.daemon.runs.labels import Labels
+from warmd.daemon.runs.rundir import RunDir
 from warmd.jobs import spec_class
 from warmd.jobs.errors import SpecError
 
@@ -65,3 +71,24 @@ def test_a_file_is_not_taken_for_a_model_folder(folder):
     path = str(folder / "config.json")
     with pytest.raises(SpecError, match=r"^model: must be a model folder, got .*: a file$"):
         resolve_model(path, DaemonConfig(home=folder.parent / "home"))
+
+
+def test_the_name_of_a_job_is_the_model_that_it_has_trained(tmp_path):
+    home = Home(tmp_path / "home")
+    config = DaemonConfig(home=home.path)
+    first, second, untrained = (f"grpo-20261124-12501{n}-aaaa" for n in range(3))
+    for job_id in (first, second, untrained):
+        (home.runs / job_id).mkdir(parents=True)
+        labels.write(RunDir(home.runs / job_id), Labels(name="better"))
+    (home.runs / first / "model").mkdir()
+    trained = ModelConfig(name=first, path=str(home.runs / first / "model"))
+    assert resolve_model("better", config) == trained
+    assert resolve_model(first, config) == trained
+    (home.runs / second / "model").mkdir()
+    with pytest.raises(SpecError, match=r"^model: 'better' is the name of 2 trained jobs: "):
+        resolve_model("better", config)
+    labels.write(RunDir(home.runs / first), Labels(name="rates/1"))
+    assert resolve_model("rates/1", config) == trained
+    assert resolve_model("rates/2", config).path == "rates/2"  # a hub id
+    for text in ("warm=rates/1", f"warm={first}"):
+        assert named_model(config, text) == replace(trained, name="warm")
