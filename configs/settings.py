@@ -5,6 +5,7 @@ The config file, the environment, the command line and the documentation use it.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -106,7 +107,11 @@ def _target(field: str, value: object) -> str:
     # A message never shows it: it may hold a token.
     text = value if isinstance(value, str) else ""
     if not text.strip() or len(text) > 10_000 or "\0" in text or not text.isprintable():
-        raise ConfigError(field, "must be a URL (http://, https://) or a shell command, one line")
+        raise ConfigError(
+            field, "must be a URL (http://, https://), apprise:ADDRESS or a shell command, one line"
+        )
+    if text.startswith("apprise:") and importlib.util.find_spec("apprise") is None:
+        raise ConfigError(field, "needs Apprise for apprise:…: pip install 'warmd[apprise]'")
     return text
 
 
@@ -336,7 +341,8 @@ SETTINGS = (
         "notify",
         "WARMD_NOTIFY",
         "none",
-        "Webhook URL or shell command to call when a training job ends or has trouble.",
+        "Whom to tell when a training job ends or has trouble: URL of a webhook, apprise:ADDRESS, or "
+        "a shell command.",
         "notify",
         _or_none("none", lambda field, value, _: _target(field, value)),
     ),

@@ -1,4 +1,4 @@
-"""Delivery of one notification: to a webhook (HTTP POST of JSON) or to a shell command.
+"""Delivery of one notification: to a webhook (HTTP POST of JSON), by Apprise or to a command.
 
 Messages about a delivery never contain the target: it may hold a token.
 """
@@ -9,16 +9,25 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import orjson
 
+from . import by_apprise
+
 _TIMEOUT_S = 20.0  # of one attempt
 _DELAYS_S = (2.0, 10.0)  # before the second and the third attempt
+_BY_APPRISE = "apprise:"  # begins the target; an address of Apprise follows
+_APPRISE_PROBLEMS = {
+    by_apprise.NOT_INSTALLED: "apprise is not installed: pip install 'warmd[apprise]'",
+    by_apprise.UNKNOWN: "apprise knows no service with such an address",
+    by_apprise.REFUSED: "apprise could not deliver it",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +74,8 @@ def deliver(
 def _attempt(target: str, notification: Notification, timeout_s: float) -> str | None:
     if target.startswith(("http://", "https://")):
         return _post(target, orjson.dumps(asdict(notification)), timeout_s)
+    if target.startswith(_BY_APPRISE):
+        return _send(target.removeprefix(_BY_APPRISE), notification, timeout_s)
     return _run(target, notification, timeout_s)
 
 
@@ -81,6 +92,16 @@ def _post(url: str, body: bytes, timeout_s: float) -> str | None:
         return f"the webhook cannot be reached: {reason}"
 
 
+def _send(address: str, notification: Notification, timeout_s: float) -> str | None:
+    """Send the text by Apprise, whose services are chat, mail, telephones and many more."""
+    asked = orjson.dumps({"address": address, "text": notification.text})
+    command = [sys.executable, "-m", by_apprise.__name__]
+    code = _ended(command, asked, dict(os.environ), timeout_s)
+    if code is None:
+        return f"apprise took longer than {timeout_s:g} s"
+    return _APPRISE_PROBLEMS.get(code, f"apprise ended with exit code {code}") if code else None
+
+
 def _run(command: str, notification: Notification, timeout_s: float) -> str | None:
     """Run the command in a shell: JSON on stdin, its parts in WARMD_* variables."""
     variables = {
@@ -90,20 +111,30 @@ def _run(command: str, notification: Notification, timeout_s: float) -> str | No
         "WARMD_NAME": notification.name or "",
         "WARMD_ERROR": notification.error or "",
     }
+    environment = {**os.environ, **{n: text.replace("\0", " ") for n, text in variables.items()}}
+    document = orjson.dumps(asdict(notification))
+    code = _ended(["/bin/sh", "-c", command], document, environment, timeout_s)
+    if code is None:
+        return f"the command took longer than {timeout_s:g} s"
+    return f"the command ended with exit code {code}" if code else None
+
+
+def _ended(
+    command: Sequence[str], given: bytes, environment: Mapping[str, str], timeout_s: float
+) -> int | None:
+    """Run a command, `given` on stdin; return its exit code, None if it had to be killed."""
     process = subprocess.Popen(
-        ["/bin/sh", "-c", command],
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, **{n: text.replace("\0", " ") for n, text in variables.items()}},
+        env=environment,
         start_new_session=True,
     )
     try:
-        process.communicate(orjson.dumps(asdict(notification)), timeout=timeout_s)
+        process.communicate(given, timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # with what the shell has started
+        os.killpg(process.pid, signal.SIGKILL)  # with what it has started
         process.wait()
-        return f"the command took longer than {timeout_s:g} s"
-    if process.returncode != 0:
-        return f"the command ended with exit code {process.returncode}"
-    return None
+        return None
+    return process.returncode

@@ -79,6 +79,19 @@ def test_a_command_that_fails_or_hangs_is_reported_and_ended(tmp_path):
     assert time.monotonic() - began < 5
 
 
+def test_apprise_delivers_the_text_and_problems_never_name_the_address(receiver):
+    address = receiver.url.replace("http://", "apprise:json://")
+    assert deliver(address, sample()) is None
+    [body] = receiver.bodies
+    assert body["message"].endswith("test notification")
+    receiver.statuses = [500] * 6
+    assert deliver(address, sample(), wait=at_once) == "apprise could not deliver it"
+    unknown = deliver("apprise:nothing://secret", sample(), wait=at_once)
+    assert unknown == "apprise knows no service with such an address"
+    slow = deliver(address, sample(), timeout_s=0.01, wait=at_once)
+    assert slow == "apprise took longer than 0.01 s"
+
+
 def at_once(seconds: float) -> None:
     """Do not wait between attempts."""
 
