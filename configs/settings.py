@@ -341,8 +341,8 @@ SETTINGS = (
         "notify",
         "WARMD_NOTIFY",
         "none",
-        "Whom to tell when a training job ends or has trouble: URL of a webhook, apprise:ADDRESS, or "
-        "a shell command.",
+        "Whom to tell when a training job ends or has trouble: URL of a webhook, apprise:ADDRESS "
+        "or a shell command.",
         "notify",
         _or_none("none", lambda field, value, _: _target(field, value)),
     ),
