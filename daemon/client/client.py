@@ -2,18 +2,19 @@
 
 Each of its base classes has a module: `submitting`, `reading`, `steering` (cancel, kill, pause),
 `resuming`, `estimating`, `labeling`, `comparison`, `digest`, `leaderboard`, `removing`, `sweeping`,
-`curricula` and `nodes`; `connection` has what they share.
+`curricula`, `grouping` and `nodes`; `connection` has what they share.
 """
 
 from __future__ import annotations
 
 from .comparison import Comparing
-from .curricula import Curricula
+from .digest import Digesting
 from .estimating import Estimating
+from .grouping import Grouping
 from .labeling import Labeling
 from .leaderboard import Ranking
 from .nodes import Nodes
 
 
-class Client(Curricula, Estimating, Labeling, Comparing, Ranking, Nodes):
+class Client(Grouping, Digesting, Estimating, Labeling, Comparing, Ranking, Nodes):
     """The jobs of one home."""

@@ -1,4 +1,4 @@
-"""Curricula: submission, and what can be done with one by its id."""
+"""Curricula: submission, reading, and acting on the jobs of one."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from ..runs import weights
 from ..runs.labels import NO_LABELS, Labels
 from ..runs.rundir import fresh_id
 from ..runs.weights import Weights
-from ..sweeps import group
-from ..sweeps.group import CANCELED, PAUSED, RUNNING
+from ..sweeps.group import CANCELED, RUNNING
 from .connection import needs_redis
-from .sweeping import Sweeping
+from .reading import Reading
+from .submitting import Submitting
 
 _EVAL = "eval"
 
 
-class Curricula(Sweeping):
+class Curricula(Submitting, Reading):
     """Submits curricula, and acts on the job that one is at."""
 
     def plan_curriculum(
@@ -162,108 +162,36 @@ class Curricula(Sweeping):
                 found.append(self.curriculum(one))
         return found
 
-    def groups(self, newest: int) -> list[dict[str, Any]]:
-        """Return the newest sweeps and curricula, and all active ones, as `group.overview` does."""
-        return group.overview((self.home.sweeps, self.home.curricula), newest)
-
     def _curriculum(self, curriculum_id: str) -> tuple[CurriculumFolder, Curriculum, State]:
         folder = CurriculumFolder.open(self.home, curriculum_id)
         return folder, folder.read(), folder.state()
 
-    def _is_named(self, curriculum_id: str, name: str) -> bool:
-        with suppress(Conflict, NotFound):
-            return self._curriculum(curriculum_id)[1].name == name
-        return False
-
-    def find_any(self, text: str | None) -> str:
-        """Return the id of a job, a sweep or a curriculum, by id, unique prefix or name."""
-        if text is not None and text != "-":
-            known = curricula.curriculum_ids(self.home)
-            is_id = text.startswith(curricula.KIND)
-            matches = [one for one in known if is_id and one.startswith(text)]
-            matches = matches or [one for one in known if self._is_named(one, text)]
-            if len(matches) > 1:
-                raise SpecError("curriculum", f"{text!r} may be any of {len(matches)}")
-            if matches:
-                return matches[0]
-        return super().find_any(text)
-
     # --- acting -----------------------------------------------------------------------------
 
-    def cancel(self, job_id: str) -> str:
-        """Cancel a job, or the jobs of a group."""
-        if not curricula.is_curriculum_id(job_id):
-            return super().cancel(job_id)
-        return self._at_current(job_id, CANCELED, super().cancel)
+    def curriculum_jobs(self, curriculum_id: str) -> list[str]:
+        """Return the ids of all jobs of a curriculum, the latest last."""
+        return self._curriculum(curriculum_id)[2].jobs
 
-    def kill(self, job_id: str) -> str:
-        """Kill a job, or the jobs of a group."""
-        if not curricula.is_curriculum_id(job_id):
-            return super().kill(job_id)
-        return self._at_current(job_id, CANCELED, super().kill)
+    def latest_training(self, curriculum_id: str) -> str:
+        """Return the id of the job that trains or has trained a curriculum's latest stage."""
+        return self._curriculum(curriculum_id)[2].attempts[-1].job
 
-    def pause(self, job_id: str, *, release: bool = False) -> str:
-        """Pause a job, or the jobs of a group."""
-        pause = super().pause
-        if not curricula.is_curriculum_id(job_id):
-            return pause(job_id, release=release)
-        return self._at_current(job_id, PAUSED, lambda one: pause(one, release=release))
-
-    def unpause(self, job_id: str) -> str:
-        """Continue a paused job, or those of a group."""
-        if not curricula.is_curriculum_id(job_id):
-            return super().unpause(job_id)
-        return self._at_current(job_id, RUNNING, super().unpause)
-
-    def resume(
-        self,
-        job_id: str,
-        *,
-        changes: Mapping[str, Any] | None = None,
-        front: bool = False,
-        strict: bool = False,
-    ) -> str:
-        """Queue an ended job again, or the job that a group ended at."""
-        resume = super().resume
-        if not curricula.is_curriculum_id(job_id):
-            return resume(job_id, changes=changes, front=front, strict=strict)
-        if changes:
-            raise SpecError(next(iter(changes)), "cannot change for a curriculum")
-        _, _, state = self._curriculum(job_id)
+    def resume_curriculum(self, curriculum_id: str, resume: Callable[[str], str]) -> str:
+        """Queue the job that a curriculum ended at."""
+        state = self._curriculum(curriculum_id)[2]
         if state.phase == curricula.FINISHED or state.attempts[-1].decision == curricula.GIVE_UP:
-            raise Conflict(f"curriculum: {job_id} has ended: nothing to resume")
-        return self._at_current(
-            job_id, RUNNING, lambda one: resume(one, front=front, strict=strict)
-        )
+            raise Conflict(f"curriculum: {curriculum_id} has ended: nothing to resume")
+        return self.steer_curriculum(curriculum_id, RUNNING, resume)
 
-    def changed_sources(self, job_id: str) -> list[str]:
-        """Return the changed reward sources of a job or a group."""
-        if not curricula.is_curriculum_id(job_id):
-            return super().changed_sources(job_id)
-        return super().changed_sources(self._curriculum(job_id)[2].attempts[-1].job)
-
-    def group_members(self, group_id: str) -> list[str]:
-        """Return the ids of the jobs of a sweep or a curriculum that are there."""
-        if curricula.is_curriculum_id(group_id):
-            ids = self._curriculum(group_id)[2].jobs
-        else:
-            ids = self.sweep_members(group_id)
-        return [job["id"] for job in self.several(ids)]
-
-    def remove(self, job_id: str) -> int:
-        """Remove an ended job, or a group with all its jobs; return the bytes freed."""
-        if not curricula.is_curriculum_id(job_id):
-            return super().remove(job_id)
-        self.check_removal([job_id])
-        folder, _, state = self._curriculum(job_id)
+    def close_curriculum(self, curriculum_id: str) -> tuple[CurriculumFolder, list[str]]:
+        """End a curriculum, so that nothing of it is queued; return its folder and its jobs."""
+        folder, _, state = self._curriculum(curriculum_id)
         with folder.changing():
             folder.update(state, phase=CANCELED)
-        freed = sum(super(Curricula, self).remove(one) for one in reversed(state.jobs))
-        folder.remove()
-        return freed
+        return folder, state.jobs[::-1]
 
     @needs_redis
-    def _at_current(self, curriculum_id: str, phase: str, act: Callable[[str], str]) -> str:
+    def steer_curriculum(self, curriculum_id: str, phase: str, act: Callable[[str], str]) -> str:
         """Set the phase, then act on those jobs that allow it."""
         folder, _, state = self._curriculum(curriculum_id)
         with folder.changing():

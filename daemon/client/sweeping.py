@@ -1,7 +1,4 @@
-"""Sweeps: submission, and what can be done with all jobs of one by its id.
-
-Methods that take the id of a job, such as `cancel`, take that of a sweep, too.
-"""
+"""Sweeps: submission, reading, and acting on all jobs of one."""
 
 from __future__ import annotations
 
@@ -27,19 +24,16 @@ from ..runs.labels import NO_LABELS, Labels
 from ..runs.rundir import fresh_id
 from ..runs.weights import Weights
 from ..sweeps import folder as sweeps, halving, plan, progress
-from ..sweeps.folder import CANCELED, PAUSED, RUNNING, Member, Search, State, Sweep, SweepFolder
-from ..sweeps.group import is_group_id
+from ..sweeps.folder import CANCELED, RUNNING, Member, Search, State, Sweep, SweepFolder
 from ..sweeps.members import changes_of, submit_all
 from ..sweeps.plan import SweepOptions
 from . import sweep_views
 from .connection import needs_redis
-from .digest import Digesting
-from .removing import Removing, refuse_removal
-from .resuming import Resuming
+from .reading import Reading
 from .submitting import Submitting
 
 
-class Sweeping(Submitting, Digesting, Resuming, Removing):
+class Sweeping(Submitting, Reading):
     """Submits sweeps, and acts on all jobs of one."""
 
     def plan_sweep(
@@ -188,29 +182,6 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
 
     # --- reading ----------------------------------------------------------------------------
 
-    def find_any(self, text: str | None) -> str:
-        """Return the id of a job or of a sweep, by id, unique prefix or name. As `find`."""
-        if text is None or text == "-":
-            return self.find(text)
-        known = sweeps.sweep_ids(self.home)
-        if sweeps.is_sweep_id(text) and text in known:
-            return text
-        matches = [one for one in known if one.startswith(text)]
-        if not text.startswith(sweeps.KIND) or not matches:
-            matches = [one for one in known if self._name_of(one) == text]
-        if len(matches) > 1:
-            raise SpecError("sweep", f"{text!r} may be any of {len(matches)}: {matches[-1]}, …")
-        if matches:
-            return matches[0]
-        if sweeps.is_sweep_id(text):
-            raise NotFound(f"sweep: no sweep {text!r} in {self.home.sweeps}")
-        return self.find(text)
-
-    def _name_of(self, sweep_id: str) -> str | None:
-        with suppress(Conflict, NotFound):
-            return self._sweep(sweep_id)[1].name
-        return None
-
     def sweep(self, sweep_id: str) -> dict[str, Any]:
         """Return a sweep with its points, their scores and jobs. Raises NotFound and Conflict."""
         folder, sweep, state = self._sweep(sweep_id)
@@ -248,49 +219,12 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
 
     # --- acting on all jobs -----------------------------------------------------------------
 
-    def cancel(self, job_id: str) -> str:
-        """Cancel a job, or all jobs of a sweep; none of its points continues then."""
-        if not sweeps.is_sweep_id(job_id):
-            return super().cancel(job_id)
-        return self._each(job_id, CANCELED, super().cancel)
-
-    def kill(self, job_id: str) -> str:
-        """Kill a job, or all jobs of a sweep."""
-        if not sweeps.is_sweep_id(job_id):
-            return super().kill(job_id)
-        return self._each(job_id, CANCELED, super().kill)
-
-    def pause(self, job_id: str, *, release: bool = False) -> str:
-        """Pause a job, or all jobs of a sweep."""
-        pause = super().pause
-        if not sweeps.is_sweep_id(job_id):
-            return pause(job_id, release=release)
-        return self._each(job_id, PAUSED, lambda member: pause(member, release=release))
-
-    def unpause(self, job_id: str) -> str:
-        """Continue a paused job, or all those of a sweep."""
-        if not sweeps.is_sweep_id(job_id):
-            return super().unpause(job_id)
-        return self._each(job_id, RUNNING, super().unpause)
-
-    def resume(
-        self,
-        job_id: str,
-        *,
-        changes: Mapping[str, Any] | None = None,
-        front: bool = False,
-        strict: bool = False,
-    ) -> str:
-        """Queue an ended job again, or all jobs of a sweep that have not done their part.
+    def resume_sweep(self, sweep_id: str, resume: Callable[[str], str]) -> str:
+        """Queue all jobs of a sweep that have not done their part.
 
         Jobs of points that were not kept at a rung stay as they are.
         """
-        resume = super().resume
-        if not sweeps.is_sweep_id(job_id):
-            return resume(job_id, changes=changes, front=front, strict=strict)
-        if changes:
-            raise SpecError(next(iter(changes)), "cannot change for all jobs of a sweep")
-        _, sweep, state = self._sweep(job_id)
+        _, sweep, state = self._sweep(sweep_id)
         rung = sweep.rungs[len(state.decisions)] if len(sweep.rungs) > 1 else None
 
         def resume_member(member_id: str) -> str:
@@ -300,58 +234,22 @@ class Sweeping(Submitting, Digesting, Resuming, Removing):
             if job is not None and job.get_status(refresh=False) in ENDED and rung is not None:
                 runs = self.home.runs
                 is_due = is_due and not halving.waits_at_rung(runs, member, job, rung)
-            outcome = resume(member_id, front=front, strict=strict) if is_due else "finished"
+            outcome = resume(member_id) if is_due else "finished"
             if outcome == "finished":
                 raise Conflict(f"job: {member_id} has nothing left to do")
             return outcome
 
-        return self._each(job_id, RUNNING, resume_member)
+        return self.steer_sweep(sweep_id, RUNNING, resume_member)
 
-    def changed_sources(self, job_id: str) -> list[str]:
-        """Return the reward sources that changed since the latest checkpoint of a job, or of any
-        job of a sweep."""
-        if not sweeps.is_sweep_id(job_id):
-            return super().changed_sources(job_id)
-        files: dict[str, None] = {}
-        for member_id in self.sweep_members(job_id):
-            with suppress(NotFound):
-                files |= dict.fromkeys(super().changed_sources(member_id))
-        return list(files)
-
-    def group_members(self, group_id: str) -> list[str]:
-        """Return the ids of the jobs of a group that are there."""
-        return [job["id"] for job in self.several(self.sweep_members(group_id))]
-
-    def check_removal(self, ids: Sequence[str]) -> None:
-        """Raise Conflict for a job, or a job of a sweep, that runs, waits or is needed by others.
-
-        Those that are removed together may need each other.
-        """
-        jobs = []
-        for one in ids:
-            if is_group_id(one):
-                jobs += self.several(self.group_members(one))
-            else:
-                jobs.append(self.job(one))
-        removed = {job["id"] for job in jobs}
-        needed = self.needed()
-        for job in jobs:
-            refuse_removal(job, [one for one in needed.get(job["id"], ()) if one not in removed])
-
-    def remove(self, job_id: str) -> int:
-        """Remove an ended job, or a sweep with all its jobs; return the bytes freed."""
-        if not sweeps.is_sweep_id(job_id):
-            return super().remove(job_id)
-        self.check_removal([job_id])
-        folder = self._sweep(job_id)[0]
+    def close_sweep(self, sweep_id: str) -> tuple[SweepFolder, list[str]]:
+        """End a sweep, so that nothing of it is queued; return its folder and its jobs."""
+        folder = self._sweep(sweep_id)[0]
         with folder.changing():
             state = folder.update(phase=CANCELED)
-        freed = sum(super(Sweeping, self).remove(member.id) for member in state.members)
-        folder.remove()
-        return freed
+        return folder, [member.id for member in state.members]
 
     @needs_redis
-    def _each(self, sweep_id: str, phase: str, act: Callable[[str], str]) -> str:
+    def steer_sweep(self, sweep_id: str, phase: str, act: Callable[[str], str]) -> str:
         """Set the phase of a sweep, then act on each of its jobs that allows it.
 
         The phase comes first: the sweep's process queues nothing in between.

@@ -139,6 +139,11 @@ def is_group_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
+def is_id_prefix(text: str) -> bool:
+    """Whether the text begins the id of a group, and not a name."""
+    return text.startswith(("sweep", "curriculum"))
+
+
 def kind_of(group_id: str) -> str:
     """Return `sweep` or `curriculum`."""
     return group_id.partition("-")[0]

@@ -1,0 +1,144 @@
+"""Groups of jobs: what can be done with a job can be done with a sweep or a curriculum, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ...jobs.errors import Conflict, NotFound, SpecError
+from ..curriculum.folder import is_curriculum_id
+from ..sweeps import group
+from ..sweeps.folder import is_sweep_id
+from ..sweeps.group import CANCELED, PAUSED, RUNNING, GroupFolder, is_group_id
+from .curricula import Curricula
+from .removing import Removing, refuse_removal
+from .resuming import Resuming
+from .sweeping import Sweeping
+
+
+class Grouping(Sweeping, Curricula, Resuming, Removing):
+    """Finds, steers and removes jobs and groups alike."""
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def groups(self, newest: int) -> list[dict[str, Any]]:
+        """Return the newest sweeps and curricula, and all active ones, as `group.overview` does."""
+        return group.overview((self.home.sweeps, self.home.curricula), newest)
+
+    def find_any(self, text: str | None) -> str:
+        """Return the id of a job or a group, by id, unique prefix or name. As `find`."""
+        if text is None or text == "-":
+            return self.find(text)
+        parents = (self.home.sweeps, self.home.curricula)
+        folders = [
+            GroupFolder(parent, one) for parent in parents for one in group.group_ids(parent)
+        ]
+        matches = [folder.id for folder in folders if folder.id.startswith(text)]
+        if not group.is_id_prefix(text) or not matches:
+            matches = [folder.id for folder in folders if _name_of(folder) == text]
+        if len(matches) > 1:
+            kind = group.kind_of(matches[-1])
+            raise SpecError(kind, f"{text!r} may be any of {len(matches)}: {matches[-1]}, …")
+        if matches:
+            return matches[0]
+        if is_group_id(text):
+            kind = group.kind_of(text)
+            raise NotFound(f"{kind}: no {kind} {text!r} in {self.home.path}")
+        return self.find(text)
+
+    def group_members(self, group_id: str) -> list[str]:
+        """Return the ids of the jobs of a group that are there."""
+        ids = self.curriculum_jobs if is_curriculum_id(group_id) else self.sweep_members
+        return [job["id"] for job in self.several(ids(group_id))]
+
+    def changed_sources(self, job_id: str) -> list[str]:
+        """Return the reward sources that changed since the latest checkpoint of a job, or of any
+        job of a group that can be resumed."""
+        if not is_group_id(job_id):
+            return super().changed_sources(job_id)
+        is_sweep = is_sweep_id(job_id)
+        ids = self.sweep_members(job_id) if is_sweep else [self.latest_training(job_id)]
+        files: dict[str, None] = {}
+        for member_id in ids:
+            with suppress(NotFound):
+                files |= dict.fromkeys(super().changed_sources(member_id))
+        return list(files)
+
+    # --- acting on all jobs -----------------------------------------------------------------
+
+    def cancel(self, job_id: str) -> str:
+        """Cancel a job, or all jobs of a group; nothing of it continues then."""
+        return self._steer(job_id, CANCELED, super().cancel)
+
+    def kill(self, job_id: str) -> str:
+        """Kill a job, or all jobs of a group."""
+        return self._steer(job_id, CANCELED, super().kill)
+
+    def pause(self, job_id: str, *, release: bool = False) -> str:
+        """Pause a job, or all jobs of a group."""
+        pause = super().pause
+        return self._steer(job_id, PAUSED, lambda one: pause(one, release=release))
+
+    def unpause(self, job_id: str) -> str:
+        """Continue a paused job, or all those of a group."""
+        return self._steer(job_id, RUNNING, super().unpause)
+
+    def _steer(self, job_id: str, phase: str, act: Callable[[str], str]) -> str:
+        """Act on a job; or set the phase of a group, and act on its jobs."""
+        if is_sweep_id(job_id):
+            return self.steer_sweep(job_id, phase, act)
+        if is_curriculum_id(job_id):
+            return self.steer_curriculum(job_id, phase, act)
+        return act(job_id)
+
+    def resume(
+        self,
+        job_id: str,
+        *,
+        changes: Mapping[str, Any] | None = None,
+        front: bool = False,
+        strict: bool = False,
+    ) -> str:
+        """Queue an ended job again, or the jobs of a group that have not done their part."""
+        resume = super().resume
+        if not is_group_id(job_id):
+            return resume(job_id, changes=changes, front=front, strict=strict)
+        if changes:
+            kind = group.kind_of(job_id)
+            raise SpecError(next(iter(changes)), f"cannot change for all jobs of a {kind}")
+        resume_group = self.resume_sweep if is_sweep_id(job_id) else self.resume_curriculum
+        return resume_group(job_id, lambda one: resume(one, front=front, strict=strict))
+
+    def check_removal(self, ids: Sequence[str]) -> None:
+        """Raise Conflict for a job, or a job of a group, that runs, waits or is needed by others.
+
+        Those that are removed together may need each other.
+        """
+        jobs = []
+        for one in ids:
+            if is_group_id(one):
+                jobs += self.several(self.group_members(one))
+            else:
+                jobs.append(self.job(one))
+        removed = {job["id"] for job in jobs}
+        needed = self.needed()
+        for job in jobs:
+            refuse_removal(job, [one for one in needed.get(job["id"], ()) if one not in removed])
+
+    def remove(self, job_id: str) -> int:
+        """Remove an ended job, or a group with all its jobs; return the bytes freed."""
+        if not is_group_id(job_id):
+            return super().remove(job_id)
+        self.check_removal([job_id])
+        close = self.close_sweep if is_sweep_id(job_id) else self.close_curriculum
+        folder, jobs = close(job_id)
+        freed = sum(super(Grouping, self).remove(one) for one in jobs)
+        folder.remove()
+        return freed
+
+
+def _name_of(folder: GroupFolder) -> Any:
+    with suppress(Conflict, NotFound):
+        return folder.read_plan().get("name")
+    return None
