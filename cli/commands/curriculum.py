@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
+from ..shared.groups import group_named, limit_option, print_groups
 from ..view import render
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _EXIT_CODES = {"finished": 0, "failed": 1}
+_HINT = "a job file with `stages` makes one"
 _ENDED = ("finished", "failed", "canceled")
 
 
@@ -36,40 +38,18 @@ def curriculum() -> None:
 def show(app: App, curriculum: str | None) -> None:
     """Show CURRICULUM (default: the latest): attempts at its stages, and decisions."""
     client = app.reader()
-    show_curriculum(app, client, _named(client, curriculum))
+    newest = client.curricula(1) if curriculum is None else ()
+    show_curriculum(app, client, group_named(client, "curriculum", curriculum, newest, _HINT))
 
 
 @curriculum.command("list")
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    default=20,
-    show_default=True,
-    metavar="N",
-    help="Most curricula to list.",
-)
+@limit_option("curricula")
 @common_options
 @click.pass_obj
 def list_(app: App, limit: int) -> None:
     """List curricula, newest first."""
-    found = app.reader().curricula(limit)
-    if app.as_json:
-        for one in found:
-            render.json_line(one)
-        return
-    rows = [
-        [
-            one["id"],
-            render.labels(one),
-            one["kind"],
-            render.status(str(one["status"])),
-            one["attempts"][-1]["stage"],
-            render.clock(one["created_at"]),
-        ]
-        for one in found
-    ]
-    headers = ["CURRICULUM", "NAME", "KIND", "STATUS", "STAGE", "CREATED"]
-    render.print_table(headers, rows, empty="no curriculum yet: a job file with stages makes one")
+    columns = {"STAGE": lambda one: str(one["attempts"][-1]["stage"])}
+    print_groups(app, app.reader().curricula(limit), columns, kind="curriculum", hint=_HINT)
 
 
 def show_curriculum(app: App, client: Client, curriculum_id: str) -> None:
@@ -79,22 +59,6 @@ def show_curriculum(app: App, client: Client, curriculum_id: str) -> None:
         render.json_line(found)
     else:
         print_curriculum(found)
-
-
-def _named(client: Client, text: str | None) -> str:
-    """The curriculum of an id, a prefix of one or a name; None: the latest."""
-    from ...daemon.curriculum.folder import is_curriculum_id
-    from ...jobs.errors import NotFound, SpecError
-
-    if text is None:
-        latest = client.curricula(1)
-        if not latest:
-            raise NotFound("curriculum: none yet: a job file with `stages` makes one")
-        return str(latest[0]["id"])
-    found = client.find_any(text)
-    if not is_curriculum_id(found):
-        raise SpecError("curriculum", f"must be a curriculum, got {found}")
-    return found
 
 
 def print_curriculum(found: Mapping[str, Any]) -> None:

@@ -12,12 +12,14 @@ import click
 
 from ..shared.app import App, common_options, note
 from ..shared.grouped import GroupedOption
+from ..shared.groups import group_named, limit_option, print_groups
 from ..view import render
 
 if TYPE_CHECKING:
     from ...daemon.client.client import Client
 
 _POLL_S = 0.5
+_HINT = "`warmd submit KIND --sweep OPTION=VALUE,…` makes one"
 _ENDED = ("finished", "failed", "stopped", "canceled")
 
 
@@ -38,7 +40,8 @@ def show(app: App, sweep: str | None) -> None:
     combinations that were not continued are those of the step at which they were dropped.
     """
     client = app.reader()
-    show_sweep(app, client, _named(client, sweep))
+    newest = client.sweeps(1) if sweep is None else ()
+    show_sweep(app, client, group_named(client, "sweep", sweep, newest, _HINT))
 
 
 def show_sweep(app: App, client: Client, sweep_id: str) -> None:
@@ -51,53 +54,13 @@ def show_sweep(app: App, client: Client, sweep_id: str) -> None:
 
 
 @sweep.command("list")
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    default=20,
-    show_default=True,
-    metavar="N",
-    help="Most sweeps to list.",
-)
+@limit_option("sweeps")
 @common_options
 @click.pass_obj
 def list_(app: App, limit: int) -> None:
     """List sweeps, newest first."""
-    found = app.reader().sweeps(limit)
-    if app.as_json:
-        for one in found:
-            render.json_line(one)
-        return
-    rows = [
-        [
-            one["id"],
-            render.labels(one),
-            one["kind"],
-            render.status(str(one["status"])),
-            str(one["jobs"]),
-            render.steps(one),
-            render.clock(one["created_at"]),
-        ]
-        for one in found
-    ]
-    headers = ["SWEEP", "NAME", "KIND", "STATUS", ">JOBS", ">STEP", "CREATED"]
-    render.print_table(headers, rows, empty="no sweep yet: warmd submit KIND --sweep OPTION=…")
-
-
-def _named(client: Client, text: str | None) -> str:
-    """The sweep of an id, a prefix of one or a name; None: the latest."""
-    from ...daemon.sweeps.folder import is_sweep_id
-    from ...jobs.errors import NotFound, SpecError
-
-    if text is None:
-        latest = client.sweeps(1)
-        if not latest:
-            raise NotFound("sweep: none yet: `warmd submit KIND --sweep OPTION=…` makes one")
-        return str(latest[0]["id"])
-    found = client.find_any(text)
-    if not is_sweep_id(found):
-        raise SpecError("sweep", f"must be a sweep, got the job {found}")
-    return found
+    columns = {">JOBS": lambda one: str(one["jobs"]), ">STEP": render.steps}
+    print_groups(app, app.reader().sweeps(limit), columns, kind="sweep", hint=_HINT)
 
 
 def print_sweep(found: Mapping[str, Any]) -> None:
