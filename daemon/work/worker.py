@@ -316,6 +316,7 @@ class Worker:
                 self._receive(horses[source])
             elif source in downloads:
                 self._downloads.read(source)
+        self.horses.sweep()  # now: a slot that has become free is filled without a pause
 
     def _receive(self, horse: Horse) -> None:
         attempts = {a.job.id: a for a in self.attempts if a.job.id in horse.job_ids}
@@ -363,7 +364,6 @@ class Worker:
             if self._needs_horse(attempt) and attempt.request is not None:
                 attempt.horse = self.horses.attach(attempt.request, alone=attempt.is_suspect)
         self._downloads.sweep()
-        self.horses.sweep()
 
     def _enforce_lease(self) -> None:
         """End all jobs before the lease runs out: after that, other machines may take them."""

@@ -1,0 +1,18 @@
+"""Jobs that wait in one queue: each begins as soon as the one before it has gone."""
+
+from __future__ import annotations
+
+from daemons import Daemon
+
+from warmd.daemon.work.worker import _TICK_S
+
+
+def test_a_waiting_job_begins_before_the_worker_would_look_again_by_itself(shared_daemon: Daemon):
+    jobs = [shared_daemon.submit(samples=1, save_every=100) for _ in range(8)]
+    for job_id in jobs:
+        assert shared_daemon.wait(job_id)["status"] == "finished"
+    times = [shared_daemon.client.job(job_id) for job_id in jobs]
+    ends = [job["ended_at"] for job in times[:-1]]
+    begins = [job["started_at"] for job in times[1:]]
+    # The least, because the machine may be busy: a worker that sleeps does so each time.
+    assert min(begin - end for begin, end in zip(begins, ends, strict=True)) < _TICK_S / 2
