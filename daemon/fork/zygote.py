@@ -488,10 +488,17 @@ def import_libraries(on_import: Callable[[str], None] = lambda name: None) -> No
         _import_kind(kind)
     with torch.profiler.record_function("first"):  # imports a module that a first step would import
         pass
+    import torch.utils.serialization.config  # which the first checkpoint would import
+
+    from ...jobs.compute import native
     from ...jobs.compute.levels import levels
+    from ...jobs.libraries import versions
 
     on_import("kernels")
     levels()  # measured once per machine, with one thread, and not in each horse
+    if native.is_available():
+        pass
+    versions()
     torch.cuda.is_available()  # by NVML, see ENVIRONMENT; only the first call is slow
 
 

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,11 @@ import orjson
 import xxhash
 
 from ...jobs.files.atomic import write_atomic
+from ...jobs.libraries import versions
 from ...jobs.user_code import modules
 from .git import state_of
 from .rundir import RunDir
 
-_LIBRARIES = ("warmd", "torch", "transformers", "trl", "accelerate", "numpy")
 _MAX_FILE_BYTES = 1_000_000  # of a user module; of a larger one, only the digest is kept
 _MAX_FILES = 1000
 _MAX_DATA_BYTES = 256_000_000  # of a data file; a larger one is known by size and time
@@ -154,11 +153,7 @@ def _write(place: Path, found: Source) -> None:
 
 def _versions() -> dict[str, str]:
     """The versions of Python and of the libraries that compute."""
-    found = {"python": platform.python_version()}
-    for name in _LIBRARIES:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+    return {"python": platform.python_version(), **versions()}
 
 
 def _data(spec: Mapping[str, Any]) -> dict[str, Any]:

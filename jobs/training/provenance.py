@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 
 import torch
 
 from ..compute.device import gpu_summary, processor_name
-
-_LIBRARIES = ("warmd", "torch", "transformers", "trl", "accelerate", "numpy")
-
+from ..libraries import versions
 
 _OTHERS = ("threads", "device", "driver", "cuda")
 
@@ -19,7 +16,7 @@ _OTHERS = ("threads", "device", "driver", "cuda")
 def environment(device: torch.device) -> dict[str, Any]:
     """Return the environment of this process, as plain values."""
     return {
-        "versions": {name: version(name) for name in _LIBRARIES},
+        "versions": dict(versions()),
         "threads": torch.get_num_threads(),
         **(_gpu(device) if device.type == "cuda" else {"device": processor_name()}),
     }

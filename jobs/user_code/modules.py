@@ -7,6 +7,7 @@ precedence over a library of the same name.
 from __future__ import annotations
 
 import importlib
+import os
 import site
 import sys
 import sysconfig
@@ -101,10 +102,10 @@ def changed(recorded: Mapping[str, str]) -> list[str]:
 
 def is_own(file: str) -> bool:
     """Whether a source file is user code: neither a library's nor warmd's."""
-    path = Path(file)
-    if not path.is_absolute() or {"site-packages", "dist-packages"} & set(path.parts):
+    # By text: a process has thousands of modules, and each job looks at all of them.
+    if not file.startswith("/") or "/site-packages/" in file or "/dist-packages/" in file:
         return False
-    return not any(path.is_relative_to(folder) for folder in _library_folders())
+    return not os.path.normpath(file).startswith(_library_folders())
 
 
 def _own() -> dict[str, Path]:
@@ -125,10 +126,12 @@ def _digest(file: str) -> str | None:
 
 
 @cache
-def _library_folders() -> frozenset[Path]:
+def _library_folders() -> tuple[str, ...]:
+    """The folders of libraries and of warmd, each with a slash at its end."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     warmd = Path(__file__).parents[2]
     folders = {Path(sysconfig.get_path(name)) for name in names}
     # warmd's sources as imported, and as the links of a checkout resolve.
     parts = {(warmd / part).resolve() for part in ("cli", "configs", "daemon", "jobs")}
-    return frozenset(folders | {Path(site.getusersitepackages()), warmd} | parts)
+    folders |= {Path(site.getusersitepackages()), warmd} | parts
+    return tuple(f"{folder}/" for folder in folders)

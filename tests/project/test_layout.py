@@ -115,6 +115,7 @@ ALLOWED = {
     "jobs.models": (*CONTRACT, "configs"),
     "jobs.training": (
         *CONTRACT,
+        "jobs.libraries",
         "jobs.compute",
         "jobs.data",
         "jobs.files",
