@@ -25,6 +25,8 @@ from ..host.home import Home, private
 from ..host.parent_death import tied_to_parent
 from ..queue import health, keys
 
+_STOP_INTERVAL_S = 0.5
+
 log = logging.getLogger(__name__)
 
 _MAX_LOG_BYTES = 10_000_000
@@ -130,13 +132,16 @@ class EmbeddedRedis:
             return
         if not self.is_ready():
             timeout_s = 0.0  # all acknowledged writes are on disk
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            log.warning("Redis: does not end, killing it")
-            self.process.kill()
-            self.process.wait()
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            # More than once: while it writes its first append-only file, it refuses to end.
+            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_STOP_INTERVAL_S)
+                return
+        log.warning("Redis: does not end, killing it")
+        self.process.kill()
+        self.process.wait()
 
     def _lock_folder(self, timeout_s: float) -> int:
         """Wait until no other Redis uses the folder; return the descriptor of its lock.

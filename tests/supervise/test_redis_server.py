@@ -76,6 +76,26 @@ def test_the_embedded_redis_keeps_every_acknowledged_write_after_kill_9(home: Ho
         server.stop()
 
 
+@pytest.mark.parametrize("kind", ["valkey", "redis"])
+def test_it_ends_by_itself_after_it_has_begun_a_new_append_only_file(home: Home, kind: str):
+    server = EmbeddedRedis(home, find_binary(None if kind == "valkey" else debian_redis()))
+    server.start()
+    with keys.connect(server.url) as connection:
+        connection.config_set("appendonly", "no")
+        connection.set("kept", 1)
+        connection.config_set("appendonly", "yes")  # it ends only when this file is written
+    process = server.process
+    assert process is not None
+    server.stop()
+    assert process.returncode == 0
+    server.start()
+    try:
+        with keys.connect(server.url) as connection:
+            assert connection.get("kept") == b"1"
+    finally:
+        server.stop()
+
+
 def test_two_redis_processes_never_share_a_folder(home: Home):
     first, second = (EmbeddedRedis(home, find_binary(None)) for _ in range(2))
     first.start()
