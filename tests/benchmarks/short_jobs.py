@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import statistics
 import time
 from typing import Any
 
+import click
 from own_daemon import own_daemon
 
 from warmd.daemon.client.client import Client
@@ -56,11 +58,12 @@ def report(jobs: list[dict[str, float]]) -> None:
         print_row(f"{first} to {second}", [job[second] - job[first] for job in jobs])
     pairs = list(itertools.pairwise(jobs))
     print_row("ended to started, the next one", [b["started"] - a["ended"] for a, b in pairs])
-    jobs[-1]["ended"] - jobs[0]["ended"]
+    seconds = jobs[-1]["ended"] - jobs[0]["ended"]
+    click.echo(f"{len(pairs) / seconds:.2f} jobs per second")
 
 
 def print_row(name: str, seconds: list[float]) -> None:
-    pass
+    click.echo(f"{name:32} {1000 * statistics.median(seconds):7.1f} ms")
 
 
 if __name__ == "__main__":
