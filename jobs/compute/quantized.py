@@ -34,7 +34,7 @@ class Int8Linear:
 
     def __init__(self, weights: Sequence[Tensor], bias: Tensor | None) -> None:
         """`weights`: (out, in) each, with the same input; their outputs are concatenated."""
-        integers, scale = _integers_of(weights, torch.float32)
+        integers, scale = integers_of(weights, torch.float32)
         self.shape: tuple[int, int] = (len(integers), integers.shape[1])
         self.scale = scale / _LARGEST  # the scale of a row of x is its absmax then
         self.packed = onednn.pack_int8(integers)
@@ -64,7 +64,7 @@ class WeightOnlyInt8Linear:
 
     def __init__(self, weights: Sequence[Tensor], bias: Tensor | None) -> None:
         """`weights`: (out, in) each, with the same input; their outputs are concatenated."""
-        self._integers, self._scale = _integers_of(weights, torch.bfloat16)
+        self._integers, self._scale = integers_of(weights, torch.bfloat16)
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class WeightOnlyInt8Linear:
         return y if self._bias is None else y.add_(self._bias)
 
 
-def _integers_of(weights: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def integers_of(weights: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Quantize weights (out, in) to one int8 tensor; return it and scales (out,) of dtype."""
     outputs = sum(map(len, weights))
     integers = torch.empty(outputs, weights[0].shape[1], dtype=torch.int8)

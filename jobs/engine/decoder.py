@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional
 
 from ..compute import hugepages, native
+from ..compute.frozen_int8 import FrozenInt8Linear
 from ..compute.levels import NATIVE
 from ..compute.linears import (
     LazilyPackedLinear,
@@ -90,12 +91,14 @@ class Decoder:
         *,
         precision: str = NATIVE,
         make: LinearFactory | None = None,
+        make_head: LinearFactory | None = None,
         use_cuda_steps: bool | None = None,
         spare_bytes: int | None = None,
     ) -> None:
         """`make`: the form of all linear layers, in place of the one that suits `precision`; not
-        batch-invariant. `use_cuda_steps`: whether to decode in steps of fixed shapes (default: on a
-        GPU). `spare_bytes`: memory that packing must leave free (default: 1 GiB).
+        batch-invariant. `make_head`: another form for the vocabulary head. `use_cuda_steps`:
+        whether to decode in steps of fixed shapes (default: on a GPU). `spare_bytes`: memory that
+        packing must leave free (default: 1 GiB).
         """
         config = model.config.get_text_config()
         text = text_model(model)
@@ -119,7 +122,8 @@ class Decoder:
             for number, layer in enumerate(text.layers)
         ]
         self.norm = text.norm.weight.detach()
-        self.head = self._linears.fused(
+        heads = self._linears if make_head is None else UniformBuilder(make_head)
+        self.head = heads.fused(
             [model.get_output_embeddings()], patience=_PATIENCE + len(self.layers)
         )
         self.rope = Rope(text.rotary_emb, self.embedding)
@@ -162,8 +166,8 @@ class Decoder:
         if config.model_type not in _MODEL_TYPES or model.get_output_embeddings() is None:
             return False  # the names of its layers are not known
         layers = text_model(model).layers
-        if type(base_layer(layers[0].self_attn.q_proj)) is not torch.nn.Linear:
-            return False  # quantized, say
+        if type(base_layer(layers[0].self_attn.q_proj)) not in (torch.nn.Linear, FrozenInt8Linear):
+            return False  # quantized by a library, say
         if _num_deep(model) >= len(layers):
             return False  # the last layer drops rows that later features would be added to
         window = getattr(config, "sliding_window", None)

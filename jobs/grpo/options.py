@@ -243,6 +243,10 @@ class GrpoSpec(RecordsSpec, RewardsSpec, EvaluatedSpec, SamplingSpec, LossSpec):
             )
         self._check_geometry()
         self._check_texts()
+        if self.rollout_dtype == "int8" and self.base_precision == "int8":
+            raise SpecError(
+                "rollout_dtype", "must be float32 with base_precision int8, which it generates in"
+            )
         if self.rollout_dtype == "int8" and self.loss_type == "vespo":
             raise SpecError("rollout_dtype", "must be float32 with loss_type vespo, got int8")
         if self.system is not None and not self.chat_template:

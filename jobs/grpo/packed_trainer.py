@@ -27,11 +27,12 @@ from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
+from ..compute.frozen_int8 import FrozenInt8Linear
 from ..compute.levels import levels
 from ..compute.linears import InPlaceLinear, has_onednn, int8_linear, packed_float32
 from ..compute.quantized import CastLinear, LinearFactory, WeightOnlyInt8Linear
 from ..engine.decoder import Decoder, text_model
-from ..engine.low_rank import Adapted, Adapter
+from ..engine.low_rank import Adapted, Adapter, base_layer
 from ..engine.sampling import BatchSampler
 from ..packing.attention import can_pack, packed_attention
 from ..packing.passes import Embedded, score_pack, tokens_that_fit
@@ -159,12 +160,20 @@ class PackedTrainer(GRPOTrainer):
 
         Every step has new weights. Those below an adapter are frozen, so their decoder is kept.
         """
-        make = self._linear_factory(rows)
+        make, make_head = self._linear_factory(rows), None
+        if self._has_int8_base:
+            make, make_head = int8_linear, make
         if not self._adapted:
             return Decoder(self.model, make=make, use_cuda_steps=False)
         if make not in self._frozen_decoders:
-            self._frozen_decoders = {make: Decoder(self.model, make=make, use_cuda_steps=False)}
+            decoder = Decoder(self.model, make=make, make_head=make_head, use_cuda_steps=False)
+            self._frozen_decoders = {make: decoder}
         return self._frozen_decoders[make]
+
+    @property
+    def _has_int8_base(self) -> bool:
+        """Whether the loss computes with int8 weights below the adapter."""
+        return self._tuned is not None and isinstance(base_layer(self._tuned), FrozenInt8Linear)
 
     def _linear_factory(self, rows: int) -> LinearFactory:
         """Return the linear-layer implementation for generation of `rows` sequences."""

@@ -42,6 +42,7 @@ _PLAIN = {
 }  # fmt: skip
 # In the metadata of the weights: the digest of the base's weights that the adapter was trained on.
 BASE_DIGEST = "warmd_base_weights"
+BASE_PRECISION = "warmd_base_precision"  # in which the base was while the adapter was trained
 
 
 def is_adapter(folder: Path) -> bool:

@@ -15,9 +15,11 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from torch import Tensor
 
+from ..compute.frozen_int8 import quantize_linears
+from ..compute.levels import levels, why_not
 from ..context import Context, WarmModel
 from ..errors import JobFailed
-from ..models.adapters import BASE_DIGEST, CONFIG, is_adapter
+from ..models.adapters import BASE_DIGEST, BASE_PRECISION, CONFIG, is_adapter
 from .deprecations import no_deprecations
 from .options import ALL_LINEAR, NOT_ON_ADAPTER, TrainingSpec
 
@@ -34,6 +36,8 @@ def with_adapter(warm: WarmModel, model: Any, spec: TrainingSpec) -> PeftModel:
     """
     if is_adapter(warm.path):
         raise JobFailed(f"lora: {NOT_ON_ADAPTER}")
+    if spec.base_precision == "int8":
+        _quantize(model)
     ends = model.get_input_embeddings(), model.get_output_embeddings()
     for name, module in model.named_modules():
         if module in ends and name.rpartition(".")[2] in spec.lora_targets:
@@ -57,7 +61,22 @@ def with_adapter(warm: WarmModel, model: Any, spec: TrainingSpec) -> PeftModel:
             raise JobFailed(f"lora_targets: must be layers of the model: {reason}") from error
     config.base_model_name_or_path = str(warm.path.absolute())
     wrapped.base_weights_digest = cast(Any, warm.weights_digest)  # torch types attributes
+    wrapped.base_precision = cast(Any, spec.base_precision)
     return wrapped
+
+
+def _quantize(model: Any) -> None:
+    """Give the model's linear layers int8 weights, but for the vocabulary head. Raises JobFailed.
+
+    Also where int8 is not faster: what is learned must not depend on the machine.
+    """
+    if model.device.type != "cpu":
+        raise JobFailed(f"base_precision: must be native on a GPU ({model.device}), got int8")
+    if levels().int8 is None:
+        raise JobFailed(f"base_precision: must be native on this machine: {why_not('int8')}")
+    if quantize_linears(model, kept=model.get_output_embeddings()) == 0:
+        kind = model.config.model_type
+        raise JobFailed(f"base_precision: must be native for a {kind}, which has no linear layers")
 
 
 def _targets(names: tuple[str, ...]) -> str | list[str]:
@@ -75,9 +94,10 @@ def write_adapter_config(model: PeftModel, folder: Path) -> None:
 
 
 def adapter_metadata(model: PeftModel) -> dict[str, str]:
-    """Return the metadata of the adapter's file: the weights that it was trained on, if known."""
+    """Return the metadata of the adapter's file: the weights that it was trained on, as known."""
     digest = getattr(model, "base_weights_digest", None)
-    return {"format": "pt"} | ({BASE_DIGEST: str(digest)} if digest is not None else {})
+    known = {BASE_DIGEST: digest, BASE_PRECISION: getattr(model, "base_precision", None)}
+    return {"format": "pt"} | {name: str(value) for name, value in known.items() if value}
 
 
 def adapter_tensors(model: PeftModel) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from ...configs.precision import NATIVE
 from ..errors import SpecError
 from ..models.adapters import is_adapter
 from ..models.weight_headers import matrices
@@ -179,6 +180,13 @@ class TrainingSpec(Spec, ABC):
     lora_dropout: float = option(
         0.0, "dropout probability of the adapter's input", group="lora", minimum=0, maximum=0.9
     )
+    base_precision: str = option(
+        NATIVE,
+        "precision of the frozen model below a LoRA adapter; int8: in generation and in the loss, "
+        "but for embeddings and vocabulary head (CPU only)",
+        group="lora",
+        choices=(NATIVE, "int8"),
+    )
     report_to: tuple[str, ...] = option(
         (),
         "experiment trackers",
@@ -255,7 +263,7 @@ class TrainingSpec(Spec, ABC):
 
     def _check_lora(self) -> None:
         known = self.options()
-        for name in ("lora_alpha", "lora_targets", "lora_dropout"):
+        for name in ("lora_alpha", "lora_targets", "lora_dropout", "base_precision"):
             if self.lora is None and getattr(self, name) != known[name].default:
                 raise SpecError(name, "must go with lora, got it alone")
         if ALL_LINEAR in self.lora_targets[1:] or not self.lora_targets:

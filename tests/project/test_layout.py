@@ -115,6 +115,7 @@ ALLOWED = {
     "jobs.models": (*CONTRACT, "configs"),
     "jobs.training": (
         *CONTRACT,
+        "configs",
         "jobs.libraries",
         "jobs.compute",
         "jobs.data",
