@@ -152,7 +152,7 @@ class PackedTrainer(GRPOTrainer):
             processors=processors,
             pad_id=self._tokenizer.pad_token_id,
             wants_logps=self._generates_int8 or self.keeps_logps,
-            adapted=self._adapted,
+            adapted=[Adapted(one.adapter.joined()) for one in self._adapted],
         )
 
     def _decoder(self, rows: int) -> Decoder:

@@ -101,6 +101,20 @@ def test_logits_are_those_of_peft(model, name):
     assert not torch.allclose(expected, plain, atol=0.1)
 
 
+@pytest.mark.parametrize("name", SETTINGS)
+def test_joined_products_are_the_same_but_for_rounding(model, name):
+    wrapped = with_adapter(model, 1, **SETTINGS[name])
+    adapter = adapter_of(wrapped)
+    with torch.inference_mode():
+        decoder = Decoder(model)
+        found = [
+            decoder.forward([Part(decoder.new(40), prompt(40), True, adapter=one)])[0]
+            for one in (adapter, adapter.joined())
+        ]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-3)
+    assert all(len(of_fused) <= 1 for of in adapter.joined().layers for of_fused in of.values())
+
+
 def test_sequences_of_many_adapters_get_the_same_bits_in_a_batch_as_alone(model):
     adapters = [None, *(adapter_of(with_adapter(model, seed)) for seed in range(1, 4))]
     prompts = [prompt(length, length) for length in (3, CHUNK + 9, 17, 1, 40, 2 * CHUNK, 5, 23)]

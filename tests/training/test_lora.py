@@ -17,9 +17,17 @@ import sft_jobs
 import tiny
 import torch
 from mlm_jobs import CONFIGS, make_home, text_spec
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+from needs import needs
+from safetensors import safe_open
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
 
 from warmd.jobs import spec_class
+from warmd.jobs.compute.levels import levels
 from warmd.jobs.context import step_of
 from warmd.jobs.dpo.kind import run as run_dpo
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
@@ -125,6 +133,26 @@ def test_a_stopped_job_ends_with_the_adapter_of_the_straight_run(work, tmp_path)
     assert not [e for e in straight.of_type("warning") if "lora" in e["message"]]
 
 
+def test_a_stopped_job_on_an_int8_base_ends_with_the_adapter_of_the_straight_run(work, tmp_path):
+    needs(levels().int8 is not None, "int8 kernels")
+    spec = work.spec(base_precision="int8")
+    work.run(spec, work.job(tmp_path / "straight").ctx)
+    stopped = work.job(tmp_path / "stopped")
+    stopped.stop_at_step = 3
+    with pytest.raises(Stopped):
+        work.run(spec, stopped.ctx)
+    job = work.job(tmp_path / "stopped")
+    work.run(spec, job.ctx)
+    adapters = [(tmp_path / name / "model" / ADAPTER) for name in ("straight", "stopped")]
+    assert adapters[0].read_bytes() == adapters[1].read_bytes()
+    with safe_open(adapters[0], "pt") as file:
+        assert file.metadata()["warmd_base_precision"] == "int8"
+    native = work.job(tmp_path / "native")
+    work.run(work.spec(), native.ctx)
+    losses = [[event["loss"] for event in run.of_type("step")] for run in (job, native)]
+    assert losses[0] != losses[1][-len(losses[0]) :]
+
+
 def test_its_checkpoints_hold_the_adapter_and_no_weights_of_the_model(work, tmp_path):
     job = work.job(tmp_path / "run")
     work.run(work.spec(), job.ctx)
@@ -173,6 +201,14 @@ def test_the_model_below_the_adapter_stays_as_it_was(work, tmp_path):
             {"lora_targets": ["q_proj"], "lora": None},
             "lora_targets: must go with lora, got it alone",
         ),
+        (
+            {"base_precision": "int8", "lora": None},
+            "base_precision: must go with lora, got it alone",
+        ),
+        (
+            {"base_precision": "int8", "rollout_dtype": "int8"},
+            "rollout_dtype: must be float32 with base_precision int8, which it generates in",
+        ),
         ({"lora": 0}, "lora: must be an integer of at least 1 and at most 4096, got 0"),
         (
             {"lora_targets": ["q_proj", "all-linear"]},
@@ -220,6 +256,13 @@ def test_embeddings_and_head_get_no_adapter(tmp_path, name):
     job = tiny.surroundings(tmp_path)
     options = {"lora": 2, "lora_targets": [name], "reward": ["tiny:digit_share"]}
     with pytest.raises(JobFailed, match=r"^lora_targets: must not be the embeddings or the vocab"):
+        run_grpo(GrpoSpec.parse(options), job.ctx)
+
+
+def test_an_int8_base_needs_linear_layers(tmp_path):
+    job = tiny.surroundings(tmp_path, GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2)))
+    options = {"lora": 2, "base_precision": "int8", "reward": ["tiny:digit_share"]}
+    with pytest.raises(JobFailed, match=r"^base_precision: must be native for a gpt2"):
         run_grpo(GrpoSpec.parse(options), job.ctx)
 
 
