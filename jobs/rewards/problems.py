@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cache
 from hashlib import sha256
 from itertools import islice
 from typing import Any, Literal, TypeAlias
@@ -118,7 +119,8 @@ def iter_arithmetic(part: Part) -> Iterator[Problem]:
         yield Problem(f"{a}+{b}=", str(a + b), row, {"answer": str(a + b)})
 
 
-def _shuffled_pairs() -> list[tuple[int, int]]:
+@cache
+def _shuffled_pairs() -> tuple[tuple[int, int], ...]:
     pairs = [(a, b) for a in range(100) for b in range(a, 100)]
     # Fisher-Yates with a fixed generator, since `random` may change between versions of Python:
     # the linear congruential generator of MMIX (Knuth, The Art of Computer Programming, vol. 2,
@@ -130,7 +132,7 @@ def _shuffled_pairs() -> list[tuple[int, int]]:
         pairs[i], pairs[j] = pairs[j], pairs[i]
         if state >> 31 & 1:
             pairs[i] = pairs[i][::-1]
-    return pairs
+    return tuple(pairs)
 
 
 def _distinct(problems: Iterable[Problem]) -> Iterator[Problem]:
