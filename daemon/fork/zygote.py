@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -459,6 +460,13 @@ class Horse:
         return {"pid": pid, "worker": self.worker, "memory_bytes": memory.resident_bytes(pid)}
 
 
+# What jobs import in functions, because the modules around it are imported without torch, too.
+_FIRST_USED_BY_JOBS = (
+    "...jobs.training.arguments",
+    "torch.utils.serialization.config",  # by the first checkpoint
+)
+
+
 def import_libraries(on_import: Callable[[str], None] = lambda name: None) -> None:
     """Import all that a job needs, so that no horse has to. Leaves one thread behind.
 
@@ -488,16 +496,16 @@ def import_libraries(on_import: Callable[[str], None] = lambda name: None) -> No
         _import_kind(kind)
     with torch.profiler.record_function("first"):  # imports a module that a first step would import
         pass
-    import torch.utils.serialization.config  # which the first checkpoint would import
-
     from ...jobs.compute import native
     from ...jobs.compute.levels import levels
     from ...jobs.libraries import versions
 
     on_import("kernels")
     levels()  # measured once per machine, with one thread, and not in each horse
+    for name in _FIRST_USED_BY_JOBS:
+        import_module(name, __package__)
     if native.is_available():
-        pass
+        import_module("...jobs.engine.native_layer_ops", __package__)  # loads machine code
     versions()
     torch.cuda.is_available()  # by NVML, see ENVIRONMENT; only the first call is slow
 
