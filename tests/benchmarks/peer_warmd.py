@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from warmd.daemon.fork.zygote import ENVIRONMENT
+from warmd.daemon.fork.libraries import ENVIRONMENT
 
 os.environ.update(ENVIRONMENT)  # as in the daemon, before the libraries are imported
 

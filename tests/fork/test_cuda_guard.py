@@ -17,8 +17,8 @@ from warmd.daemon.fork.headers import check_loadable
 BOOT = """
 import sys
 import fake_cuda, torch
-from warmd.daemon.fork import zygote
-zygote.import_libraries()
+from warmd.daemon.fork import libraries
+libraries.import_libraries()
 from pathlib import Path
 from warmd.configs.config import ModelConfig
 from warmd.daemon.fork.models import WarmModels

@@ -20,9 +20,9 @@ def write(completions, **kwargs):
 """
 ZYGOTE = """
 import json, os, sys
-from warmd.daemon.fork import zygote
-os.environ.update(zygote.ENVIRONMENT)
-zygote.import_libraries()
+from warmd.daemon.fork import libraries, zygote
+os.environ.update(libraries.ENVIRONMENT)
+libraries.import_libraries()
 print(json.dumps(sorted(sys.modules)))
 """
 

@@ -32,9 +32,9 @@ KERNEL = tuple(int(number) for number in os.uname().release.split("-")[0].split(
 # Loads a model, forks a child that trains on it, and prints the weights' hash before and after.
 FORKING = """
 import hashlib, os, sys, pathlib
-from warmd.daemon.fork import zygote
-os.environ.update(zygote.ENVIRONMENT)
-zygote.import_libraries()
+from warmd.daemon.fork import libraries
+os.environ.update(libraries.ENVIRONMENT)
+libraries.import_libraries()
 import torch
 from warmd.configs.config import ModelConfig
 from warmd.daemon.fork.horse_models import HorseModels
@@ -49,7 +49,7 @@ models = WarmModels(10**9)
 folder = pathlib.Path(sys.argv[1])
 loaded = models.ensure(ModelConfig(name="tiny", path=str(folder)), folder, in_use=())
 before = digest(loaded.warm.model)
-zygote.pause_openmp()
+libraries.pause_openmp()
 pid = os.fork()
 if pid == 0:
     torch.set_num_threads(2)
@@ -69,8 +69,8 @@ print(status, digest(loaded.warm.model) == before, len(os.listdir("/proc/self/ta
 # Prints how many of many products of oneDNN are wrong.
 MULTIPLYING = """
 import os
-from warmd.daemon.fork import zygote
-os.environ.update(zygote.ENVIRONMENT)
+from warmd.daemon.fork import libraries
+os.environ.update(libraries.ENVIRONMENT)
 import torch
 torch.set_num_threads(2)
 x, weight = torch.randn(3, 128), torch.randn(192, 128)

@@ -270,9 +270,9 @@ def test_base_that_is_neither_here_nor_on_the_hub_is_refused(hub, tiny_model, tm
 # Loads an adapter as a zygote does, and forks a child that computes with several threads.
 FORKING = """
 import os, pathlib, sys
-from warmd.daemon.fork import zygote
-os.environ.update(zygote.ENVIRONMENT)
-zygote.import_libraries()
+from warmd.daemon.fork import libraries
+os.environ.update(libraries.ENVIRONMENT)
+libraries.import_libraries()
 import torch
 from warmd.configs.config import ModelConfig, WorkerConfig
 from warmd.daemon.fork.models import WarmModels

@@ -19,7 +19,7 @@ from shell import warmd
 from waiting import wait_until
 
 from warmd.cli.commands import doctor
-from warmd.daemon.fork.zygote import _import_kind
+from warmd.daemon.fork.libraries import import_kind
 from warmd.jobs import KINDS, import_all, run_function, spec_class
 from warmd.jobs.errors import SpecError
 from warmd.jobs.registry import Kinds
@@ -216,7 +216,7 @@ def test_the_doctor_names_a_kind_whose_jobs_would_fail(lines):
 
 def test_a_run_module_that_fails_leaves_the_zygote_alive(lines, caplog):
     (lines / "warmd_lines" / "kind.py").write_text("import not_there")
-    _import_kind("lines")
+    import_kind("lines")
     assert "kind lines: its jobs will fail: ModuleNotFoundError" in caplog.text
     with pytest.raises(ModuleNotFoundError):
         import_all("lines")

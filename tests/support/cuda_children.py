@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from warmd.daemon.fork.zygote import ENVIRONMENT
+from warmd.daemon.fork.libraries import ENVIRONMENT
 
 
 def child(code: str, *args: str, **environ: str) -> list[str]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from warmd.daemon.fork.zygote import ENVIRONMENT
+from warmd.daemon.fork.libraries import ENVIRONMENT
 
 from . import HAS_GPU, fact
 
@@ -18,11 +18,11 @@ ZYGOTE = """
 import json, os, sys, time
 from pathlib import Path
 from warmd.configs.config import ModelConfig
-from warmd.daemon.fork import zygote
+from warmd.daemon.fork import libraries
 from warmd.daemon.fork.models import WarmModels
 from warmd.daemon.fork.own_device import own_device
 from warmd.daemon.fork.placement import Placement
-zygote.import_libraries()
+libraries.import_libraries()
 import torch
 folder = Path(sys.argv[1])
 models = WarmModels(64 << 30)
@@ -31,7 +31,7 @@ maps = Path("/proc/self/maps").read_text()
 print(json.dumps({"initialized": torch.cuda.is_initialized(), "libcuda": "libcuda.so" in maps}))
 sys.stdout.flush()
 for copy_threads in (0, 0, 4):
-    zygote.pause_openmp()
+    libraries.pause_openmp()
     begun = time.perf_counter()
     if os.fork() == 0:
         try:
