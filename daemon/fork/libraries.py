@@ -75,6 +75,7 @@ def import_libraries(on_import: Callable[[str], None] = lambda name: None) -> No
     from ...jobs.compute import native
     from ...jobs.compute.levels import levels
     from ...jobs.libraries import versions
+    from ...jobs.user_code.modules import library_folders
 
     on_import("kernels")
     levels()  # measured once per machine, with one thread, and not in each horse
@@ -83,6 +84,7 @@ def import_libraries(on_import: Callable[[str], None] = lambda name: None) -> No
     if native.is_available():
         import_module("...jobs.engine.native_layer_ops", __package__)  # loads machine code
     versions()
+    library_folders()
     torch.cuda.is_available()  # by NVML, see ENVIRONMENT; only the first call is slow
 
 

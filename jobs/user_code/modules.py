@@ -7,6 +7,7 @@ precedence over a library of the same name.
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import site
 import sys
@@ -22,6 +23,19 @@ from types import ModuleType
 
 SOURCES = "sources"  # key of the digests in a checkpoint's manifest
 
+# An entry of sys.modules for each open `own_modules`: the modules of its job follow, as a dict
+# keeps the order of insertion. Comparing with a copy of sys.modules would touch every module, and
+# a forked process copies each page that it touches: 16 ms of a job's start.
+_BOUNDARY = "warmd: modules of a job follow"
+_boundaries: list[str] = []
+_restored: dict[str, ModuleType] = {}  # loaded before the first boundary, now behind it
+
+
+def _names_since(boundary: str) -> list[str]:
+    """Return the names of the modules behind an entry of sys.modules, the latest first."""
+    # No line of Python runs in this loop, so no other thread changes the dict meanwhile.
+    return list(itertools.takewhile(boundary.__ne__, reversed(sys.modules)))
+
 
 @contextmanager
 def own_modules(folders: Sequence[str]) -> Iterator[None]:
@@ -30,20 +44,39 @@ def own_modules(folders: Sequence[str]) -> Iterator[None]:
     Otherwise a process would run the code of an earlier job. Not thread-safe: sys.path and
     sys.modules are global.
     """
-    path, modules = list(sys.path), dict(sys.modules)
+    path = list(sys.path)
+    boundary = f"{_BOUNDARY} {len(_boundaries)}"
+    _boundaries.append(boundary)
+    sys.modules[boundary] = ModuleType(boundary)
     writes_bytecode = sys.dont_write_bytecode
     # Bytecode is validated by size and mtime in seconds only: stale code could be used.
     sys.dont_write_bytecode = True
     sys.path[:0] = folders
-    importlib.invalidate_caches()
+    _forget_listings(folders)
     try:
         yield
     finally:
         sys.dont_write_bytecode = writes_bytecode
         sys.path[:] = path
-        for name in _own():
-            if sys.modules[name] is not modules.get(name):
+        for name in _own(boundary):
+            if sys.modules[name] is not _restored.get(name):
                 del sys.modules[name]
+        del sys.modules[boundary]
+        _boundaries.remove(boundary)
+        if not _boundaries:
+            _restored.clear()
+
+
+def _forget_listings(folders: Sequence[str]) -> None:
+    """Make imports list the folders and those below anew, except libraries' (a `.venv`).
+
+    A change right after a listing may leave a folder's mtime as it was. Libraries are left alone
+    because `importlib.invalidate_caches` writes to thousands of objects.
+    """
+    for path in list(sys.path_importer_cache):
+        is_below = any(f"{path}/".startswith(f"{folder}/") for folder in folders)
+        if is_below and is_own(f"{path}/"):
+            del sys.path_importer_cache[path]
 
 
 def load(name: str) -> ModuleType:
@@ -62,7 +95,9 @@ def load(name: str) -> ModuleType:
 
 def _load_aside(name: str, found: ModuleSpec) -> ModuleType:
     """Import a module whose top-level name is taken by another loaded module."""
+    of_jobs = set(_names_since(_boundaries[0])) if _boundaries else set()
     hidden = _taken_out(found.name)
+    _restored.update((name, hidden[name]) for name in hidden.keys() - of_jobs)
     try:
         module = module_from_spec(found)
         sys.modules[found.name] = module
@@ -88,7 +123,8 @@ def digests(known: Mapping[str, str] | None = None) -> dict[str, str]:
     Digests in `known` are kept: a file edited since it was loaded is not what runs.
     """
     found = dict(known or {})
-    for file in sorted({str(path) for path in _own().values()} - found.keys()):
+    boundary = _boundaries[0] if _boundaries else None
+    for file in sorted({str(path) for path in _own(boundary).values()} - found.keys()):
         digest = _digest(file)
         if digest is not None:
             found[file] = digest
@@ -105,14 +141,14 @@ def is_own(file: str) -> bool:
     # By text: a process has thousands of modules, and each job looks at all of them.
     if not file.startswith("/") or "/site-packages/" in file or "/dist-packages/" in file:
         return False
-    return not os.path.normpath(file).startswith(_library_folders())
+    return not os.path.normpath(file).startswith(library_folders())
 
 
-def _own() -> dict[str, Path]:
-    """Return the loaded user modules: name -> file."""
+def _own(boundary: str | None) -> dict[str, Path]:
+    """Return the user modules loaded since a boundary, or all: name -> file."""
     found = {}
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
+    for name in list(sys.modules) if boundary is None else _names_since(boundary):
+        file = getattr(sys.modules.get(name), "__file__", None)
         if name != "__main__" and isinstance(file, str) and is_own(file):
             found[name] = Path(file)
     return found
@@ -126,8 +162,8 @@ def _digest(file: str) -> str | None:
 
 
 @cache
-def _library_folders() -> tuple[str, ...]:
-    """The folders of libraries and of warmd, each with a slash at its end."""
+def library_folders() -> tuple[str, ...]:
+    """The folders of libraries and of warmd, each with a slash at its end; found at the first call."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     warmd = Path(__file__).parents[2]
     folders = {Path(sysconfig.get_path(name)) for name in names}
