@@ -163,7 +163,7 @@ def _digest(file: str) -> str | None:
 
 @cache
 def library_folders() -> tuple[str, ...]:
-    """The folders of libraries and of warmd, each with a slash at its end; found at the first call."""
+    """The folders of libraries and of warmd, each with a slash at its end; found once."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     warmd = Path(__file__).parents[2]
     folders = {Path(sysconfig.get_path(name)) for name in names}
