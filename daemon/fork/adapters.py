@@ -56,7 +56,7 @@ def attach(base: WarmModel, config: ModelConfig, folder: Path) -> Attachment:
     """
     import torch
 
-    from ...jobs.engine.decoder import text_model
+    from ...jobs.engine.layers import text_model
     from ...jobs.engine.low_rank import Adapter, unserved
 
     tokenizer = _tokenizer(base, folder)

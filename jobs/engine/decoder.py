@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from ..compute import hugepages, native
 from ..compute.frozen_int8 import FrozenInt8Linear
@@ -31,13 +29,15 @@ from ..compute.linears import (
 )
 from ..compute.quantized import LinearFactory
 from ..compute.shape import Shape
-from ..models.adapters import unwrapped
+from .batch import adapted_rows, image_features, positions_of, wanted_rows
 from .cuda_steps import CudaSteps
 from .kv_cache import CHUNK, KVCache
-from .layer_ops import DecodeRow, LayerOps, Norms, TorchLayerOps
-from .low_rank import Adapted, Adapter, add_products, among, base_layer
+from .layer_ops import LayerOps, TorchLayerOps
+from .layers import Layer, layer_of, num_deep_layers, text_model
+from .low_rank import Adapted, add_products, among, base_layer
 from .parts import Attend, Part
 from .rope import Rope
+from .span_attention import Attention
 
 log = logging.getLogger(__name__)
 
@@ -51,33 +51,6 @@ _ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # frequencies do not depe
 _MAX_FUSED_SEQUENCES = 64
 GPU_SPAN = 512  # prompt tokens that attend together on a GPU; on a CPU CHUNK, for equal bits
 _PATIENCE = 4  # passes before the first layer is packed; then one layer per pass
-
-
-@dataclass(frozen=True)
-class _Span:
-    """Consecutive tokens of one sequence within one cell of the grid, more than one."""
-
-    kv: KVCache
-    row: int
-    begin: int  # position of the first token
-    end: int
-    mask: torch.Tensor  # causal, (groups * tokens, end)
-
-
-@dataclass(frozen=True)
-class Layer:
-    attention_norm: torch.Tensor
-    qkv: Linear
-    head_norms: Norms | None
-    out: Linear
-    mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
-
-    @property
-    def norms(self) -> tuple[torch.Tensor, ...]:
-        """RMSNorm weights: before attention and the MLP; of queries and keys, if there are any."""
-        return self.attention_norm, self.mlp_norm, *(self.head_norms or ())
 
 
 class Decoder:
@@ -118,7 +91,7 @@ class Decoder:
             else UniformBuilder(make)
         )
         self.layers = [
-            _layer(layer, self._linears, patience=_PATIENCE + number)
+            layer_of(layer, self._linears, patience=_PATIENCE + number)
             for number, layer in enumerate(text.layers)
         ]
         self.norm = text.norm.weight.detach()
@@ -130,7 +103,8 @@ class Decoder:
         if use_cuda_steps is None:
             use_cuda_steps = self.embedding.device.type == "cuda"
         self._cuda_steps = CudaSteps(self) if use_cuda_steps else None
-        self._span = GPU_SPAN if use_cuda_steps else CHUNK  # prompt tokens that attend together
+        span = GPU_SPAN if use_cuda_steps else CHUNK  # prompt tokens that attend together
+        self._attention = Attention(self.shape, span, like=self.embedding)
         norms = [norm for layer in self.layers for norm in layer.norms]
         natively = _native_layer_ops(self.shape, self.embedding, [self.norm, *norms])
         self._layer_ops: LayerOps = natively or TorchLayerOps(self.shape)
@@ -168,7 +142,7 @@ class Decoder:
         layers = text_model(model).layers
         if type(base_layer(layers[0].self_attn.q_proj)) not in (torch.nn.Linear, FrozenInt8Linear):
             return False  # quantized by a library, say
-        if _num_deep(model) >= len(layers):
+        if num_deep_layers(model) >= len(layers):
             return False  # the last layer drops rows that later features would be added to
         window = getattr(config, "sliding_window", None)
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -215,21 +189,23 @@ class Decoder:
             if part.kv.length + len(part.ids) > part.kv.capacity:  # native: unchecked
                 raise IndexError(f"a sequence has room for {part.kv.capacity} positions")
         ids = [token for part in parts for token in part.ids]
-        cos, sin = self.rope.at(_positions(parts))
+        cos, sin = self.rope.at(positions_of(parts))
         x = self.embedding[torch.tensor(ids, device=self.embedding.device)]
-        seen = _image_features(parts)
+        seen = image_features(parts)
         for where, features in seen:
             x[where] = features[0].to(x.dtype)
         deep = [(where, features[1:]) for where, features in seen if len(features) > 1]
-        wanted = _wanted(parts)
+        wanted = wanted_rows(parts)
         is_step = len(parts) == len(wanted) == len(ids) <= _MAX_FUSED_SEQUENCES and not deep
-        adapted = _adapted(parts)
+        adapted = adapted_rows(parts)
         steps = self._ready_fused_steps() if is_step and not adapted else None
         if steps is not None:
             logits: torch.Tensor = steps.logits(x, cos, sin, [part.kv.location for part in parts])
         else:
             rows = torch.tensor(wanted, dtype=torch.long, device=x.device)
-            x = self.hidden(x, cos, sin, self._attention(parts), rows, deep, adapted)
+            x = self.hidden(
+                x, cos, sin, self._attention.of(parts, self._layer_ops), rows, deep, adapted
+            )
             logits = self.logits(x) if wanted else x[:, :0]
         for part in parts:
             part.kv.length += len(part.ids)
@@ -270,19 +246,6 @@ class Decoder:
             self._fused_steps = None
             return None
 
-    def _attention(self, parts: Sequence[Part]) -> Attend:
-        decode_rows, spans = self._spans(parts)
-
-        def attend(qkv: torch.Tensor, number: int) -> torch.Tensor:
-            attended = torch.empty_like(qkv[:, : self.shape.heads])
-            for span in spans:
-                self._attend(qkv, attended, span, number)
-            if decode_rows:
-                self._layer_ops.attend(qkv, attended, decode_rows, number)
-            return attended
-
-        return attend
-
     def hidden(
         self,
         x: torch.Tensor,
@@ -320,28 +283,6 @@ class Decoder:
         y: torch.Tensor = steps.linear(linear, x)
         return y
 
-    def _spans(self, parts: Sequence[Part]) -> tuple[list[DecodeRow], list[_Span]]:
-        decode_rows, spans, row = [], [], 0
-        for part in parts:
-            begin, last = part.kv.length, part.kv.length + len(part.ids)
-            while begin < last:
-                end = min(begin // self._span * self._span + self._span, last)
-                if end - begin == 1:
-                    decode_rows.append(DecodeRow(row, part.kv, begin))
-                else:
-                    spans.append(_Span(part.kv, row, begin, end, self._mask(begin, end)))
-                row += end - begin
-                begin = end
-        return decode_rows, spans
-
-    def _mask(self, begin: int, end: int) -> torch.Tensor:
-        like = self.embedding
-        mask = like.new_zeros(end - begin, end)
-        columns = torch.arange(end, device=like.device)
-        rows = torch.arange(begin, end, device=like.device)
-        mask.masked_fill_(columns > rows[:, None], float("-inf"))
-        return mask.repeat(self.shape.heads // self.shape.kv_heads, 1)
-
     def _compute(
         self,
         layer: Layer,
@@ -377,108 +318,6 @@ class Decoder:
         h = rowwise.rms_norm(x, layer.mlp_norm)
         h = rowwise.swiglu(apply(layer.gate_up, "gate_up", h))
         return x + apply(layer.down, "down", h)
-
-    def _attend(self, qkv: torch.Tensor, attended: torch.Tensor, span: _Span, number: int) -> None:
-        """Attention of one span. GQA: the query heads of a KV head are folded into query rows."""
-        written, keys, values = span.kv.layers[number]
-        begin, end = span.begin, span.end
-        shape, heads, size = self.shape, self.shape.kv_heads, self.shape.head_dim
-        groups = shape.heads // heads
-        count = end - begin
-        rows = qkv[span.row : span.row + count]
-        new = rows[:, shape.heads :].view(count, 2, heads, size)
-        written[:, :, begin:end] = new.permute(1, 2, 0, 3)
-        query = rows[:, : shape.heads].view(count, heads, groups, size).permute(1, 2, 0, 3)
-        result = functional.scaled_dot_product_attention(
-            query.reshape(1, heads, groups * count, size),
-            keys[:, :, :end],
-            values[:, :, :end],
-            attn_mask=span.mask,
-            scale=shape.scale,
-        ).view(heads, groups, count, size)
-        target = attended[span.row : span.row + count].view(count, heads, groups, size)
-        target.copy_(result.permute(2, 0, 1, 3))
-
-
-def _wanted(parts: Sequence[Part]) -> list[int]:
-    """Return the indices of tokens whose logits are wanted."""
-    wanted: list[int] = []
-    row = 0
-    for part in parts:
-        row += len(part.ids)
-        wanted += range(row - part.num_logits, row)
-    return wanted
-
-
-def _adapted(parts: Sequence[Part]) -> list[Adapted]:
-    """Return the adapters of a batch, each with the indices of its tokens."""
-    rows: dict[int, list[int]] = {}
-    adapters: dict[int, Adapter] = {}
-    begin = 0
-    for part in parts:
-        end = begin + len(part.ids)
-        if part.adapter is not None:
-            adapters[part.adapter.number] = part.adapter
-            rows.setdefault(part.adapter.number, []).extend(range(begin, end))
-        begin = end
-    return [Adapted(adapters[number], torch.tensor(found)) for number, found in rows.items()]
-
-
-def _image_features(parts: Sequence[Part]) -> list[tuple[slice, torch.Tensor]]:
-    """Return image features, each with its slice of the batch's tokens."""
-    found, row = [], 0
-    for part in parts:
-        for first, features in part.features:
-            begin = row + first
-            found.append((slice(begin, begin + features.shape[1]), features))
-        row += len(part.ids)
-    return found
-
-
-def _num_deep(model: Any) -> int:
-    """Return the number of layers after which image features are added (Qwen3-VL)."""
-    vision = getattr(model.config, "vision_config", None)
-    return len(getattr(vision, "deepstack_visual_indexes", None) or ())
-
-
-def text_model(model: Any) -> Any:
-    """Return the text decoder of a model, which may have a vision tower, too."""
-    inner = getattr(unwrapped(model), "model", None)
-    return getattr(inner, "language_model", inner)
-
-
-def _positions(parts: Sequence[Part]) -> torch.Tensor:
-    """Return the positions of all tokens: (tokens,), or (3, tokens) if a part has M-RoPE ones."""
-    if all(part.positions is None for part in parts):
-        begins = [(part.kv.length + part.offset, len(part.ids)) for part in parts]
-        line = [place for begin, count in begins for place in range(begin, begin + count)]
-        return torch.tensor(line)
-    columns = []
-    for part in parts:
-        begin = part.kv.length + part.offset
-        line_of_part = torch.arange(begin, begin + len(part.ids)).expand(3, -1)
-        columns.append(line_of_part if part.positions is None else part.positions)
-    return torch.cat(columns, dim=1)
-
-
-def _layer(layer: Any, linears: LinearBuilder | UniformBuilder, *, patience: int) -> Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-
-    def fused(*layers: torch.nn.Module) -> Linear:
-        return linears.fused([base_layer(one) for one in layers], patience=patience)
-
-    has_head_norms = hasattr(attention, "q_norm")
-    return Layer(
-        attention_norm=layer.input_layernorm.weight.detach(),
-        qkv=fused(attention.q_proj, attention.k_proj, attention.v_proj),
-        head_norms=(attention.q_norm.weight.detach(), attention.k_norm.weight.detach())
-        if has_head_norms
-        else None,
-        out=fused(attention.o_proj),
-        mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=fused(mlp.gate_proj, mlp.up_proj),
-        down=fused(mlp.down_proj),
-    )
 
 
 def _native_layer_ops(

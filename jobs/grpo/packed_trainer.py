@@ -31,7 +31,8 @@ from ..compute.frozen_int8 import FrozenInt8Linear
 from ..compute.levels import levels
 from ..compute.linears import InPlaceLinear, has_onednn, int8_linear, packed_float32
 from ..compute.quantized import CastLinear, LinearFactory, WeightOnlyInt8Linear
-from ..engine.decoder import Decoder, text_model
+from ..engine.decoder import Decoder
+from ..engine.layers import text_model
 from ..engine.low_rank import Adapted, Adapter, base_layer
 from ..engine.sampling import BatchSampler
 from ..packing.attention import can_pack, packed_attention

@@ -15,8 +15,9 @@ import torch
 from engines import NATIVE_SIZES, make, prompt
 
 from warmd.jobs.context import WarmModel
-from warmd.jobs.engine.decoder import Decoder, text_model
+from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.kv_cache import CHUNK
+from warmd.jobs.engine.layers import text_model
 from warmd.jobs.engine.low_rank import Adapter
 from warmd.jobs.engine.request import End, Request, Sampling, TokenLogprob
 from warmd.jobs.engine.scheduler import Engine

@@ -17,8 +17,9 @@ from torch.nn import functional
 from warmd.jobs.compute import onednn
 from warmd.jobs.compute.linears import probe_row_multiples
 from warmd.jobs.engine import low_rank
-from warmd.jobs.engine.decoder import Decoder, text_model
+from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.kv_cache import CHUNK
+from warmd.jobs.engine.layers import text_model
 from warmd.jobs.engine.low_rank import Adapter
 from warmd.jobs.engine.parts import Part
 from warmd.jobs.engine.request import Request, Sampling
