@@ -18,11 +18,9 @@ import torch
 
 from ..compute.device import exit_if_context_lost, free_bytes
 from ..compute.levels import NATIVE
-from ..compute.linears import served_precision
 from ..compute.threads import compute_with
 from ..context import WarmModel
 from ..errors import JobFailed
-from ..models.architectures import check_can_generate
 from .compute_thread import COMPUTE_THREAD
 from .decoder import Decoder
 from .fallback import FallbackRunner
@@ -31,6 +29,7 @@ from .image_encoding import PromptImages, VisionEncoder
 from .image_tokens import check_takes_images
 from .kv_cache import PrefixCache
 from .parts import Part
+from .prefill_budget import PrefillBudget
 from .request import End, Request
 from .sampling import sample_batch
 from .sequence import Sequence, keys_of, now
@@ -39,8 +38,6 @@ from .token_logprobs import token_logprobs
 log = logging.getLogger(__name__)
 
 MAX_SEQUENCES = 64  # in a batch
-_PREFILL_ALONE_S = 0.5  # of prefill per step, while no sequence of any model is decoding
-_PREFILL_SHARED_S = 0.2  # least prefill per step, while a sequence of any model is decoding
 _KV_SHARE = 0.4  # of the memory that is free when the engine is created
 _SCORED_TOKENS = 256  # of a prompt per step, where the logits of all are needed
 _NEVER_PACK = 2**62  # bytes that packing must leave free: more than any machine has
@@ -51,9 +48,17 @@ class Engine:
     """Schedules the requests of one model. `submit` may be called from any thread."""
 
     def __init__(
-        self, warm: WarmModel, *, precision: str = NATIVE, budget_bytes: int | None = None
+        self,
+        warm: WarmModel,
+        *,
+        precision: str = NATIVE,
+        budget_bytes: int | None = None,
+        prefill: PrefillBudget | None = None,
     ) -> None:
-        """`budget_bytes`: KV caches of running sequences and the prefix cache together."""
+        """`budget_bytes`: KV caches of running sequences and the prefix cache together.
+
+        `prefill`: how many prompt tokens a step takes (default: by the measured speed).
+        """
         self._warm = warm
         self._precision = precision
         self._is_on_gpu = warm.model.device.type != "cpu"
@@ -75,7 +80,7 @@ class Engine:
         self._waiting: deque[tuple[Request, float]] = deque()
         self._prefilling: deque[Sequence] = deque()
         self._decoding: list[Sequence] = []
-        self._prefill_tokens_per_s = 0.0  # measured, moving average
+        self._prefill = prefill or PrefillBudget()
         COMPUTE_THREAD.add(self)
 
     def submit(self, request: Request) -> None:
@@ -208,7 +213,8 @@ class Engine:
         logits = self._runner.forward(parts)
         if prefilling and logits.is_cuda:
             torch.cuda.synchronize(logits.device)  # CUDA is asynchronous: wait before timing
-        self._measure_prefill(prefilling, now() - begun, num_decoding=len(decoding))
+        num_prefilled = sum(len(part.ids) for _, part in prefilling)
+        self._prefill.measure(num_prefilled, len(decoding), now() - begun)
         row = len(decoding)
         self._append_tokens(decoding, list(logits[:row]))
         for sequence, part in prefilling:
@@ -269,8 +275,12 @@ class Engine:
 
     def _schedule_prefill(self) -> list[tuple[Sequence, Part]]:
         """Choose the prompt tokens of this step, in whole chunks, round robin over prompts."""
-        seconds = self._prefill_seconds()
-        room = max(1, int(self._prefill_tokens_per_s * seconds))
+        seconds = self._prefill.seconds(
+            len(self._prefilling),
+            len(self._decoding),
+            is_any_decoding=COMPUTE_THREAD.is_any_decoding(),
+        )
+        room = self._prefill.tokens(seconds)
         encode_until = now() + seconds
         planned = []
         for sequence in self._prefilling:
@@ -282,17 +292,6 @@ class Engine:
                     planned.append((sequence, part))
                     room -= len(part.ids)
         return planned
-
-    def _prefill_seconds(self) -> float:
-        """Return the prefill time budget of this step, in seconds.
-
-        Larger passes prefill faster, but decoding sequences wait meanwhile. So the budget grows
-        with the share of prompts among the sequences of this engine.
-        """
-        if not COMPUTE_THREAD.is_any_decoding():
-            return _PREFILL_ALONE_S
-        prefilling, decoding = len(self._prefilling), max(1, len(self._decoding))
-        return max(_PREFILL_SHARED_S, _PREFILL_ALONE_S * prefilling / (prefilling + decoding))
 
     def _prefill_part(self, sequence: Sequence, room: int) -> Part:
         ids, begin = sequence.request.ids, sequence.kv.length
@@ -348,18 +347,6 @@ class Engine:
         sequence.begun_at = now()
         sequence.request.stats.vision_s += sequence.begun_at - begun
         return sequence.images.is_complete
-
-    def _measure_prefill(
-        self, prefilling: list[tuple[Sequence, Part]], seconds: float, *, num_decoding: int
-    ) -> None:
-        tokens = sum(len(part.ids) for _, part in prefilling)
-        if tokens:
-            speed = (tokens + num_decoding) / seconds
-            self._prefill_tokens_per_s = (
-                speed
-                if not self._prefill_tokens_per_s
-                else (self._prefill_tokens_per_s + speed) / 2
-            )
 
     def _start_decoding(self, sequence: Sequence, logits: torch.Tensor) -> None:
         """Fork the prefilled prompt into all sequences of its request; sample first tokens."""
@@ -503,26 +490,3 @@ def _eos_tokens(warm: WarmModel) -> frozenset[int]:
     configured = warm.model.generation_config.eos_token_id
     ends = configured if isinstance(configured, list) else [configured]
     return frozenset(e for e in [*ends, warm.tokenizer.eos_token_id] if e is not None)
-
-
-_engines: dict[tuple[int, str], Engine] = {}  # by model and served precision
-_making = threading.Lock()
-
-
-def engine_of(warm: WarmModel, precision: str = NATIVE) -> Engine:
-    """Return this process's engine for a model and precision; jobs share it.
-
-    Raises JobFailed for a model that generates no text.
-    """
-    model = warm.model
-    check_can_generate(model)
-    with _making:
-        served = NATIVE  # FallbackRunner has no other
-        if Decoder.supports(model):
-            # By the served precision, not the requested one: two engines would each have packed
-            # weights and a memory budget.
-            served = served_precision(precision, model.get_input_embeddings().weight)
-        key = (id(model), served)
-        if key not in _engines:
-            _engines[key] = Engine(warm, precision=served)
-        return _engines[key]

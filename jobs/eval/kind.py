@@ -73,7 +73,7 @@ def _evaluate(
 ) -> str:
     """Append the rows that are missing; return the precision that the model was served in."""
     from ..compute.levels import compute_summary
-    from ..engine.scheduler import engine_of
+    from ..engine.engines import engine_of
     from .asking import ask, cancel_on_exit
     from .tasks import task_of
 

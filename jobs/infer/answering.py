@@ -16,9 +16,10 @@ from typing import Any
 from ..compute.levels import compute_summary
 from ..compute.threads import without_helpers
 from ..context import Context, WarmModel
+from ..engine.engines import engine_of
 from ..engine.grammar import Grammar
 from ..engine.request import End, Piece, Request, Sampling, TokenLogprob
-from ..engine.scheduler import Engine, engine_of
+from ..engine.scheduler import Engine
 from ..errors import JobFailed, Stopped
 from . import batch_file, gui_actions
 from .options import InferSpec

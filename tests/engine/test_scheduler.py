@@ -18,19 +18,21 @@ import tiny
 import torch
 import transformers
 from engines import NATIVE_SIZES, make, prompt
+from prefill import FailsAtStep, FixedSpeed
 from waiting import wait_until
 
 from warmd.jobs.compute.levels import levels
 from warmd.jobs.compute.linears import UnpackedLinear, innermost, packed_float32
 from warmd.jobs.context import WarmModel
-from warmd.jobs.engine import scheduler as engines
+from warmd.jobs.engine import engines
 from warmd.jobs.engine.compute_thread import COMPUTE_THREAD
 from warmd.jobs.engine.decoder import Decoder
+from warmd.jobs.engine.engines import engine_of
 from warmd.jobs.engine.fallback import FallbackRunner
 from warmd.jobs.engine.kv_cache import CHUNK, MAX_PREFIXES, PrefixCache
 from warmd.jobs.engine.parts import Part
 from warmd.jobs.engine.request import End, Piece, Request, Sampling
-from warmd.jobs.engine.scheduler import Engine, engine_of
+from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import LOST_CONTEXT_EXIT, JobFailed
 
 GREEDY = Sampling(temperature=0)
@@ -54,9 +56,9 @@ def engine(qwen: Any) -> Iterable[Engine]:
     engine.close()
 
 
-def start(model: Any, *, made_by: type[Engine] = Engine, **settings: Any) -> Engine:
+def start(model: Any, **settings: Any) -> Engine:
     warm = WarmModel(name="m", path=Path("none"), model=model, tokenizer=tiny.tokenizer())
-    return made_by(warm, **settings)
+    return Engine(warm, **settings)
 
 
 def collect(request: Request, timeout_s: float = 60) -> list[tuple[str, str | None, int]]:
@@ -283,16 +285,9 @@ def test_a_waiting_request_is_canceled_without_output(qwen):
     engine.close()
 
 
-class SlowEngine(Engine):
-    """An engine that knows its machine to be slow."""
-
-    def _measure_prefill(self, *args: Any, **kwargs: Any) -> None:
-        self._prefill_tokens_per_s = 1.0
-
-
 def test_a_long_prompt_does_not_delay_decoding(qwen):
     """While a prompt of 400 tokens is prefilled, another sequence decodes between its chunks."""
-    engine = start(qwen, made_by=SlowEngine)
+    engine = start(qwen, prefill=FixedSpeed(1.0))
     writer = Request(ids=prompt(4), sampling=GREEDY, max_tokens=500)
     engine.submit(writer)
     writer.pieces.get(timeout=30)
@@ -310,19 +305,8 @@ def test_a_token_id_outside_the_vocabulary_is_refused(engine, qwen):
         engine.submit(Request(ids=[10**6], sampling=GREEDY, max_tokens=5))
 
 
-class BrokenEngine(Engine):
-    """An engine that has no memory for its third turn."""
-
-    turns = 0
-
-    def _measure_prefill(self, *args: Any, **kwargs: Any) -> None:
-        self.turns += 1
-        if self.turns == 3:
-            raise MemoryError("no memory")
-
-
 def test_an_error_in_a_step_is_reported_and_the_engine_continues(qwen):
-    engine = start(qwen, made_by=BrokenEngine)
+    engine = start(qwen, prefill=FailsAtStep(3, MemoryError("no memory")))
     asked = [Request(ids=prompt(60), sampling=GREEDY, max_tokens=50) for _ in range(3)]
     for request in asked:
         engine.submit(request)
@@ -387,7 +371,7 @@ def test_an_unread_error_keeps_no_sequence_alive(qwen, monkeypatch):
         return kv
 
     monkeypatch.setattr(Decoder, "new", new)
-    engine = start(qwen, made_by=BrokenEngine)
+    engine = start(qwen, prefill=FailsAtStep(3, MemoryError("no memory")))
     asked = Request(ids=prompt(9), sampling=GREEDY, max_tokens=50)
     engine.submit(asked)
     engine.close()
@@ -497,19 +481,15 @@ import sys, torch
 from pathlib import Path
 import tiny
 from engines import make, prompt
+from prefill import FailsAtStep
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.request import End, Request, Sampling
 from warmd.jobs.engine.scheduler import Engine
 
-class Losing(Engine):
-    steps = 0
-    def _measure_prefill(self, *args, **kwargs):
-        self.steps += 1
-        if self.steps == 3:
-            raise getattr(torch, sys.argv[1])("CUDA error: device-side assert triggered")
+error = getattr(torch, sys.argv[1])("CUDA error: device-side assert triggered")
 
 warm = WarmModel(name="m", path=Path("m"), model=make("Qwen2"), tokenizer=tiny.tokenizer())
-engine = Losing(warm)
+engine = Engine(warm, prefill=FailsAtStep(3, error))
 for _ in range(2):
     request = Request(ids=prompt(4), sampling=Sampling(temperature=0), max_tokens=5)
     engine.submit(request)

@@ -18,6 +18,7 @@ import tiny
 import torch
 from eyes import IMAGE, png, url
 from PIL import Image
+from prefill import FixedSpeed
 
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine import images, scheduler as engines
@@ -151,15 +152,8 @@ def test_several_choices_and_batched_requests_with_images_equal_transformers(eac
     engine.close()
 
 
-class SlowEngine(Engine):
-    """An engine that knows its machine to be slow: it reads a prompt chunk by chunk."""
-
-    def _measure_prefill(self, *args: Any, **kwargs: Any) -> None:
-        self._prefill_tokens_per_s = 1.0
-
-
 def test_prefill_time_includes_the_vision_encoder(warm):
-    engine = SlowEngine(warm)
+    engine = Engine(warm, prefill=FixedSpeed(1.0))  # chunk by chunk
     answer(engine, ask(warm, "a" * 40))
     request = ask(warm, png(120, 60), "a" * 500)
     begun = time.perf_counter()
@@ -171,15 +165,8 @@ def test_prefill_time_includes_the_vision_encoder(warm):
     engine.close()
 
 
-class FastEngine(Engine):
-    """An engine that knows its machine to be fast: it reads all prompts in one turn."""
-
-    def _measure_prefill(self, *args: Any, **kwargs: Any) -> None:
-        self._prefill_tokens_per_s = 1e9
-
-
 def test_prompts_with_images_share_the_time_budget_of_a_step(warm, monkeypatch):
-    engine = FastEngine(warm)
+    engine = Engine(warm, prefill=FixedSpeed(1e9))  # all prompts in one step
     answer(engine, ask(warm, "a"))
     ends: list[float] = []
 

@@ -16,7 +16,7 @@ import torch
 from waiting import wait_until
 
 from warmd.jobs import spec_class
-from warmd.jobs.engine import scheduler
+from warmd.jobs.engine import engines
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.eval.kind import run
 from warmd.jobs.eval.likelihood import split, windows
@@ -326,8 +326,8 @@ def test_the_identity_of_questions_is_that_of_their_content(tmp_path):
 def test_the_engine_is_the_one_of_inference(job, model):
     evaluate(job, samples=1, max_tokens=1)
     warm = job.ctx.models.take("demo")
-    assert scheduler.engine_of(warm) is scheduler.engine_of(warm)
-    assert (id(model), "native") in scheduler._engines
+    assert engines.engine_of(warm) is engines.engine_of(warm)
+    assert (id(model), "native") in engines._engines
 
 
 # --- Functions of users

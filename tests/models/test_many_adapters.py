@@ -22,8 +22,9 @@ from warmd.configs.config import ModelConfig
 from warmd.daemon.fork.adapters import MergedModels
 from warmd.daemon.fork.models import Loaded, WarmModels
 from warmd.daemon.host import fetch
+from warmd.jobs.engine.engines import engine_of
 from warmd.jobs.engine.request import End, Request, Sampling
-from warmd.jobs.engine.scheduler import Engine, engine_of
+from warmd.jobs.engine.scheduler import Engine
 from warmd.jobs.errors import JobFailed, NotFound
 from warmd.jobs.models.adapters import BASE_DIGEST, WEIGHTS
 

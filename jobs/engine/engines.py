@@ -1,0 +1,34 @@
+"""The engines of this process: one for each model and served precision, shared by all jobs."""
+
+from __future__ import annotations
+
+import threading
+
+from ..compute.levels import NATIVE
+from ..compute.linears import served_precision
+from ..context import WarmModel
+from ..models.architectures import check_can_generate
+from .decoder import Decoder
+from .scheduler import Engine
+
+_engines: dict[tuple[int, str], Engine] = {}  # by model and served precision
+_making = threading.Lock()
+
+
+def engine_of(warm: WarmModel, precision: str = NATIVE) -> Engine:
+    """Return this process's engine for a model and precision; jobs share it.
+
+    Raises JobFailed for a model that generates no text.
+    """
+    model = warm.model
+    check_can_generate(model)
+    with _making:
+        served = NATIVE  # FallbackRunner has no other
+        if Decoder.supports(model):
+            # By the served precision, not the requested one: two engines would each have packed
+            # weights and a memory budget.
+            served = served_precision(precision, model.get_input_embeddings().weight)
+        key = (id(model), served)
+        if key not in _engines:
+            _engines[key] = Engine(warm, precision=served)
+        return _engines[key]

@@ -1,0 +1,37 @@
+"""How many prompt tokens a scheduler step takes, by the measured speed of this machine.
+
+Larger passes prefill faster, but decoding sequences wait meanwhile.
+"""
+
+from __future__ import annotations
+
+_ALONE_S = 0.5  # per step, while no sequence of any model is decoding
+_SHARED_S = 0.2  # least per step, while a sequence of any model is decoding
+
+
+class PrefillBudget:
+    """The prefill time of one engine's steps, and how many tokens fit into it."""
+
+    def __init__(self) -> None:
+        self.tokens_per_s = 0.0  # moving average; 0: nothing has been measured yet
+
+    def seconds(self, num_prefilling: int, num_decoding: int, *, is_any_decoding: bool) -> float:
+        """Return the time budget of a step, in seconds.
+
+        It grows with the share of prompts among the sequences of the engine. `is_any_decoding`:
+        whether a sequence of this or another engine waits for the step.
+        """
+        if not is_any_decoding:
+            return _ALONE_S
+        share = num_prefilling / (num_prefilling + max(1, num_decoding))
+        return max(_SHARED_S, _ALONE_S * share)
+
+    def tokens(self, seconds: float) -> int:
+        """Return how many tokens fit into that time, at least one."""
+        return max(1, int(self.tokens_per_s * seconds))
+
+    def measure(self, num_prefilled: int, num_decoded: int, seconds: float) -> None:
+        """Take in the duration of a pass over these numbers of tokens."""
+        if num_prefilled:
+            speed = (num_prefilled + num_decoded) / seconds
+            self.tokens_per_s = (self.tokens_per_s + speed) / 2 if self.tokens_per_s else speed
