@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from select import select
 from typing import IO, Any, TypeAlias
 
@@ -29,6 +30,8 @@ from .user_rewards import KeywordReward, is_async
 # The scores of completions of a prompt, by reward; None: it does not judge the completion.
 Scores: TypeAlias = dict[str, list[float | None]]
 Score: TypeAlias = Callable[[Prompt, Sequence[str]], Scores]
+
+_START_S = 60.0  # for the process to start and import the functions, if there is a time limit
 
 
 @contextmanager
@@ -94,23 +97,36 @@ class _Remote:
         names = RewardsSpec.options()
         options = {name: value for name, value in spec.to_json().items() if name in names}
         self._send({"options": options, "columns": list(columns), "folders": list(folders)})
+        self._is_ready = False
 
     def __call__(self, prompt: Prompt, completions: Sequence[str]) -> Scores:
         """Raises JobFailed for an error of a reward, its end, and after the time limit."""
+        if not self._is_ready:
+            self._await_start()
         self._send({"prompt": asdict(prompt), "completions": list(completions)})
         if self._limit_s is not None and not select([self._output], [], [], self._limit_s)[0]:
             raise JobFailed(
                 f"reward: took longer than {self._limit_s:g} s (reward_timeout) for row "
                 f"{prompt.row}"
             )
+        scores: Scores = self._receive(f"at row {prompt.row}")["scores"]
+        return scores
+
+    def _await_start(self) -> None:
+        """Wait until the functions are imported: `reward_timeout` is for their calls only."""
+        if self._limit_s is not None and not select([self._output], [], [], _START_S)[0]:
+            raise JobFailed(f"reward: importing the functions took longer than {_START_S:g} s")
+        self._receive("while it imported the functions")
+        self._is_ready = True
+
+    def _receive(self, when: str) -> dict[str, Any]:
         line = self._output.readline()
         if not line:
-            raise JobFailed(f"reward: its process ended at row {prompt.row}: see `warmd logs`")
+            raise JobFailed(f"reward: its process ended {when}: see `warmd logs`")
         answer: dict[str, Any] = orjson.loads(line)
         if "error" in answer:
             raise JobFailed(answer["error"])
-        scores: Scores = answer["scores"]
-        return scores
+        return answer
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
@@ -121,24 +137,35 @@ class _Remote:
 
 
 def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer requests until the job closes its end."""
+    """Import the functions, say so, and answer requests until the job closes its end."""
     head = orjson.loads(requests.readline())
-    spec = RewardsSpec.parse(head["options"])
-    columns = dict.fromkeys(head["columns"])
-    functions: dict[str, Reward | KeywordReward] = {}
     with own_modules(head["folders"]):
+        functions: dict[str, Reward | KeywordReward] = {}
+
+        def start() -> dict[str, Any]:
+            spec = RewardsSpec.parse(head["options"])
+            columns = dict.fromkeys(head["columns"])
+            functions.update(spec.reward_functions([Problem("", None, 1, columns)]))
+            return {}
+
+        def scores(line: bytes) -> dict[str, Any]:
+            request = orjson.loads(line)
+            found = score(functions, Prompt(**request["prompt"]), request["completions"])
+            return {"scores": found}
+
+        _answer(answers, start)
         for line in requests:
-            try:
-                if not functions:
-                    functions = spec.reward_functions([Problem("", None, 1, columns)])
-                request = orjson.loads(line)
-                found = score(functions, Prompt(**request["prompt"]), request["completions"])
-                answer: dict[str, Any] = {"scores": found}
-            # Also SystemExit: it is the reward that wants to end, not the job.
-            except (Exception, SystemExit) as error:
-                answer = {"error": str(error) or type(error).__name__}
-            answers.write(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
-            answers.flush()
+            _answer(answers, partial(scores, line))
+
+
+def _answer(answers: IO[bytes], make: Callable[[], dict[str, Any]]) -> None:
+    try:
+        answer = make()
+    # Also SystemExit: it is the reward that wants to end, not the job.
+    except (Exception, SystemExit) as error:
+        answer = {"error": str(error) or type(error).__name__}
+    answers.write(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
+    answers.flush()
 
 
 def _main() -> None:
