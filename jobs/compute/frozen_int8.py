@@ -1,9 +1,9 @@
 """A frozen linear layer whose int8 weights are computed with in training: the base of an adapter.
 
-Forward it is the W8A8 layer that the engine serves (`linears.int8_linear`), so that a completion
-and its loss come from the same weights. Backward it multiplies by the same integers in float32; the
-rounding of the inputs passes gradients through as if it were not there (Bengio et al. 2013,
-arXiv:1308.3432). Imports torch.
+Forward it is the W8A8 layer that the engine serves (`linear_forms.int8_linear`), so that a
+completion and its loss come from the same weights. Backward it multiplies by the same integers in
+float32; the rounding of the inputs passes gradients through as if it were not there (Bengio et al.
+2013, arXiv:1308.3432). Imports torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from .linears import int8_linear
+from .linear_forms import int8_linear
 from .quantized import integers_of
 
 

@@ -1,7 +1,7 @@
 """Quantized linear layers: dynamic int8 (W8A8), weight-only int8, and bfloat16.
 
 For inference: there is no gradient. Layers are batch-invariant: int8 sums are exact, and for
-bfloat16 `linears.py` pads the rows. Imports torch.
+bfloat16 `batch_invariance.py` pads the rows. Imports torch.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from ..codegraph.encoder import CodeGraphEncoder
 from ..codegraph.sequences import CHARACTERS_PER_TOKEN, CLS_ID, SEP_ID, Example, Role
 from ..compute.aten_overrides import fast_kernels
-from ..compute.linears import int8_linear
+from ..compute.linear_forms import int8_linear
 from ..compute.quantized import SwappedLinears
 from ..context import WarmModel
 from ..errors import JobFailed

@@ -19,9 +19,9 @@ import torch
 from ..compute import hugepages, native
 from ..compute.frozen_int8 import FrozenInt8Linear
 from ..compute.levels import NATIVE
+from ..compute.linear_forms import Linear
 from ..compute.linears import (
     LazilyPackedLinear,
-    Linear,
     LinearBuilder,
     UniformBuilder,
     packed_areas,

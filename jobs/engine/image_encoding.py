@@ -16,7 +16,7 @@ import torch
 
 from ..compute.aten_overrides import fast_kernels
 from ..compute.levels import NATIVE, levels
-from ..compute.linears import bfloat16_linear
+from ..compute.linear_forms import bfloat16_linear
 from ..compute.quantized import SwappedLinears
 from .images import MODEL_TYPES
 from .request import Image, Request

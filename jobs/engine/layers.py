@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from ..compute.linears import Linear, LinearBuilder, UniformBuilder
+from ..compute.linear_forms import Linear
+from ..compute.linears import LinearBuilder, UniformBuilder
 from ..models.adapters import unwrapped
 from .layer_ops import Norms
 from .low_rank import base_layer

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from ..compute import onednn
-from ..compute.linears import probe_row_multiples
+from ..compute.batch_invariance import probe_row_multiples
 
 # The linear layers of a decoder layer that are computed as one.
 FUSED = {

@@ -29,7 +29,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from ..compute.frozen_int8 import FrozenInt8Linear
 from ..compute.levels import levels
-from ..compute.linears import InPlaceLinear, has_onednn, int8_linear, packed_float32
+from ..compute.linear_forms import InPlaceLinear, has_onednn, int8_linear, packed_float32
 from ..compute.quantized import CastLinear, LinearFactory, WeightOnlyInt8Linear
 from ..engine.decoder import Decoder
 from ..engine.layers import text_model

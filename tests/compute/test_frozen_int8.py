@@ -9,7 +9,7 @@ from torch import nn
 
 from warmd.jobs.compute.frozen_int8 import FrozenInt8Linear, quantize_linears
 from warmd.jobs.compute.levels import levels
-from warmd.jobs.compute.linears import int8_linear
+from warmd.jobs.compute.linear_forms import int8_linear
 from warmd.jobs.compute.quantized import integers_of
 
 

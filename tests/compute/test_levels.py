@@ -18,7 +18,8 @@ from needs import needs
 
 from warmd.jobs.compute import levels as module, native, onednn
 from warmd.jobs.compute.levels import Levels, instructions, levels
-from warmd.jobs.compute.linears import int8_linear, served_precision
+from warmd.jobs.compute.linear_forms import int8_linear
+from warmd.jobs.compute.linears import served_precision
 
 HASWELL = "avx avx2 bmi bmi2 cmov cx16 f16c fma fxsr lzcnt mmx movbe popcnt sse sse2 sse3 sse4.1"
 HASWELL += " sse4.2 ssse3 xsave 64bit"
@@ -48,7 +49,7 @@ LEVELS = {
 EXACT = """
 import torch
 from warmd.jobs.compute.levels import levels
-from warmd.jobs.compute.linears import int8_linear
+from warmd.jobs.compute.linear_forms import int8_linear
 generator = torch.Generator().manual_seed(0)
 if levels().int8 is not None:
     for outputs, inputs in ((64, 64), (200, 96), (1152, 896), (130, 4864)):

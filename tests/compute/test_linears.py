@@ -7,7 +7,8 @@ import torch
 from needs import needs
 
 from warmd.jobs.compute import onednn
-from warmd.jobs.compute.linears import LinearBuilder, UnpackedLinear, innermost, served_precision
+from warmd.jobs.compute.linear_forms import UnpackedLinear
+from warmd.jobs.compute.linears import LinearBuilder, innermost, served_precision
 
 
 @pytest.mark.parametrize("inputs", [96, 4864])  # in one block of oneDNN's kernel, and in several

@@ -19,7 +19,7 @@ from engines import NATIVE_SIZES, make, prompt
 from needs import needs
 
 from warmd.jobs import compute
-from warmd.jobs.compute import linears, native
+from warmd.jobs.compute import linear_forms, native
 from warmd.jobs.compute.levels import MANY_ROWS, levels
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.kv_cache import CHUNK
@@ -37,7 +37,7 @@ def inference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     needs(native.is_available(), "numba and PyTorch's OpenMP")
     # Also where they were measured to be slower than oneDNN, and are not used.
     ours = replace(levels(), float32="warmd", max_rows=MANY_ROWS)
-    monkeypatch.setattr(linears, "levels", lambda: ours)
+    monkeypatch.setattr(linear_forms, "levels", lambda: ours)
     with torch.inference_mode():
         yield
 

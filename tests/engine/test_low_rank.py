@@ -15,7 +15,7 @@ from needs import needs
 from torch.nn import functional
 
 from warmd.jobs.compute import onednn
-from warmd.jobs.compute.linears import probe_row_multiples
+from warmd.jobs.compute.batch_invariance import probe_row_multiples
 from warmd.jobs.engine import low_rank
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.kv_cache import CHUNK

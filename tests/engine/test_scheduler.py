@@ -22,7 +22,8 @@ from prefill import FailsAtStep, FixedSpeed
 from waiting import wait_until
 
 from warmd.jobs.compute.levels import levels
-from warmd.jobs.compute.linears import UnpackedLinear, innermost, packed_float32
+from warmd.jobs.compute.linear_forms import UnpackedLinear, packed_float32
+from warmd.jobs.compute.linears import innermost
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine import engines
 from warmd.jobs.engine.compute_thread import COMPUTE_THREAD

@@ -14,7 +14,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from warmd.jobs.compute.aten_overrides import fast_kernels
 from warmd.jobs.compute.levels import levels
-from warmd.jobs.compute.linears import InPlaceLinear, int8_linear, packed_float32
+from warmd.jobs.compute.linear_forms import InPlaceLinear, int8_linear, packed_float32
 from warmd.jobs.compute.quantized import WeightOnlyInt8Linear
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.sampling import BatchSampler, NotFiniteError

@@ -22,7 +22,7 @@ from needs import needs
 from warmd.daemon.fork.placement import Placement
 from warmd.jobs.codegraph.encoder import CodeGraphConfig, new_encoder
 from warmd.jobs.compute.device import free_bytes
-from warmd.jobs.compute.linears import PlainLinear
+from warmd.jobs.compute.linear_forms import PlainLinear
 from warmd.jobs.compute.quantized import CastLinear
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine.cuda_graphs import Graphs

@@ -16,7 +16,8 @@ import torch
 
 from .. import onednn
 from ..levels import levels
-from ..linears import Linear, OnednnPacked, innermost, panels_of
+from ..linear_forms import Linear, OnednnPacked, panels_of
+from ..linears import innermost
 from ..quantized import Bfloat16Linear, Int8Linear
 from ..shape import Shape
 from . import layout as p

@@ -88,7 +88,7 @@ class PanelLinear:
 
     @property
     def panels(self) -> PanelLinear:
-        """This layer; see linears.panels_of."""
+        """This layer; see linear_forms.panels_of."""
         return self
 
     @property
