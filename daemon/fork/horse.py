@@ -16,11 +16,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ...configs.gpus import AUTO, CPU
 from ...configs.queues import TRAIN
@@ -54,8 +53,7 @@ from .horse_models import HorseModels
 from .models import WarmModels
 from .own_device import OwnDevice, own_device, start_libraries
 from .placement import Placement
-from .rank_contexts import context_of_rank
-from .rank_processes import FOLDER, RankProcesses
+from .rank_processes import run_in_processes
 from .standby import wait_for_job
 from .worker_connection import JobControl, WorkerConnection
 
@@ -363,8 +361,9 @@ def _run(
         weights=weights,
     )
     if processes > 1:
+        # What the kernel signals to the horse, its children do not learn.
         hold_files = partial(_hold_files, warm, request.model)
-        run = partial(_run_in_processes, processes, run, hold_files)
+        run = partial(run_in_processes, processes, run, hold_files)
     try:
         return {**run(context), "weights": weights}
     finally:
@@ -388,27 +387,6 @@ def _check_processes(processes: int, request: RunJob, placement: Placement) -> N
     if processes > most:
         limit = f"at most {most}" if most > 1 else "1"
         raise JobFailed(f"processes: must be {limit} ({reason}), got {processes}")
-
-
-def _run_in_processes(
-    size: int,
-    run: Callable[[Context], dict[str, Any]],
-    hold_files: Callable[[], None],
-    context: Context,
-) -> dict[str, Any]:
-    """Run a kind in `size` processes, of which this one is rank 0; return its result."""
-    from ...jobs.training.process_group import ProcessGroup
-
-    folder = context.run_dir / FOLDER
-
-    def run_rank(rank: int, on_broken: Callable[[Exception], NoReturn]) -> None:
-        hold_files()  # what the kernel signals to this process, its parent does not learn
-        run(context_of_rank(context, ProcessGroup(folder, rank, size, on_broken)))
-
-    with RankProcesses(context.run_dir, size, run_rank) as ranks:
-        group = ProcessGroup(folder, 0, size, ranks.broken)
-        ranks.met()
-        return run(context_of_rank(context, group))
 
 
 def _record_source(rundir: RunDir, events: EventLog) -> None:

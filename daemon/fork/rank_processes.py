@@ -17,12 +17,14 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from ...jobs.context import Context
 from ...jobs.errors import JobFailed, WarmdError
 from ...jobs.user_code import tracebacks
 from ..host.parent_death import end_with_parent
 from .libraries import pause_openmp
+from .rank_contexts import context_of_rank
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,30 @@ _REPORT_S = 30.0  # for the report of a rank after its connections have closed
 
 # Makes a rank's ProcessGroup and runs its part of the job.
 RunRank = Callable[[int, Callable[[Exception], NoReturn]], None]
+
+
+def run_in_processes(
+    size: int,
+    run: Callable[[Context], dict[str, Any]],
+    prepare: Callable[[], None],
+    context: Context,
+) -> dict[str, Any]:
+    """Run a kind in `size` processes, of which this one is rank 0; return its result.
+
+    `prepare` is called in each of the others. Raises JobFailed when one of them fails.
+    """
+    from ...jobs.training.process_group import ProcessGroup
+
+    folder = context.run_dir / FOLDER
+
+    def run_rank(rank: int, on_broken: Callable[[Exception], NoReturn]) -> None:
+        prepare()
+        run(context_of_rank(context, ProcessGroup(folder, rank, size, on_broken)))
+
+    with RankProcesses(context.run_dir, size, run_rank) as ranks:
+        group = ProcessGroup(folder, 0, size, ranks.broken)
+        ranks.met()
+        return run(context_of_rank(context, group))
 
 
 class RankProcesses:

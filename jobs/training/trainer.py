@@ -45,7 +45,7 @@ class JobTrainer(CheckpointingTrainer):
         self._step_started = 0.0
         self._divergence = Divergence(spec.watched)
         self._owner = os.getpid()
-        self._losses = 0  # computed in the current step
+        self._losses_begun = 0  # in the current step
         self.progress = Progress(self._report_activity)
         super().__init__(*args, spec=spec, **kwargs)
         self.progress.begin("start")
@@ -166,8 +166,8 @@ class JobTrainer(CheckpointingTrainer):
         """
         stack = cast(ExitStack, super().compute_loss_context_manager())
         if self.ranks.size > 1:
-            self._losses += 1
-            numbers = (self.args.seed, self.ranks.rank, self.state.global_step, self._losses)
+            self._losses_begun += 1
+            numbers = (self.args.seed, self.ranks.rank, self.state.global_step, self._losses_begun)
             stack.enter_context(_random_numbers(numbers))
         return stack
 
@@ -220,7 +220,7 @@ class JobTrainer(CheckpointingTrainer):
         """Start the timers of a step. A process forked by user code ends here."""
         end_if_forked(self._owner, "to train a step")
         self._step_started = time.perf_counter()
-        self._losses = 0
+        self._losses_begun = 0
         self.progress.begin("step")
 
     def step_seconds(self) -> float:
