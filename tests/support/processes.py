@@ -29,6 +29,15 @@ def digest(model: Any) -> str:
     return found.hexdigest()
 
 
+def fails_on_rank_1(
+    prompts: list[str], completions: list[str], answers: list[str | None]
+) -> list[float]:
+    """Of three groups, rank 0 scores one and rank 1 two."""
+    if len(prompts) > 4:
+        raise ValueError("no reward today")
+    return [1.0 for _ in prompts]
+
+
 def run_apart(
     size: int, run: Run, folder: Path, **options: Any
 ) -> tuple[list[dict[str, Any]], Any]:

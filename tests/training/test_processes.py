@@ -10,22 +10,22 @@ import dpo_jobs
 import mlm_jobs
 import pytest
 import sft_jobs
+import tiny
 import torch
 from processes import run_apart
 from safetensors.torch import load_file
 
+from warmd.jobs.context import Context
 from warmd.jobs.dpo.kind import run as run_dpo
-from warmd.jobs.errors import Stopped
+from warmd.jobs.errors import JobFailed, Stopped
 from warmd.jobs.grpo.kind import run as run_grpo
 from warmd.jobs.grpo.options import GrpoSpec
 from warmd.jobs.mlm.kind import run as run_mlm
 from warmd.jobs.sft.kind import run as run_sft
 from warmd.jobs.training.compare import is_timing
+from warmd.jobs.training.gradients import sum_gradients
 
-pytestmark = [
-    pytest.mark.usefixtures("like_a_work_horse"),
-    pytest.mark.filterwarnings("ignore:This process"),  # of forks in a process with threads
-]
+pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
 
 def grpo(folder: Path, **options: Any) -> Any:
@@ -101,7 +101,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = ("sft", "dpo", "grpo, beta", "mlm")
+EACH = [
+    pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow, id=case) for case in CASES
+]
+
+
+@pytest.mark.parametrize("case", EACH)
 def test_the_steps_of_two_processes_are_those_of_one(case, tmp_path):
     make, options = CASES[case]
     job = make(tmp_path, **options)
@@ -118,6 +124,7 @@ def test_the_steps_of_two_processes_are_those_of_one(case, tmp_path):
     assert begin["processes"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_stopped_job_of_two_processes_ends_as_if_it_had_not_been_stopped(case, tmp_path):
     make, options = CASES[case]
@@ -135,3 +142,53 @@ def test_a_stopped_job_of_two_processes_ends_as_if_it_had_not_been_stopped(case,
     ours, theirs = weights(tmp_path / "stopped"), weights(tmp_path / "straight")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert not [event for event in rest if event["type"] == "warning"]
+
+
+@pytest.mark.slow
+def test_another_number_of_processes_resumes_the_job_but_for_rounding(tmp_path):
+    job = sft(tmp_path, batch_size=5)
+    _, result = run_apart(1, job, tmp_path / "straight")
+    _, stopped = run_apart(2, job, tmp_path / "stopped", stop_at_step=3)
+    assert isinstance(stopped, Stopped)
+    rest, resumed = run_apart(3, job, tmp_path / "stopped")
+    assert_close(
+        *(
+            {k: v for k, v in one["metrics"].items() if not is_timing(k)}
+            for one in (resumed, result)
+        )
+    )
+    [warning] = [event["message"] for event in rest if event["type"] == "warning"]
+    assert "exact in state, but not bitwise (processes 2, now 3)" in warning
+
+
+def test_a_rank_that_fails_fails_the_job_with_its_reason(tmp_path):
+    job = grpo(tmp_path, reward=["processes:fails_on_rank_1"])
+    _, failed = run_apart(2, job, tmp_path / "failing")
+    assert isinstance(failed, JobFailed)
+    assert str(failed).endswith("ValueError: no reward today")
+
+
+def test_a_model_that_is_trained_by_padded_batches_needs_one_process(tmp_path):
+    model = tiny.model(dropout=0.1)
+    _, refused = run_apart(2, sft(tmp_path), tmp_path / "padded", model=model)
+    assert isinstance(refused, JobFailed)
+    assert str(refused).startswith("processes: must be 1 for a llama of this config")
+
+
+def test_gradients_of_three_ranks_are_summed_to_the_same_bits(tmp_path):
+    def add(ctx: Context) -> dict[str, Any]:
+        torch.manual_seed(ctx.ranks.rank)
+        weights = [torch.nn.Parameter(torch.zeros(size)) for size in (5, 1000, 3)]
+        for weight in weights[: 1 + ctx.ranks.rank]:
+            weight.grad = torch.randn_like(weight)
+        given = ctx.ranks.gather([w.grad for w in weights])
+        sum_gradients(weights, ctx.ranks)
+        summed = ctx.ranks.gather([w.grad for w in weights])
+        return {"given": given, "summed": summed}
+
+    _, found = run_apart(3, add, tmp_path / "sums")
+    for number in range(3):
+        first, *others = (of_rank[number] for of_rank in found["summed"])
+        assert all(torch.equal(first, other) for other in others)
+        given = [part[number] for part in found["given"] if part[number] is not None]
+        torch.testing.assert_close(first, torch.stack(given).sum(0))
