@@ -241,6 +241,11 @@ class TrainingSpec(Spec, ABC):
         """The optimizer steps of the whole job."""
 
     @property
+    def most_processes(self) -> int:
+        """The samples that processes divide at a time; 1: the kind divides nothing."""
+        return 1
+
+    @property
     def is_measured(self) -> bool:
         """Whether there is held-out data."""
         return False
@@ -260,6 +265,12 @@ class TrainingSpec(Spec, ABC):
     def check(self) -> None:
         super().check()
         SaveInterval.parse(self.save_every)
+        if self.processes > self.most_processes:
+            raise SpecError(
+                "processes",
+                f"must be at most {self.most_processes}, the samples that they divide, got "
+                f"{self.processes}",
+            )
         if self.keep_best not in (None, *self.judged_by):
             names = ", ".join(self.judged_by)
             raise SpecError("keep_best", f"must be one of {names}, got {self.keep_best!r}")

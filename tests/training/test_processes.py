@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from warmd.jobs.context import Context
 from warmd.jobs.dpo.kind import run as run_dpo
-from warmd.jobs.errors import JobFailed, Stopped
+from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.grpo.kind import run as run_grpo
 from warmd.jobs.grpo.options import GrpoSpec
 from warmd.jobs.mlm.kind import run as run_mlm
@@ -192,3 +192,21 @@ def test_gradients_of_three_ranks_are_summed_to_the_same_bits(tmp_path):
         assert all(torch.equal(first, other) for other in others)
         given = [part[number] for part in found["given"] if part[number] is not None]
         torch.testing.assert_close(first, torch.stack(given).sum(0))
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (sft, {"batch_size": 2, "gradient_accumulation": 2}),
+        (dpo, {"batch_size": 4, "gradient_accumulation": 2}),
+        (grpo, {"prompts_per_step": 1, "num_generations": 4}),
+        (mlm, {"batch_size": 4}),
+    ],
+)
+def test_more_processes_than_samples_are_refused(make, options, tmp_path):
+    make(tmp_path, processes=4, **options)
+    with pytest.raises(SpecError) as refused:
+        make(tmp_path, processes=5, **options)
+    assert str(refused.value) == (
+        "processes: must be at most 4, the samples that they divide, got 5"
+    )
