@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
+
+T = TypeVar("T")
 
 MANIFEST = "manifest.json"  # in a checkpoint: the one file that the job did not write
 _CHECKPOINT_NAME = re.compile(r"checkpoint-(\d{1,15})")
@@ -172,6 +174,56 @@ class Activity:
     ends_job: bool = False  # whether a stall ends the job
 
 
+class Ranks(Protocol):
+    """The processes of one job, numbered from 0. All of them run the kind on the same spec.
+
+    Every rank makes the same calls in the same order: a call waits until all have made it. Rank 0
+    alone writes files and emits events.
+    """
+
+    @property
+    def rank(self) -> int:
+        """The number of this process."""
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """Return on every rank what `make` returns on rank 0; it is called on no other."""
+
+    def after_first(self, make: Callable[[], T]) -> T:
+        """Call `make` on rank 0, then on all others; return its result."""
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all ranks, in their order."""
+
+    def sum(self, tensor: Any) -> None:
+        """Replace a contiguous tensor by the sum of those of all ranks, equal bit for bit."""
+
+
+class OneProcess:
+    """The Ranks of a job of one process."""
+
+    rank = 0
+    size = 1
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        return make()
+
+    def after_first(self, make: Callable[[], T]) -> T:
+        return make()
+
+    def gather(self, value: T) -> list[T]:
+        return [value]
+
+    def sum(self, tensor: Any) -> None:
+        """Leave it as it is."""
+
+
+ONE_PROCESS: Ranks = OneProcess()
+
+
 def _ignore(activity: Activity | None) -> None:
     """Default of `Context.working`: no watchdog."""
 
@@ -195,6 +247,7 @@ class Context:
     code_folders: tuple[str, ...] = ()  # that modules of the user are imported from
     eval_at_stop: bool = False  # whether to evaluate there, if the job has held-out data
     queued_s: float | None = None  # how long the job waited in the queue
+    ranks: Ranks = ONE_PROCESS  # the processes of this job
 
     @property
     def cache_dir(self) -> Path:

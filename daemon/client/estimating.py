@@ -44,8 +44,9 @@ _READ = 400  # latest events of a job that are read
 _GEOMETRY = (
     "model", "architecture", "objective", "prompts_per_step", "num_generations", "batch_size",
     "gradient_accumulation", "max_completion_length", "seq_len", "rollout_dtype", "lora",
-    "layers", "hidden_size", "ffn_size", "precision", "max_tokens", "dtype",
+    "processes", "layers", "hidden_size", "ffn_size", "precision", "max_tokens", "dtype",
 )  # fmt: skip
+_BEFORE = {"processes": 1}  # of jobs from before there was such an option
 _DATA = ("dataset", "data", "max_length", "max_prompt_length")
 
 _SHARE = 0.3  # of the floor's speed that a step reaches, where nothing like it was measured
@@ -344,7 +345,7 @@ def _disk(spec: TrainingSpec, runs: list[_Run], size: ModelSize | None) -> Amoun
 
 
 def _is_alike(spec: Mapping[str, Any], other: Mapping[str, Any], names: tuple[str, ...]) -> bool:
-    return all(spec.get(name) == other.get(name) for name in names)
+    return all(spec.get(name) == other.get(name, _BEFORE.get(name)) for name in names)
 
 
 def _first(recent: list[dict[str, Any]], type: str, name: str) -> int | None:

@@ -53,6 +53,7 @@ from .horse_models import HorseModels
 from .models import WarmModels
 from .own_device import OwnDevice, own_device, start_libraries
 from .placement import Placement
+from .rank_processes import run_in_processes
 from .standby import wait_for_job
 from .worker_connection import JobControl, WorkerConnection
 
@@ -229,7 +230,7 @@ def _execute(
         # Jobs of queue infer run no user code, and several of them share this process.
         folders = document.get("python_path", ()) if kind.queue == TRAIN else None
         with own_modules(folders) if folders is not None else nullcontext():
-            result = _run(document, request, control, fence, events, activity, models)
+            result = _run(document, request, control, fence, events, activity, warm, models)
         check_size(result)
         rundir.write_result(result, revision=document["revision"], fence=fence)
         events.emit("finished", result=result, peak_bytes=None if is_resident else _peak_bytes())
@@ -304,12 +305,15 @@ def _run(
     fence: Fence,
     events: EventLog,
     activity: ActivityReporter,
+    warm: WarmModels,
     models: HorseModels,
 ) -> dict[str, Any]:
     """Run the job's kind on its spec; return its result."""
     rundir = RunDir(fence.folder)
-    threads = _choose_threads(request.threads, models)
     spec = spec_class(document["kind"]).parse(document["spec"])
+    processes = getattr(spec, "processes", 1)
+    _check_processes(processes, request, models.placement)
+    threads = _choose_threads(request.threads, models, processes)
     waited = None
     if request.enqueued_at:
         waited = max(time.time() - request.enqueued_at, 0.0)  # the clock may have been put back
@@ -341,7 +345,7 @@ def _run(
         eval_at_stop=bool(document.get("eval_at_stop")),
         queued_s=waited,
     )
-    run = run_function(document["kind"])
+    run = partial(run_function(document["kind"]), spec)
     # None in a resident horse that was forked for another job.
     fork_s = None if request.forked_at is None else time.monotonic() - request.forked_at
     weights = models.weights(getattr(spec, "precision", None))
@@ -356,11 +360,33 @@ def _run(
         fork_s=fork_s,
         weights=weights,
     )
+    if processes > 1:
+        # What the kernel signals to the horse, its children do not learn.
+        hold_files = partial(_hold_files, warm, request.model)
+        run = partial(run_in_processes, processes, run, hold_files)
     try:
-        return {**run(spec, context), "weights": weights}
+        return {**run(context), "weights": weights}
     finally:
         # A stop or an error can leave a save unfinished.
         checkpoints.settle()
+
+
+def _check_processes(processes: int, request: RunJob, placement: Placement) -> None:
+    """Raise JobFailed where a job cannot run in so many processes."""
+    if processes == 1:
+        return
+    most = 1
+    if sys.platform != "linux":
+        reason = "the job ends with any of them on Linux only"
+    elif request.isolation == "resident":
+        reason = "its worker has isolation=resident"
+    elif placement.device != CPU:
+        reason = f"the job computes on a GPU, {placement.device}"
+    else:
+        most, reason = num_cores(), "the cores of this machine"
+    if processes > most:
+        limit = f"at most {most}" if most > 1 else "1"
+        raise JobFailed(f"processes: must be {limit} ({reason}), got {processes}")
 
 
 def _record_source(rundir: RunDir, events: EventLog) -> None:
@@ -390,13 +416,17 @@ def _failed(
     return JobOutcome(job_id, "failed", error=trace or error, is_logged=is_logged)
 
 
-def _choose_threads(threads: int | None, models: HorseModels) -> int:
-    """Set and return the number of threads; on one machine it is the same in every execution."""
+def _choose_threads(threads: int | None, models: HorseModels, processes: int) -> int:
+    """Set and return the number of threads of each process of a job.
+
+    On one machine it is the same in every execution.
+    """
     from ...jobs.compute.threads import compute_with
 
     if threads is None:
         size = models.num_parameters()
         threads = 1 if size is not None and size < _SMALL_MODEL else num_cores()
+    threads = max(threads // processes, 1)
     compute_with(threads)
     return threads
 

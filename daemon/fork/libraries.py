@@ -39,6 +39,7 @@ ENVIRONMENT = {
 # What jobs import in functions, because the modules around it are imported without torch, too.
 _FIRST_USED_BY_JOBS = (
     "...jobs.training.arguments",
+    "...jobs.training.process_group",
     "torch.utils.serialization.config",  # by the first checkpoint
 )
 

@@ -103,6 +103,10 @@ class DpoSpec(RowTrainingSpec):
         """Where the pairs come from."""
         return Source(**self.source_options())
 
+    @property
+    def most_processes(self) -> int:
+        return self.batch_size  # a loss is a mean over the pairs of a micro-batch
+
     def content_of(self, values: Mapping[str, Any], place: Place) -> Content:
         pair = self.source.row(values, place)
         # Only the longer side is counted.

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 from trl.trainer.dpo_trainer import DPOTrainer
 
+from ..context import ONE_PROCESS, Ranks
 from ..packing.attention import can_pack, packed_attention
 from ..packing.logprobs import Scores
-from ..packing.passes import Embedded, score_pack, tokens_that_fit
+from ..packing.passes import Embedded, exchange, score_pack, tokens_that_fit
 from ..packing.shared_prompts import Pack, Sample, split
 from ..training.deprecations import no_deprecations
 from ..training.reference import CopyBeforeUpdate, copy_shared_weights
@@ -50,6 +51,10 @@ class _Outputs:
         self.entropy[at] = scores.entropies
         self.is_top1[at] = scores.is_top
 
+    def exchange(self, places: Sequence[tuple[Tensor, Tensor]], ranks: Ranks) -> None:
+        """Set the scores of the other ranks' tokens; `places`: of this rank's."""
+        exchange(places, (self.log_probs, self.entropy, self.is_top1), ranks)
+
 
 class PackedDpoTrainer(DPOTrainer):
     """A DPOTrainer for rows of prompt_ids, chosen_ids and rejected_ids, with a reference model.
@@ -62,6 +67,7 @@ class PackedDpoTrainer(DPOTrainer):
     model: Any
     ref_model: Any
     args: Any
+    ranks: Ranks = ONE_PROCESS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -72,7 +78,7 @@ class PackedDpoTrainer(DPOTrainer):
             self.add_callback(CopyBeforeUpdate(self.model, self.ref_model))
         self.most_tokens: int | None = None
         if can_pack(self.model):
-            self.most_tokens = tokens_that_fit(self.model, self.accelerator.device)
+            self.most_tokens = tokens_that_fit(self.model, self.accelerator.device, self.ranks.size)
             self.precompute_ref_logps = True  # the loss finds them in the batch
 
     def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,22 +95,28 @@ class PackedDpoTrainer(DPOTrainer):
                 return cast(Any, super())._compute_loss(model, inputs, return_outputs)
         pairs = pairs_of(inputs)
         device = inputs["input_ids"].device
-        packs = [Pack(part, device) for part in split(pairs, self.most_tokens)]
+        # An evaluation runs on rank 0 alone.
+        ranks = self.ranks if self.model.training else ONE_PROCESS
+        packs = [Pack(part, device) for part in split(pairs, self.most_tokens, ranks)]
         begins = torch.tensor(
             [len(pair[side].prompt) for side in (0, 1) for pair in pairs], device=device
         )
         places = [(pack.rows, begins[pack.rows] - 1 + pack.columns) for pack in packs]
         outputs = self._reference_outputs(inputs, packs, places)
+        outputs.exchange(places, ranks)
         chosen, rejected = outputs.log_probs.sum(1).chunk(2)
         inputs = {**inputs, "ref_chosen_logps": chosen, "ref_rejected_logps": rejected}
         learns = self.model.training and torch.is_grad_enabled()
         with packed_attention(self.model):
-            if not learns or (len(packs) > 1 and _SORTING & set(self.loss_types)):
+            sorts = _SORTING & set(self.loss_types) and (len(packs) > 1 or ranks.size > 1)
+            if not learns or sorts:
                 for pack, at in zip(packs, places, strict=True):
                     outputs.put(at, self._scores(self.model, pack))
+                outputs.exchange(places, ranks)
             if learns:
                 for pack, at in zip(packs, places, strict=True):
                     self._learn(inputs, outputs, pack, at)
+                outputs.exchange(places, ranks)
         mode = "train" if self.model.training else "eval"
         with torch.no_grad():
             loss: Tensor = self._loss(inputs, outputs)

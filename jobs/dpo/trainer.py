@@ -15,7 +15,7 @@ import torch
 from trl.trainer.dpo_config import DPOConfig
 
 from ..context import Context
-from ..packing.passes import stored_number
+from ..packing.passes import require_one_process, stored_number
 from ..training.options import TrainingSpec
 from ..training.row_trainer import RowTrainer
 from ..training.tokens import Examples
@@ -62,7 +62,11 @@ class PreferenceTrainer(RowTrainer, PackedDpoTrainer):
             eval_every=eval_every,
         )
         if self.most_tokens is not None:
-            self.most_tokens = stored_number(job.run_dir / "pack_tokens", self.most_tokens)
+            self.most_tokens = stored_number(
+                job.run_dir / "pack_tokens", self.most_tokens, self.ranks
+            )
+        else:
+            require_one_process(self.ranks, model)
 
     def step_fields(self, logs: dict[str, Any]) -> dict[str, Any]:
         return {**super().step_fields(logs), **{name: logs[name] for name in REWARDS}}

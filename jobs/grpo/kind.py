@@ -63,15 +63,16 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
             spec, ctx, warm, config, prompts, eval_prompts, functions, data, process, log
         )
         seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
-        gemm = recorded_choice(ctx.run_dir / "gemm", ctx.device)
+        gemm = ctx.ranks.from_first(lambda: recorded_choice(ctx.run_dir / "gemm", ctx.device))
         _announce(spec, ctx, trainer, checkpoint, gemm, seconds)
 
+        evaluates = bool(eval_prompts) and ctx.ranks.rank == 0
         with fast_kernels(onednn=gemm == ONEDNN):
-            if checkpoint is None and eval_prompts:
+            if checkpoint is None and evaluates:
                 trainer.check_weights()
                 trainer.reward_before = trainer.evaluate_before()["reward"]
             trainer.train_to_end(checkpoint)
-            reward_after = trainer.evaluate_after()["reward"] if eval_prompts else None
+            reward_after = trainer.evaluate_after()["reward"] if evaluates else None
     trainer.save_final_model(ctx.run_dir / "model")
     return {
         "steps": trainer.state.global_step,
@@ -96,7 +97,7 @@ def _reward_process(
 
 
 def _reward_log(spec: GrpoSpec, ctx: Context, checkpoint: Path | None) -> RewardLog | None:
-    if spec.reward_log is None:
+    if spec.reward_log is None or ctx.ranks.rank > 0:
         return None
     step = 0 if checkpoint is None else step_of(checkpoint)
     return RewardLog(Path(spec.reward_log), ctx.job_id, step=step)
@@ -244,7 +245,8 @@ def _announce(
         parameters=trainer.model.num_parameters(),
         trained_parameters=trainer.model.num_parameters(only_trainable=True),
         device=str(trainer.config.device),
-        threads=torch.get_num_threads(),
+        processes=ctx.ranks.size,
+        threads=torch.get_num_threads(),  # of each process
         gemm=gemm,
         num_generations=spec.num_generations,
         batch_size=batch_size,

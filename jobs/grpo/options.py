@@ -217,6 +217,10 @@ class GrpoSpec(RecordsSpec, RewardsSpec, EvaluatedSpec, SamplingSpec, LossSpec):
         return self.epochs * per_epoch
 
     @property
+    def most_processes(self) -> int:
+        return self.prompts_per_step * self.num_generations
+
+    @property
     def geometry(self) -> tuple[int, int]:
         """Completions per micro-batch, and micro-batches per step."""
         completions = self.prompts_per_step * self.num_generations

@@ -31,12 +31,13 @@ from ..compute.frozen_int8 import FrozenInt8Linear
 from ..compute.levels import levels
 from ..compute.linear_forms import InPlaceLinear, has_onednn, int8_linear, packed_float32
 from ..compute.quantized import CastLinear, LinearFactory, WeightOnlyInt8Linear
+from ..context import ONE_PROCESS, Ranks
 from ..engine.decoder import Decoder
 from ..engine.layers import text_model
 from ..engine.low_rank import Adapted, Adapter, base_layer
 from ..engine.sampling import BatchSampler
 from ..packing.attention import can_pack, packed_attention
-from ..packing.passes import Embedded, score_pack, tokens_that_fit
+from ..packing.passes import Embedded, exchange, score_pack, tokens_that_fit
 from ..packing.shared_prompts import Pack, Sample, split
 from ..training.reference import CopyBeforeUpdate, copy_shared_weights
 from .rollout import Completion, generate, split_processors
@@ -66,6 +67,7 @@ class PackedTrainer(GRPOTrainer):
     model: Any
     ref_model: Any
     args: Any
+    ranks: Ranks = ONE_PROCESS
     _buffered_inputs: Any  # a list of batches
     max_completion_length: Any
     _entropy_bonus_enabled: bool
@@ -79,7 +81,7 @@ class PackedTrainer(GRPOTrainer):
         self.rollout_dtype = "float32"
         self.most_tokens: int | None = None
         if can_pack(self.model):
-            self.most_tokens = tokens_that_fit(self.model, self.accelerator.device)
+            self.most_tokens = tokens_that_fit(self.model, self.accelerator.device, self.ranks.size)
         self.keeps_logps = False  # whether completions are written with their log-probabilities
         self.written: list[Completion] = []  # the latest completions
         self._scores_given: tuple[Tensor, Tensor] | None = (
@@ -144,7 +146,7 @@ class PackedTrainer(GRPOTrainer):
         sampler = BatchSampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
         processors, sampler = split_processors(listed, sampler)
         return generate(
-            self._decoder(len(prompts)),
+            self._decoder(len(prompts)),  # the same linear layers on every rank
             prompts,
             sampler=sampler,
             temperature=self.temperature,
@@ -154,6 +156,8 @@ class PackedTrainer(GRPOTrainer):
             pad_id=self._tokenizer.pad_token_id,
             wants_logps=self._generates_int8 or self.keeps_logps,
             adapted=[Adapted(one.adapter.joined()) for one in self._adapted],
+            # An evaluation runs on rank 0 alone.
+            ranks=self.ranks if self.model.training else ONE_PROCESS,
         )
 
     def _decoder(self, rows: int) -> Decoder:
@@ -241,20 +245,24 @@ class PackedTrainer(GRPOTrainer):
         }
         logps = torch.zeros(shape, device=input_ids.device)
         entropies = torch.zeros_like(logps)
-        self._score_into(logps, entropies, model, samples_of(parts))
+        with torch.random.fork_rng(devices=[], enabled=self.ranks.size > 1):  # of dropout
+            self._score_into(logps, entropies, model, samples_of(parts))
         return logps, entropies, None
 
     @torch.no_grad()
     def _score_into(
         self, logps: Tensor, entropies: Tensor, model: Any, rows: Sequence[Sample]
     ) -> None:
+        places = []
         with packed_attention(model):
-            for part in split([(row,) for row in rows], cast(int, self.most_tokens)):
+            for part in split([(row,) for row in rows], cast(int, self.most_tokens), self.ranks):
                 pack = Pack(part, model.device)
                 at = (pack.rows, pack.columns)
                 logps[at], entropies[at], _ = score_pack(
                     model, pack, self.temperature, is_half=self.args.bf16
                 )
+                places.append(at)
+        exchange(places, (logps, entropies), self.ranks)
 
     # Training.
 
@@ -288,8 +296,9 @@ class PackedTrainer(GRPOTrainer):
         elif self.num_iterations > 1 and not self._needs_all_gradients:  # for the metrics only
             silent = [row for row in rows if not learns[row.index]]
             self._score_into(logps, entropies, self.model, silent)
+        places = []
         with packed_attention(self.model):
-            for part in split([(row,) for row in learning], most_tokens):
+            for part in split([(row,) for row in learning], most_tokens, self.ranks):
                 pack = Pack(part, self.model.device)
                 at = (pack.rows, pack.columns)
                 embedded = Embedded(self.model, pack.ids)
@@ -307,6 +316,8 @@ class PackedTrainer(GRPOTrainer):
                 self.accelerator.backward(torch.stack(losses).sum())
                 embedded.finish()
                 logps[at], entropies[at] = scores.detach(), nats.detach()
+                places.append(at)
+        exchange(places, (logps, entropies), self.ranks)
         if not learning:  # AdamW treats a zero gradient differently from None
             for weight in self.model.parameters():
                 if weight.requires_grad and weight.grad is None:

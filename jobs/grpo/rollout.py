@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.generation import logits_process
 
+from ..context import ONE_PROCESS, Ranks
 from ..engine.decoder import Decoder
 from ..engine.low_rank import Adapted
 from ..engine.sampling import BatchSampler, entropy, logp
@@ -49,25 +50,32 @@ def generate(
     pad_id: int = 0,
     wants_logps: bool = False,
     adapted: Sequence[Adapted] = (),
+    ranks: Ranks = ONE_PROCESS,
 ) -> list[Completion]:
     """Return one completion per prompt; equal prompts share one prefill.
 
-    Each decode step draws one random number per prompt from the global generator of the device,
+    Each of several `ranks` generates a run of the completions, and returns those of all. Each
+    decode step draws one random number per prompt from the global generator of the device,
     also for ended sequences, so that a completion does not depend on the others. Entropies and
     log-probabilities are at `temperature`, over the whole vocabulary, before top-k and top-p.
     `adapted`: the LoRA adapter of all tokens, if there is one.
     Raises NotFiniteError.
     """
     device = decoder.embedding.device
+    every = len(prompts)
+    own = run_of(every, ranks)
+    prompts = prompts[own]
     completions = [Completion() for _ in prompts]
     rows = torch.arange(len(prompts), device=device)  # indices of the unfinished completions
+    drawn = 0
     ends = torch.tensor(list(end_ids), device=device)
     history = _padded(prompts, pad_id, device) if processors else None
     states, cache = _read(decoder, prompts, room=max_new_tokens, adapted=adapted)
     positions = torch.tensor([len(prompt) for prompt in prompts])
     for step in range(max_new_tokens):
         logits = scored = decoder.logits(states).float()
-        uniform = torch.rand(len(prompts), dtype=torch.float64, device=device)[rows]
+        uniform = torch.rand(every, dtype=torch.float64, device=device)[own][rows]
+        drawn += 1
         if history is not None:
             nats = entropy(logits, temperature)
             for process in processors:
@@ -96,7 +104,17 @@ def generate(
         states = decoder.hidden(embedded, *angles, cache.attend, adapted=adapted)
         cache.used += 1
         positions = positions + 1
-    return completions
+    if ranks.size == 1:
+        return completions
+    found = ranks.gather((drawn, completions))
+    for _ in range(max(steps for steps, _ in found) - drawn):
+        torch.rand(every, dtype=torch.float64, device=device)  # to leave all generators equal
+    return [completion for _, part in found for completion in part]
+
+
+def run_of(count: int, ranks: Ranks) -> slice:
+    """Return a rank's run of `count` items: nearly equal runs, in the order of the ranks."""
+    return slice(count * ranks.rank // ranks.size, count * (ranks.rank + 1) // ranks.size)
 
 
 def split_processors(

@@ -6,6 +6,7 @@ GRPO: Shao et al. 2024, arXiv:2402.03300. Imports trl: only `run` of the GRPO ki
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +20,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from ..context import Context
 from ..engine.sampling import NotFiniteError
 from ..errors import JobFailed
-from ..packing.passes import stored_number
+from ..packing.passes import require_one_process, stored_number
 from ..rewards.prompts import Prompt
 from ..rewards.reward_calls import as_trl_calls
 from ..rewards.rewards import Reward
@@ -35,11 +36,15 @@ from .prompt_order import EpochSampler, PromptStream
 from .replay import ReplayBuffer
 from .reward_log import RewardLog
 from .reward_process import RewardFailed, RewardProcess
+from .rollout import run_of
 
 SHOWN_CHARACTERS = 200  # of a prompt or completion in an event
 EVAL_BATCH = 16
 FLAT_STEPS = 20  # steps without a difference of rewards in any group, after which a warning comes
 MOST_FAILURES = 10  # consecutive groups whose rewards fail, after which the job fails
+
+# How the rewards of a group ended: None, or the row of its prompt and why they failed.
+Outcome = tuple[int, str] | None
 
 
 class GroupTrainer(EvaluatingTrainer, PackedTrainer):
@@ -136,7 +141,11 @@ class GroupTrainer(EvaluatingTrainer, PackedTrainer):
         self.keeps_logps = replay > 0
         self.rollout_dtype = rollout_dtype
         if self.most_tokens is not None:
-            self.most_tokens = stored_number(job.run_dir / "pack_tokens", self.most_tokens)
+            self.most_tokens = stored_number(
+                job.run_dir / "pack_tokens", self.most_tokens, self.ranks
+            )
+        else:
+            require_one_process(self.ranks, model)
         config.beta, config.sync_ref_model = beta, is_synced
         if beta > 0:
             self.set_reference(reference, beta)
@@ -299,7 +308,7 @@ class GroupTrainer(EvaluatingTrainer, PackedTrainer):
         self._generate_single_turn([prompt.ids for prompt in prompts], None, {}, size)
         ids = [completion.ids for completion in self.written]
         texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)
-        scores = self._scores(prompts, texts, ids, size)
+        scores = self._scores_of_groups(prompts, texts, ids, size)
         groups = [
             Group(row, self.written[start : start + size], scores[start : start + size])
             for row, start in zip(rows, range(0, len(ids), size), strict=True)
@@ -404,6 +413,35 @@ class GroupTrainer(EvaluatingTrainer, PackedTrainer):
 
     # Rewards.
 
+    def _scores_of_groups(
+        self,
+        rows: Sequence[Prompt],
+        completions: list[str],
+        completion_ids: Sequence[list[int]],
+        size: int,
+    ) -> torch.Tensor:
+        """Return what `_scores` returns; each of several ranks scores a run of the groups."""
+        if self.ranks.size == 1:
+            return self._scores(rows, completions, completion_ids, size)
+        groups = run_of(len(rows) // size, self.ranks)
+        own = slice(groups.start * size, groups.stop * size)
+        extra, metrics = self._pending_extra_logs, self._pending_metrics
+        self._pending_extra_logs, self._pending_metrics = defaultdict(list), defaultdict(list)
+        ended: list[Outcome] = []
+        scores = torch.empty(0, len(self.rewards))
+        if groups.start < groups.stop:
+            scores = self._scores(rows[own], completions[own], completion_ids[own], size, ended)
+        logged = dict(self._pending_extra_logs), dict(self._pending_metrics)
+        self._pending_extra_logs, self._pending_metrics = extra, metrics
+        parts = self.ranks.gather((scores.cpu(), *logged, ended))
+        for _, of_rank, numbers, outcomes in parts:
+            for column, values in of_rank.items():
+                extra[column] += values
+            for name, values in numbers.items():
+                metrics[name] += values
+            self._count_failures(outcomes)
+        return torch.cat([part[0] for part in parts]).to(self.accelerator.device)
+
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: list[str], completion_ids_list: Any
     ) -> torch.Tensor:
@@ -418,25 +456,32 @@ class GroupTrainer(EvaluatingTrainer, PackedTrainer):
         completions: list[str],
         completion_ids: Sequence[list[int]],
         size: int,
+        ended: list[Outcome] | None = None,
     ) -> torch.Tensor:
         """Return the score of each completion by each reward: (B, R) float32, NaN for None.
 
         `rows`: the prompt of each completion. `size`: completions that are left out together when
-        their rewards fail in a process of their own.
+        their rewards fail in a process of their own. `ended` receives how they ended there; None:
+        failures are counted at once.
         """
         if self._reward_process is not None:
             parts = [slice(start, start + size) for start in range(0, len(rows), size)]
-            found = [
-                self._scores_apart(self._reward_process, rows[p], completions[p], completion_ids[p])
-                for p in parts
-            ]
+            found = []
+            for part in parts:
+                scores, outcome = self._scores_apart(
+                    self._reward_process, rows[part], completions[part], completion_ids[part]
+                )
+                found.append(scores)
+                if ended is None:
+                    self._count_failures([outcome])
+                else:
+                    ended.append(outcome)
             return torch.cat(found).to(self.accelerator.device)
         inputs = [{"row": row} for row in rows]
         prompts = [row.text for row in rows]
-        scores: torch.Tensor = cast(Any, super())._calculate_rewards(
+        return cast(Any, super())._calculate_rewards(  # type: ignore[no-any-return]
             inputs, prompts, completions, completion_ids
         )
-        return scores
 
     def _scores_apart(
         self,
@@ -444,32 +489,36 @@ class GroupTrainer(EvaluatingTrainer, PackedTrainer):
         rows: Sequence[Prompt],
         completions: list[str],
         completion_ids: Sequence[list[int]],
-    ) -> torch.Tensor:
-        """Return scores from the process of the rewards; all NaN, and an event, when they fail."""
+    ) -> tuple[torch.Tensor, Outcome]:
+        """Return scores from the process of the rewards, all NaN when they fail."""
         try:
             answer = process.score(rows, completions, completion_ids, asdict(self.state))
         except RewardFailed as error:
-            self._report_failure(rows[0], str(error))
-            return torch.full((len(rows), len(self.rewards)), torch.nan)
-        self._failures = 0
+            nothing = torch.full((len(rows), len(self.rewards)), torch.nan)
+            return nothing, (rows[0].row, str(error))
         for column, values in answer.extra.items():
             self._log_completion_extra(column, values)
         for name, numbers in answer.metrics.items():
             for number in numbers:
                 self._log_metric(name, number)
-        return torch.tensor(
-            [[math.nan if score is None else score for score in scores] for scores in answer.scores]
-        )
+        scores = [[math.nan if one is None else one for one in row] for row in answer.scores]
+        return torch.tensor(scores), None
 
-    def _report_failure(self, prompt: Prompt, message: str) -> None:
-        self._failures += 1
+    def _count_failures(self, ended: Sequence[Outcome]) -> None:
+        """Report failures of rewards. Raises JobFailed when too many follow each other."""
         step = self.state.global_step + 1
-        self.job.emit("reward_failed", step=step, row=prompt.row, message=message)
-        if self._failures == MOST_FAILURES:
-            raise JobFailed(
-                f"reward: must succeed for one of {MOST_FAILURES} consecutive groups, got none; "
-                f"the last one: {message}"
-            )
+        for outcome in ended:
+            if outcome is None:
+                self._failures = 0
+                continue
+            self._failures += 1
+            row, message = outcome
+            self.job.emit("reward_failed", step=step, row=row, message=message)
+            if self._failures == MOST_FAILURES:
+                raise JobFailed(
+                    f"reward: must succeed for one of {MOST_FAILURES} consecutive groups, got "
+                    f"none; the last one: {message}"
+                )
 
     def _log_rewards(self, groups: Sequence[Group]) -> None:
         """Append the completions of this step to the reward log; warn where that fails."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from ..context import ONE_PROCESS, Ranks
 from ..data.corpus import Corpus
 from .objectives import Objective, Sample
 
@@ -27,12 +28,20 @@ class StepOrder:
     """Batch sampler: the examples of every step in micro-batches, reshuffled in every epoch.
 
     The examples of a step depend on their number, not on the split into micro-batches. The
-    remainder of an epoch is dropped.
+    remainder of an epoch is dropped. Each of several `ranks` has a part of every micro-batch.
     """
 
     def __init__(
-        self, lengths: Array, *, micro_batch: int, accumulation: int, steps: int, seed: int
+        self,
+        lengths: Array,
+        *,
+        micro_batch: int,
+        accumulation: int,
+        steps: int,
+        seed: int,
+        ranks: Ranks = ONE_PROCESS,
     ) -> None:
+        self.ranks = ranks
         self.lengths = lengths
         self.micro_batch = micro_batch
         self.accumulation = accumulation
@@ -50,7 +59,8 @@ class StepOrder:
             if within == 0:
                 order = self.order_of_epoch(epoch)
             for micro_batch in order[within].reshape(self.accumulation, self.micro_batch):
-                yield [(epoch, int(index)) for index in micro_batch]
+                part = np.array_split(micro_batch, self.ranks.size)[self.ranks.rank]
+                yield [(epoch, int(index)) for index in part]
 
     def order_of_epoch(self, epoch: int) -> Array:
         """Return the indices of an epoch, each at most once: (steps, examples per step)."""

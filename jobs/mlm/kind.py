@@ -36,17 +36,18 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
     begun = time.perf_counter()
     warm = None if spec.model is None else ctx.models.take(spec.model)
     given = given_tokenizer(spec, warm)
-    corpus = _corpus(spec, ctx, given, checkpoint)
+    corpus = ctx.ranks.after_first(lambda: _corpus(spec, ctx, given, checkpoint))
     tokenizer = given or read_tokenizer(corpus.folder / "tokenizer")
     data_done = time.perf_counter()
     model = model_to_train(spec, warm, tokenizer, is_trained=given is None)
     trainer = _trainer(spec, ctx, warm, model, tokenizer, corpus)
     seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
-    gemm = recorded_choice(ctx.run_dir / "gemm", ctx.device)
+    gemm = ctx.ranks.from_first(lambda: recorded_choice(ctx.run_dir / "gemm", ctx.device))
     _announce(spec, ctx, trainer, checkpoint, gemm, seconds)
 
     with fast_kernels(onednn=gemm == ONEDNN):
-        if checkpoint is None and spec.eval_first and len(trainer.held_out):
+        evaluates = ctx.ranks.rank == 0 and spec.eval_first and len(trainer.held_out)
+        if checkpoint is None and evaluates:
             trainer.check_weights()
             trainer.evaluate_before()
         trainer.train_to_end(checkpoint)
@@ -203,7 +204,8 @@ def _announce(
         parameters=trainer.model.num_parameters(),
         trained_parameters=trainer.model.num_parameters(only_trainable=True),
         device=str(trainer.args.device),
-        threads=torch.get_num_threads(),
+        processes=ctx.ranks.size,
+        threads=torch.get_num_threads(),  # of each process
         gemm=gemm,
         batch_size=spec.batch_size,
         gradient_accumulation=spec.gradient_accumulation,

@@ -223,6 +223,10 @@ class MlmSpec(RecordsSpec, TrainingSpec):
         return self.steps
 
     @property
+    def most_processes(self) -> int:
+        return self.batch_size
+
+    @property
     def warmup(self) -> int:
         """The steps of learning-rate warmup."""
         if self.warmup_steps is not None:

@@ -73,7 +73,8 @@ class MaskedTrainer(EvaluatingTrainer):
         self.held_out = held_out[np.argsort(corpus.lengths[held_out], kind="stable")]
         self.objective = objective
         self.weights = weights
-        self.curve = Curve(job.run_dir / "metrics.csv")
+        # Rank 0 writes the file; the others have none.
+        self.curve = Curve(job.run_dir / "metrics.csv") if job.ranks.rank == 0 else None
         self._sums = dict.fromkeys(objective.parts, 0.0)  # losses of the current step
         self._tokens = 0  # of the current step, without padding
         super().__init__(
@@ -95,6 +96,7 @@ class MaskedTrainer(EvaluatingTrainer):
             accumulation=self.args.gradient_accumulation_steps,
             steps=self.args.max_steps,
             seed=self.args.seed,
+            ranks=self.ranks,
         )
         return DataLoader(
             MaskedExamples(self.corpus, self.corpus.train, self.objective),
@@ -114,7 +116,11 @@ class MaskedTrainer(EvaluatingTrainer):
             if part in self.objective.parts
         }
         counts["rows"] = sum(len(batch["input_ids"]) for batch in batches)
-        self._tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
+        counts["tokens"] = sum(int(batch["attention_mask"].sum()) for batch in batches)
+        of_all = torch.tensor(list(counts.values()))
+        self.ranks.sum(of_all)
+        counts = dict(zip(counts, of_all.tolist(), strict=True))
+        self._tokens = counts["tokens"]
         return batches, counts
 
     # The loss.
@@ -132,11 +138,19 @@ class MaskedTrainer(EvaluatingTrainer):
             self._sums[part] += float(loss.detach())
         return sum(weights[part] * loss for part, loss in losses.items())
 
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss = super().training_step(*args, **kwargs)
+        self.ranks.sum(loss)  # of the parts of a micro-batch
+        return loss
+
     # Events and state.
 
     def step_fields(self, logs: dict[str, Any]) -> dict[str, Any]:
         step = self.state.global_step
         weights = self.weights.at(step)
+        sums = torch.tensor(list(self._sums.values()), dtype=torch.float64)
+        self.ranks.sum(sums)
+        self._sums = dict(zip(self._sums, sums.tolist(), strict=True))
         fields = {
             **super().step_fields(logs),
             **{f"{part}_loss": loss for part, loss in self._sums.items()},
@@ -145,11 +159,13 @@ class MaskedTrainer(EvaluatingTrainer):
             "tokens": self._tokens,
             "seconds": self.step_seconds(),
         }
-        self.curve.add({"step": step, "total_loss": fields["loss"], **fields})
+        if self.curve is not None:
+            self.curve.add({"step": step, "total_loss": fields["loss"], **fields})
         self._sums = dict.fromkeys(self._sums, 0.0)
         return fields
 
     def job_state(self) -> dict[str, Any]:
+        assert self.curve is not None  # rank 0 saves
         return {
             **super().job_state(),
             "data": self.corpus.name,
@@ -164,11 +180,13 @@ class MaskedTrainer(EvaluatingTrainer):
 
     def load_job_state(self, state: dict[str, Any]) -> None:
         super().load_job_state(state)
-        self.curve = Curve(self.curve.path, state["curve"].tolist())
+        if self.curve is not None:
+            self.curve = Curve(self.curve.path, state["curve"].tolist())
 
     # Evaluation.
 
     def evaluated(self, found: dict[str, Any]) -> None:
+        assert self.curve is not None  # rank 0 evaluates
         self.curve.amend(
             {
                 f"{part}_validation_accuracy": found[f"{part}_acc"]

@@ -5,6 +5,7 @@ Imports torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from ...configs.units import format_size
 from ..compute.device import free_bytes
+from ..context import Ranks
 from ..errors import JobFailed
 from ..files.atomic import write_atomic
 from .attention import Attention, hidden_states
@@ -67,6 +69,24 @@ def score_pack(
     )
 
 
+def exchange(
+    places: Sequence[tuple[Tensor, Tensor]], tensors: Sequence[Tensor], ranks: Ranks
+) -> None:
+    """Set what other ranks have computed in tensors of one shape, in place.
+
+    `places`: where this rank has; every place is one rank's at most. The rest stays as it is.
+    """
+    if ranks.size == 1:
+        return
+    is_own = torch.zeros(tensors[0].shape, dtype=torch.bool)
+    for at in places:
+        is_own[at] = True
+    found = torch.stack([is_own.float(), *(torch.where(is_own, t.float(), 0.0) for t in tensors)])
+    ranks.sum(found)
+    for tensor, values in zip(tensors, found[1:], strict=True):
+        tensor.copy_(torch.where(found[0] > 0, values, tensor.float()))
+
+
 class Embedded:
     """The embeddings of a pack's tokens, (1, N, H), with a sparse gradient for tied weights.
 
@@ -100,10 +120,13 @@ class Embedded:
         self._module.weight.grad.index_add_(0, ids, gradient)
 
 
-def tokens_that_fit(model: Any, device: torch.device) -> int:
-    """Return the most tokens of a pack, from the memory that training leaves free."""
+def tokens_that_fit(model: Any, device: torch.device, processes: int = 1) -> int:
+    """Return the most tokens of a pack, from the memory that training leaves free.
+
+    `processes`: how many train in this memory at once.
+    """
     weights = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    free, needed = free_bytes(device), _training_bytes(weights, device)
+    free, needed = free_bytes(device) // processes, _training_bytes(weights, device)
     if device.type != "cpu" and free < needed:
         raise JobFailed(
             f"model: training it takes {format_size(needed)} of GPU memory beyond its weights, and "
@@ -131,12 +154,25 @@ def _bytes_per_token(config: Any) -> int:
     return 4 * int(config.num_hidden_layers) * int(layer)
 
 
-def stored_number(path: Path, number: int) -> int:
+def require_one_process(ranks: Ranks, model: Any) -> None:
+    """Raise JobFailed for a job of several processes: they divide packs."""
+    if ranks.size > 1:
+        raise JobFailed(
+            f"processes: must be 1 for a {model.config.model_type} of this config, which is "
+            f"trained by padded batches, got {ranks.size}"
+        )
+
+
+def stored_number(path: Path, number: int, ranks: Ranks) -> int:
     """Return the number stored at `path` by the first execution of the job; store it if none is.
 
     The pack size depends on free memory, and rounding depends on the pack size: a job killed before
     its first checkpoint must restart with the same size.
     """
-    if not path.exists():
-        write_atomic(path, b"%d" % number)
-    return int(path.read_text())
+
+    def stored() -> int:
+        if not path.exists():
+            write_atomic(path, b"%d" % number)
+        return int(path.read_text())
+
+    return ranks.from_first(stored)

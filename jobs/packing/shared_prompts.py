@@ -7,13 +7,14 @@ function restricts each completion to the prompt and itself. Imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..context import ONE_PROCESS, Ranks
 from .attention import causal
 
 
@@ -142,16 +143,19 @@ class _Group:
         return self._masks[shared]
 
 
-def split(groups: Iterable[tuple[Sample, ...]], most_tokens: int) -> list[list[Sample]]:
+def split(
+    groups: Iterable[tuple[Sample, ...]], most_tokens: int, ranks: Ranks = ONE_PROCESS
+) -> list[list[Sample]]:
     """Divide samples into packs of at most `most_tokens`, or of one group; groups stay together.
 
-    The packs do not depend on the order of the groups, so that equal policy and reference weights
+    Returns the packs of this rank: those of a share of the groups, all of about as many tokens. The
+    packs do not depend on the order of the groups, so that equal policy and reference weights
     give a KL of exactly 0.
     """
     packs: list[list[Sample]] = []
     prompts: set[tuple[int, ...]] = set()  # of the last pack
     tokens = 0  # of the last pack
-    for group in sorted(groups, key=_order):
+    for group in _share(sorted(groups, key=_order), ranks):
         added = _num_tokens(group, prompts)
         if not packs or tokens + added > most_tokens:
             packs.append([])
@@ -161,6 +165,19 @@ def split(groups: Iterable[tuple[Sample, ...]], most_tokens: int) -> list[list[S
         prompts |= {sample.prompt for sample in group}
         tokens += added
     return packs
+
+
+def _share(groups: Sequence[tuple[Sample, ...]], ranks: Ranks) -> Iterator[tuple[Sample, ...]]:
+    """Yield a rank's run of the groups: neighbors, which may have the same prompt."""
+    sizes, prompts = [], set[tuple[int, ...]]()
+    for group in groups:
+        sizes.append(_num_tokens(group, prompts))
+        prompts |= {sample.prompt for sample in group}
+    total, begin = sum(sizes), 0
+    for group, size in zip(groups, sizes, strict=True):
+        if int((begin + size / 2) / total * ranks.size) == ranks.rank:  # where its middle is
+            yield group
+        begin += size
 
 
 def _order(group: tuple[Sample, ...]) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:

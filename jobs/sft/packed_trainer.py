@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from trl.trainer.sft_trainer import SFTTrainer
 
+from ..context import ONE_PROCESS, Ranks
 from ..packing.attention import can_pack, causal, packed_attention
 from ..packing.passes import Embedded, score_pack, tokens_that_fit
 from .dataset import IGNORED
@@ -74,15 +75,23 @@ def sequences_of(batch: Mapping[str, Tensor]) -> list[Tokens]:
     return found
 
 
-def split(rows: Iterable[Tokens], most_tokens: int) -> list[list[Tokens]]:
+def split(
+    rows: Iterable[Tokens], most_tokens: int, ranks: Ranks = ONE_PROCESS
+) -> list[list[Tokens]]:
     """Divide rows into packs of at most `most_tokens`, or of one row (first fit, longest first).
 
-    The same rows give the same packs in whatever order they come.
+    Returns the packs of this rank: each row goes to the rank with the fewest tokens so far. The
+    same rows give the same packs in whatever order they come.
     """
     packs: list[list[Tokens]] = []
     room: list[int] = []  # in each pack
+    loads = [0] * ranks.size
     for row in sorted(rows, key=lambda row: (-len(row.ids), row.ids, row.labels)):
         size = len(row.ids) - 1
+        rank = loads.index(min(loads))
+        loads[rank] += size
+        if rank != ranks.rank:
+            continue
         fitting = next((i for i, left in enumerate(room) if left >= size), None)
         if fitting is None:
             fitting = len(packs)
@@ -101,12 +110,13 @@ class PackedSftTrainer(SFTTrainer):
 
     model: Any
     args: Any
+    ranks: Ranks = ONE_PROCESS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.most_tokens: int | None = None
         if can_pack(self.model):
-            self.most_tokens = tokens_that_fit(self.model, self.accelerator.device)
+            self.most_tokens = tokens_that_fit(self.model, self.accelerator.device, self.ranks.size)
 
     def compute_loss(
         self,
@@ -121,12 +131,16 @@ class PackedSftTrainer(SFTTrainer):
             )
         rows = sequences_of(inputs)
         learned = sum(label != IGNORED for row in rows for label in row.labels[1:])
+        # An evaluation runs on rank 0 alone.
+        ranks = self.ranks if model.training else ONE_PROCESS
         num_items = max(float(learned if num_items_in_batch is None else num_items_in_batch), 1.0)
-        loss, nats, top = 0.0, 0.0, 0
+        sums = torch.zeros(3, dtype=torch.float64)
         with packed_attention(self.model):
-            for part in split(rows, self.most_tokens):
-                of_pack = self._learn(SequencePack(part, self.model.device), num_items)
-                loss, nats, top = loss + of_pack[0], nats + of_pack[1], top + of_pack[2]
+            for part in split(rows, self.most_tokens, ranks):
+                pack = SequencePack(part, self.model.device)
+                sums += torch.tensor(self._learn(pack, num_items), dtype=torch.float64)
+        ranks.sum(sums)
+        loss, nats, top = sums.tolist()
         mode = "train" if model.training else "eval"
         self._metrics[mode]["entropy"].append(nats / max(learned, 1))
         self._metrics[mode]["mean_token_accuracy"].append(top / max(learned, 1))

@@ -14,7 +14,7 @@ import torch
 from trl.trainer.sft_config import SFTConfig
 
 from ..context import Context
-from ..packing.passes import stored_number
+from ..packing.passes import require_one_process, stored_number
 from ..training.options import TrainingSpec
 from ..training.row_trainer import RowTrainer
 from ..training.tokens import Examples
@@ -55,7 +55,11 @@ class SupervisedTrainer(RowTrainer, PackedSftTrainer):
             eval_every=eval_every,
         )
         if self.most_tokens is not None:
-            self.most_tokens = stored_number(job.run_dir / "pack_tokens", self.most_tokens)
+            self.most_tokens = stored_number(
+                job.run_dir / "pack_tokens", self.most_tokens, self.ranks
+            )
+        else:
+            require_one_process(self.ranks, model)
 
     @torch.no_grad()
     def measure(self) -> dict[str, Any] | None:

@@ -21,7 +21,9 @@ def common_arguments(spec: TrainingSpec, ctx: Context) -> dict[str, Any]:
         "max_grad_norm": spec.max_grad_norm,
         "seed": spec.seed,
         "save_strategy": "no",  # JobTrainer saves, by spec.save_every
-        "report_to": [tracker for tracker in spec.report_to if tracker != "none"],
+        "report_to": [
+            tracker for tracker in spec.report_to if tracker != "none" and ctx.ranks.rank == 0
+        ],
         "use_cpu": ctx.device == "cpu",
         "bf16": has_bfloat16(torch.device(ctx.device)),
         "logging_steps": 1,

@@ -44,6 +44,7 @@ class CheckpointingTrainer(Trainer):
 
     def __init__(self, *args: Any, job: Context, spec: TrainingSpec, **kwargs: Any) -> None:
         self.job = job
+        self.ranks = job.ranks
         self.spec = spec
         self.was_stopped = False
         self._in_flight: Save | None = None
@@ -82,7 +83,9 @@ class CheckpointingTrainer(Trainer):
     # Saving.
 
     def checkpoint_is_due(self) -> bool:
-        """Whether to save at the end of the current step."""
+        """Whether to save at the end of the current step; rank 0 saves for all."""
+        if self.ranks.rank > 0:
+            return False
         interval = self.spec.save_interval
         return (
             self.was_stopped
@@ -128,7 +131,7 @@ class CheckpointingTrainer(Trainer):
             "metrics": metrics,
             "options": self.spec.to_json(),
             **self.about(),
-            **environment(self.args.device),
+            **self._environment(),
         }
         self._live = snapshot.live
         step = self.state.global_step
@@ -196,6 +199,8 @@ class CheckpointingTrainer(Trainer):
 
     def save_final_model(self, folder: Path) -> None:
         """Write the trained model to `folder`, atomically; hard links to the last checkpoint."""
+        if self.ranks.rank > 0:
+            return
         self.settle_save(patience_s=None)
         with whole_folder(folder) as staging:
             if not (self._is_saved() and link_model(cast(Path, self._checkpoint), staging)):
@@ -241,7 +246,7 @@ class CheckpointingTrainer(Trainer):
 
     def _warn_of_differences(self, checkpoint: Path) -> None:
         about = self.job.checkpoints.about(checkpoint)
-        changed = differences(about, environment(self.args.device))
+        changed = differences(about, self._environment())
         if self.args.device.type != "cpu" and not self.spec.deterministic:
             changed.append("deterministic is off")
         if changed:
@@ -250,6 +255,9 @@ class CheckpointingTrainer(Trainer):
                 message=f"the resume from {checkpoint.name} is exact in state, but not bitwise "
                 f"({'; '.join(changed)}): sums round differently from here on",
             )
+
+    def _environment(self) -> dict[str, Any]:
+        return {**environment(self.args.device), "processes": self.ranks.size}
 
     def _set_learning_rate(self) -> None:
         # The optimizer state holds the learning rate of the old schedule (0.0 at the end of a

@@ -19,13 +19,14 @@ from .trainer import JobTrainer
 class EvaluatingTrainer(JobTrainer):
     """A JobTrainer that measures its model every `eval_every` steps and after the last one.
 
-    `eval_every`: 0 for the last step only, None for no evaluation. A stop request during an
+    `eval_every`: 0 for the last step only, None for no evaluation. Rank 0 alone evaluates: the
+    other ranks wait for it in the next step. A stop request during an
     evaluation defers it: the checkpoint records that it is due, and the resumed job runs it before
     its next step.
     """
 
     def __init__(self, *args: Any, eval_every: int | None, **kwargs: Any) -> None:
-        self.eval_every = eval_every
+        self.eval_every = eval_every if kwargs["job"].ranks.rank == 0 else None
         self.last_eval: dict[str, Any] | None = None  # the fields of the latest eval event
         self._eval_step: int | None = None  # the step it measured, if in this execution
         self._eval_is_due = False

@@ -23,6 +23,7 @@ MOST_STEPS = 10**9  # of a job
 MOST_ROWS = 10**9  # of its data
 MOST_AT_ONCE = 10**5  # samples of one step
 MOST_TOKENS = 2**20  # of one sample
+MOST_PROCESSES = 1024  # of a job
 DEFAULT_TEMPLATE = "Solve this math problem step by step:\n\n{question}\n\nSolution:"
 MOST_CHARACTERS = 100_000  # in a prompt template or a system message
 MOST_RANK = 4096  # of a LoRA adapter
@@ -66,6 +67,7 @@ class TrainingSpec(Spec, ABC):
     # decay: the optimizer state of a checkpoint holds it.
     changeable: ClassVar[tuple[str, ...]] = (
         "steps",
+        "processes",
         "learning_rate",
         "lr_scheduler",
         "warmup_steps",
@@ -142,6 +144,14 @@ class TrainingSpec(Spec, ABC):
         group="optimization",
         minimum=0,
         maximum=1e6,
+    )
+    processes: int = option(
+        1,
+        "processes that divide the work of every step, on the cores of one machine; the steps are "
+        "those of one process but for rounding and dropout (CPU only)",
+        group="optimization",
+        minimum=1,
+        maximum=MOST_PROCESSES,
     )
     seed: int = option(
         42,
@@ -231,6 +241,11 @@ class TrainingSpec(Spec, ABC):
         """The optimizer steps of the whole job."""
 
     @property
+    def most_processes(self) -> int:
+        """The samples that processes divide at a time; 1: the kind divides nothing."""
+        return 1
+
+    @property
     def is_measured(self) -> bool:
         """Whether there is held-out data."""
         return False
@@ -250,6 +265,12 @@ class TrainingSpec(Spec, ABC):
     def check(self) -> None:
         super().check()
         SaveInterval.parse(self.save_every)
+        if self.processes > self.most_processes:
+            raise SpecError(
+                "processes",
+                f"must be at most {self.most_processes}, the samples that they divide, got "
+                f"{self.processes}",
+            )
         if self.keep_best not in (None, *self.judged_by):
             names = ", ".join(self.judged_by)
             raise SpecError("keep_best", f"must be one of {names}, got {self.keep_best!r}")

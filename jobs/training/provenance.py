@@ -30,7 +30,11 @@ def _gpu(device: torch.device) -> dict[str, Any]:
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Say what is not as it was: 'torch 2.12.0, now 2.13.0'."""
     old, new = (
-        {**values.get("versions", {}), **{name: values.get(name) for name in _OTHERS}}
+        {
+            **values.get("versions", {}),
+            **{name: values.get(name) for name in _OTHERS},
+            "processes": values.get("processes", 1),  # earlier versions had one
+        }
         for values in (then, now)
     )
     return [

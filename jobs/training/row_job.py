@@ -44,7 +44,9 @@ def encode(
         if ctx.stop.is_set():
             raise Stopped(0 if checkpoint is None else step_of(checkpoint))
 
-    corpus = tokenized(ctx.cache_dir, spec.kind, rows, how, check_stop, progress(ctx.emit))
+    corpus = ctx.ranks.after_first(
+        lambda: tokenized(ctx.cache_dir, spec.kind, rows, how, check_stop, progress(ctx.emit))
+    )
     for part, lengths in corpus.facts.items():
         if lengths["rows"]:
             ctx.emit("lengths", part=part, cached=not corpus.is_new, **lengths)
@@ -66,10 +68,10 @@ def train(
     """
     from ..compute.aten_overrides import ONEDNN, fast_kernels, recorded_choice
 
-    gemm = recorded_choice(ctx.run_dir / "gemm", ctx.device)
+    gemm = ctx.ranks.from_first(lambda: recorded_choice(ctx.run_dir / "gemm", ctx.device))
     _announce(spec, ctx, trainer, checkpoint, gemm=gemm, **about)
     with fast_kernels(onednn=gemm == ONEDNN):
-        if checkpoint is None and trainer.held_out:
+        if checkpoint is None and trainer.held_out and ctx.ranks.rank == 0:
             trainer.check_weights()
             trainer.before = trainer.evaluate_before()
         trainer.train_to_end(checkpoint)
@@ -106,7 +108,8 @@ def _announce(
         parameters=trainer.model.num_parameters(),
         trained_parameters=trainer.model.num_parameters(only_trainable=True),
         device=str(trainer.args.device),
-        threads=torch.get_num_threads(),
+        processes=ctx.ranks.size,
+        threads=torch.get_num_threads(),  # of each process
         batch_size=spec.batch_size,
         gradient_accumulation=spec.gradient_accumulation,
         packing=trainer.most_tokens is not None,  # false: by padded batches

@@ -94,6 +94,10 @@ class RowTrainingSpec(RecordsSpec, EvaluatedSpec):
             raise SpecError("samples", "must be given, or else steps, got neither")
         return self.epochs * -(-self.samples // self.rows_per_step)
 
+    @property
+    def most_processes(self) -> int:
+        return self.rows_per_step
+
     def source_options(self) -> dict[str, Any]:
         """Return the fields of a RowSource that these options set."""
         is_apart = self.eval_dataset is not None

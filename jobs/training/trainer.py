@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import PrinterCallback, TrainerCallback
@@ -24,6 +26,7 @@ from ..errors import JobFailed, Stopped
 from ..user_code.forks import end_if_forked
 from .checkpointing import CheckpointingTrainer
 from .determinism import algorithms
+from .gradients import sum_gradients
 from .health import Divergence, Progress
 from .options import TrainingSpec
 from .snapshot import read_job_state
@@ -42,6 +45,7 @@ class JobTrainer(CheckpointingTrainer):
         self._step_started = 0.0
         self._divergence = Divergence(spec.watched)
         self._owner = os.getpid()
+        self._losses_begun = 0  # in the current step
         self.progress = Progress(self._report_activity)
         super().__init__(*args, spec=spec, **kwargs)
         self.progress.begin("start")
@@ -98,7 +102,8 @@ class JobTrainer(CheckpointingTrainer):
             self._restore(checkpoint)
             return
         try:
-            with tracked(self.job.job_id, self.spec.report_to):
+            trackers = self.spec.report_to if self.ranks.rank == 0 else ()
+            with tracked(self.job.job_id, trackers):
                 self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
                 self.progress.begin("end of the trackers' runs")
             self.progress.end()
@@ -122,8 +127,8 @@ class JobTrainer(CheckpointingTrainer):
 
     # NaN and Inf, checked before they reach the weights.
 
-    def check_weights(self, *, trained_only: bool = False) -> None:
-        """Raise JobFailed for NaN or Inf in the weights or in their norm.
+    def check_weights(self, *, trained_only: bool = False) -> float:
+        """Return the norm of the weights. Raises JobFailed for NaN or Inf in it.
 
         Called at the end of every step, with `trained_only`: frozen weights do not change.
         Initial weights are checked only after a result was not finite: reading all of them would
@@ -138,6 +143,7 @@ class JobTrainer(CheckpointingTrainer):
         norm = float(torch.nn.utils.get_total_norm(weights))
         if not math.isfinite(norm):
             raise JobFailed(f"step {self.state.global_step}: the norm of the weights is {norm}")
+        return norm
 
     def require_finite(self, what: str, value: float, *, step: int) -> None:
         """Raise JobFailed when a value is NaN or Inf."""
@@ -148,8 +154,22 @@ class JobTrainer(CheckpointingTrainer):
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         with algorithms(deterministic=self.is_deterministic):
             loss = super().training_step(*args, **kwargs)
+        if self.ranks.size > 1 and self.accelerator.sync_gradients:  # the step's last micro-batch
+            sum_gradients(self.model.parameters(), self.ranks)
         self.require_finite("the loss", float(loss), step=self.state.global_step + 1)
         return loss
+
+    def compute_loss_context_manager(self) -> ExitStack:
+        """Compute a loss with random numbers of this rank alone: of (seed, rank, step, loss).
+
+        Those of all other parts of a step are the same on every rank, and so in a checkpoint.
+        """
+        stack = cast(ExitStack, super().compute_loss_context_manager())
+        if self.ranks.size > 1:
+            self._losses_begun += 1
+            numbers = (self.args.seed, self.ranks.rank, self.state.global_step, self._losses_begun)
+            stack.enter_context(_random_numbers(numbers))
+        return stack
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         with algorithms(deterministic=False):  # GRPO generates here
@@ -200,6 +220,7 @@ class JobTrainer(CheckpointingTrainer):
         """Start the timers of a step. A process forked by user code ends here."""
         end_if_forked(self._owner, "to train a step")
         self._step_started = time.perf_counter()
+        self._losses_begun = 0
         self.progress.begin("step")
 
     def step_seconds(self) -> float:
@@ -207,6 +228,15 @@ class JobTrainer(CheckpointingTrainer):
         return time.perf_counter() - self._step_started
 
     # The end of a step.
+
+    def check_replicas(self, norm: float) -> None:
+        """Raise JobFailed unless the weights have the same norm on every rank."""
+        norms = self.ranks.gather(norm)
+        if len(set(norms)) > 1:
+            raise JobFailed(
+                f"step {self.state.global_step}: the weights of the processes must be equal, got "
+                f"norms {norms}"
+            )
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         self.settle_save()
@@ -245,8 +275,18 @@ class _StepEnd(TrainerCallback):
         self.trainer.release_weights()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.check_weights(trained_only=True)
+        norm = self.trainer.check_weights(trained_only=True)
+        self.trainer.check_replicas(norm)
         if self.trainer.job.stop.is_set() or state.global_step == self.trainer.job.stop_at:
             self.trainer.was_stopped = True
             control.should_training_stop = True
         control.should_save = self.trainer.checkpoint_is_due()
+
+
+@contextmanager
+def _random_numbers(numbers: Sequence[int]) -> Iterator[None]:
+    """Draw from a generator seeded by these numbers in this context, on the CPU."""
+    seed = int(np.random.SeedSequence(list(numbers)).generate_state(1, np.uint64)[0])
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield

@@ -37,6 +37,7 @@ OPEN_TO_NO_NEXT_MINOR = ["llvmlite", "numba", "rq", "transformers", "trl", "valk
 
 # The parameters of what warmd overrides in the trainers.
 OVERRIDDEN = {
+    "Trainer.compute_loss_context_manager": "self",
     "DPOTrainer._compute_loss": "self model inputs return_outputs",
     "DPOTrainer._prepare_dataset": "self dataset processing_class args dataset_name",
     "GRPOTrainer._calculate_rewards": "self inputs prompts completions completion_ids_list",

@@ -1,0 +1,209 @@
+"""The ranks of a job of several processes: forked by its horse, which is rank 0, and ended with it.
+
+They have the horse's libraries and weights by copy-on-write. The death of a rank ends the horse by
+SIGKILL, and with it all others: the job is requeued as after any death of a horse. A rank that
+fails reports why, and the job fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ...jobs.context import Context
+from ...jobs.errors import JobFailed, WarmdError
+from ...jobs.user_code import tracebacks
+from ..host.parent_death import end_with_parent
+from .libraries import pause_openmp
+from .rank_contexts import context_of_rank
+
+log = logging.getLogger(__name__)
+
+FOLDER = "ranks"  # in the run directory, until all ranks have met
+_FAILED = b"failed "
+_DONE = b"done"
+_REPORT_S = 30.0  # for the report of a rank after its connections have closed
+
+# Makes a rank's ProcessGroup and runs its part of the job.
+RunRank = Callable[[int, Callable[[Exception], NoReturn]], None]
+
+
+def run_in_processes(
+    size: int,
+    run: Callable[[Context], dict[str, Any]],
+    prepare: Callable[[], None],
+    context: Context,
+) -> dict[str, Any]:
+    """Run a kind in `size` processes, of which this one is rank 0; return its result.
+
+    `prepare` is called in each of the others. Raises JobFailed when one of them fails.
+    """
+    from ...jobs.training.process_group import ProcessGroup
+
+    folder = context.run_dir / FOLDER
+
+    def run_rank(rank: int, on_broken: Callable[[Exception], NoReturn]) -> None:
+        prepare()
+        run(context_of_rank(context, ProcessGroup(folder, rank, size, on_broken)))
+
+    with RankProcesses(context.run_dir, size, run_rank) as ranks:
+        group = ProcessGroup(folder, 0, size, ranks.broken)
+        ranks.met()
+        return run(context_of_rank(context, group))
+
+
+class RankProcesses:
+    """Ranks 1 to `size` - 1 of a job. A context manager, in rank 0: leaving it ends them.
+
+    `run` is called in each with its number and what to call when its connections break. Fork
+    before the first computation of several threads: a forked child would wait for them forever.
+    """
+
+    def __init__(self, run_dir: Path, size: int, run: RunRank) -> None:
+        self.folder = run_dir / FOLDER
+        shutil.rmtree(self.folder, ignore_errors=True)  # of an execution that was killed
+        self.folder.mkdir(mode=0o700)
+        self._failure: str | None = None  # of the first rank that failed
+        self._has_failed = threading.Event()
+        self._have_met = False
+        self._is_ending = False
+        self._wake, self._waker = os.pipe()
+        self._ranks: list[_Rank] = []
+        sys.stdout.flush()  # what is buffered would be written by every rank
+        sys.stderr.flush()
+        pause_openmp()
+        for rank in range(1, size):
+            self._ranks.append(self._fork(rank, run))
+        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        self._watcher.start()
+
+    def __enter__(self) -> RankProcesses:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_ending = True
+        os.write(self._waker, b"\0")
+        self._watcher.join()
+        for rank in self._ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank.pid, signal.SIGKILL)
+        for rank in self._ranks:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(rank.pid, 0)
+            rank.close()
+        os.close(self._wake)
+        os.close(self._waker)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def met(self) -> None:
+        """Called when all ranks are connected: remove the folder of the rendezvous."""
+        self._have_met = True
+        shutil.rmtree(self.folder)
+
+    def broken(self, error: Exception) -> NoReturn:
+        """Raise JobFailed with the report of a rank that failed.
+
+        Called in rank 0 when its connections have broken. If a rank has died instead, the watcher
+        ends this process.
+        """
+        self._has_failed.wait(_REPORT_S)
+        reason = self._failure or f"processes: their connections have broken: {error}"
+        raise JobFailed(reason) from error
+
+    def _fork(self, rank: int, run: RunRank) -> _Rank:
+        parent = os.getpid()
+        reads, writes = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            end_with_parent(parent)
+            for descriptor in (reads, self._wake, self._waker):
+                os.close(descriptor)
+            for other in self._ranks:
+                other.close()
+            _become_rank(rank, run, writes)
+        os.close(writes)
+        return _Rank(rank, pid, reads)
+
+    def _watch(self) -> None:
+        """Wait for the ranks to end. Ends this process when one of them dies."""
+        running = {rank.pidfd: rank for rank in self._ranks}
+        while running:
+            ready, _, _ = select.select([self._wake, *running], [], [])
+            if self._is_ending:
+                return
+            for descriptor in ready:
+                rank = running.pop(descriptor)
+                report = rank.report()
+                if report.startswith(_FAILED) and self._have_met:
+                    self._failure = report.removeprefix(_FAILED).decode()
+                    self._has_failed.set()
+                elif report != _DONE:
+                    log.critical("rank %d %s: ending the other ranks", rank.number, rank.end())
+                    sys.stderr.flush()
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Rank:
+    """A forked rank, as rank 0 sees it."""
+
+    def __init__(self, number: int, pid: int, reports: int) -> None:
+        self.number = number
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        self._reports = reports
+
+    def report(self) -> bytes:
+        """Return what it reported before it ended."""
+        os.set_blocking(self._reports, False)  # a process that it started may have the other end
+        try:
+            return os.read(self._reports, 1 << 20)
+        except BlockingIOError:
+            return b""
+
+    def end(self) -> str:
+        """Say how it ended."""
+        try:
+            found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # code of the job has reaped it
+            return "has ended"
+        if found is None or found.si_code == os.CLD_EXITED:
+            return f"ended with status {0 if found is None else found.si_status}"
+        return f"was killed by {signal.Signals(found.si_status).name}"
+
+    def close(self) -> None:
+        os.close(self.pidfd)
+        os.close(self._reports)
+
+
+def _become_rank(rank: int, run: RunRank, reports: int) -> NoReturn:
+    """Run a rank in the forked process; report how it ended."""
+    report = b""
+    try:
+        run(rank, _wait_for_end)
+        report = _DONE
+    except WarmdError as error:
+        report = _FAILED + tracebacks.cut(str(error), tracebacks.MOST_TRACE).encode()
+    except BaseException as error:  # also SystemExit, as in the horse
+        sys.stderr.write(tracebacks.trace(error))  # the job's log
+        report = _FAILED + tracebacks.reason(error).encode()
+    finally:
+        with contextlib.suppress(OSError):
+            os.write(reports, report[: 1 << 15])  # fits into a pipe
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(0 if report else 1)  # never unwind into the stack of the horse
+
+
+def _wait_for_end(error: Exception) -> NoReturn:
+    """Wait to be ended: another rank has failed or died, and rank 0 acts on it."""
+    while True:
+        signal.pause()

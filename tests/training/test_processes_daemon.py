@@ -1,0 +1,96 @@
+"""Jobs of several processes by a real daemon: killed, paused, stopped, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import sft_jobs
+import torch
+from daemons import Daemon, gone
+from safetensors.torch import load_file
+from waiting import wait_until
+
+from warmd.configs.values import num_cores
+from warmd.jobs.sft.options import SftSpec
+
+pytestmark = pytest.mark.skipif(num_cores() < 2, reason="needs two cores")
+
+
+def spec(folder: Path, **options: Any) -> SftSpec:
+    usual: dict[str, Any] = {"model": "tiny", "epochs": 8, "save_every": 2, "processes": 2}
+    return sft_jobs.spec(folder, **usual | options)
+
+
+def weights(daemon: Daemon, job_id: str) -> dict[str, torch.Tensor]:
+    return load_file(daemon.home.runs / job_id / "model" / "model.safetensors")
+
+
+def processes_of(daemon: Daemon, job_id: str) -> list[psutil.Process] | None:
+    """The processes of a running job, rank 0 first; None while they are not there."""
+    started = daemon.events(job_id, "started")
+    try:
+        first = psutil.Process(started[-1]["pid"])
+        return [first, *first.children(recursive=True)]
+    except (IndexError, psutil.NoSuchProcess):
+        return None
+
+
+@pytest.mark.slow
+def test_a_job_whose_ranks_are_killed_ends_with_the_weights_of_a_straight_run(
+    sturdy: Daemon, tmp_path: Path
+):
+    job = spec(tmp_path)
+    straight = sturdy.client.submit(job)
+    assert sturdy.wait(straight, timeout_s=120)["status"] == "finished"
+    choice = random.Random(19)
+    killed = sturdy.client.submit(job)
+    for kills in range(5):
+
+        def reached(kills: int = kills) -> list[psutil.Process] | None:
+            if len(sturdy.events(killed, "started")) <= kills:
+                return None
+            steps = [e for e in sturdy.events(killed, "step") if e["execution"] == kills + 1]
+            found = processes_of(sturdy, killed)
+            return found if len(steps) >= choice.randint(1, 4) and found and found[1:] else None
+
+        ranks = wait_until(reached, timeout_s=90)
+        os.kill(choice.choice(ranks).pid, signal.SIGKILL)
+        wait_until(lambda ranks=ranks: all(gone(rank) for rank in ranks), timeout_s=20)
+    assert sturdy.wait(killed, timeout_s=120)["status"] == "finished"
+    assert len(sturdy.events(killed, "requeued")) == 5
+    ours, theirs = weights(sturdy, killed), weights(sturdy, straight)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert not (sturdy.home.runs / killed / "ranks").exists()
+
+
+@pytest.mark.slow
+def test_a_job_of_two_processes_is_paused_stopped_and_resumed(sturdy: Daemon, tmp_path: Path):
+    job = spec(tmp_path, epochs=40)
+    job_id = sturdy.client.submit(job)
+    wait_until(lambda: sturdy.events(job_id, "step"), timeout_s=60)
+    sturdy.client.pause(job_id)
+    wait_until(lambda: sturdy.events(job_id, "paused"), timeout_s=60)
+    ranks = processes_of(sturdy, job_id)
+    assert ranks is not None
+    assert len(ranks) == 2
+    sturdy.client.unpause(job_id)
+    wait_until(lambda: sturdy.events(job_id, "unpaused"), timeout_s=60)
+    sturdy.client.cancel(job_id)
+    assert sturdy.wait(job_id, timeout_s=60)["status"] == "stopped"
+    wait_until(lambda: all(gone(rank) for rank in ranks), timeout_s=20)
+    stopped = sturdy.events(job_id, "stopped")[-1]["step"]
+    assert sturdy.events(job_id, "checkpoint")[-1]["step"] == stopped
+
+
+def test_more_processes_than_cores_are_refused(shared_daemon: Daemon, tmp_path: Path):
+    job_id = shared_daemon.client.submit(spec(tmp_path, processes=num_cores() + 1))
+    job = shared_daemon.wait(job_id)
+    assert job["status"] == "failed"
+    reason = f"must be at most {num_cores()} (the cores of this machine)"
+    assert f"processes: {reason}, got {num_cores() + 1}" in job["error"]
