@@ -43,6 +43,7 @@ from ..host.messages import (
     WorkerSettings,
     ZygoteSettings,
 )
+from ..host.systemd import STOPPING, ServiceManager
 from ..host.warm_set import WarmSet
 from ..queue import keys, runs_owner
 from ..queue.due import DueJobs
@@ -73,9 +74,17 @@ class Supervisor:
     """One daemon."""
 
     def __init__(
-        self, config: DaemonConfig, flags: SharedFlags, report: Report, handle: HandleRequest
+        self,
+        config: DaemonConfig,
+        flags: SharedFlags,
+        report: Report,
+        handle: HandleRequest,
+        manager: ServiceManager,
     ) -> None:
-        """`report` receives the progress of the start, `handle` the control socket's requests."""
+        """`report` receives the progress of the start, `handle` the control socket's requests.
+
+        `manager`: pinged by the main loop, so that its watchdog restarts a daemon that hangs.
+        """
         self.config = config
         self.report = report
         self._handle = partial(handle, self)
@@ -83,6 +92,7 @@ class Supervisor:
         self.started = time.time()
         self.stopping: str | None = None  # "drain" or "now"
         self._flags = flags
+        self._manager = manager
         self.failure: str | None = None
         self.redis: EmbeddedRedis | None = None
         self._failed_restarts = 0  # of Redis, in a row
@@ -186,6 +196,7 @@ class Supervisor:
 
     def _tick(self) -> None:
         """One iteration: handle the children's messages, restart dead ones, queue due jobs."""
+        self._manager.ping_if_due()
         self._handle_messages(_TICK_S)
         if self.stopping is not None:
             return
@@ -274,9 +285,7 @@ class Supervisor:
         for model in self.warm_set.models():
             is_required = self.warm_set.is_required(model.name)
             try:
-                folder = downloads.ensure_folder(
-                    model, is_canceled=lambda: self.stopping is not None
-                )
+                folder = downloads.ensure_folder(model, is_canceled=self._is_stopping)
                 models.append(WantedModel(LocalModel(model, str(folder)), is_required))
             except WarmdError as error:
                 if self.stopping is not None:
@@ -286,6 +295,11 @@ class Supervisor:
                 log.error("zygote: %s", error)
         budget = self.config.memory_budget_bytes or int(memory_bytes() * _DEFAULT_BUDGET)
         return ZygoteSettings(budget, models, self._standbys(), is_next)
+
+    def _is_stopping(self) -> bool:
+        """Polled while the main loop waits for a download, which may take hours."""
+        self._manager.ping_if_due()
+        return self.stopping is not None
 
     def _standbys(self) -> list[HorsePlan]:
         workers = (worker.config for worker in self.workers)
@@ -499,6 +513,7 @@ class Supervisor:
 
     def _shut_down(self) -> None:
         log.info("supervisor: stopping (%s)", self.stopping)
+        self._manager.notify(STOPPING)
         self._retention.stop()
         if self.gateway.process is not None:
             self.gateway.process.terminate()  # it ends its open requests with an error
@@ -534,6 +549,7 @@ class Supervisor:
         while any(not w.has_died() for w in workers) and time.monotonic() < deadline:
             if self.stopping == "now":
                 break
+            self._manager.ping_if_due()
             self._handle_messages(0.1)
             self._kill_hung_children()
             try:
