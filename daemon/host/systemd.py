@@ -22,7 +22,7 @@ class ServiceManager:
     """The systemd that started this service, if any."""
 
     def __init__(self, address: str, watchdog_s: float | None) -> None:
-        """`watchdog_s`: time without a ping after which the service is killed; None: no watchdog."""
+        """`watchdog_s`: time without a ping after which the service is killed; None: none."""
         # Other transports, such as vsock, are for virtual machines.
         self._address = address if address.startswith(("/", "@")) else ""
         self._period_s = None if watchdog_s is None else watchdog_s / _PINGS_PER_PERIOD
