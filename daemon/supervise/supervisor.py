@@ -5,6 +5,7 @@ It imports no torch and runs no job, so that a crash or an out-of-memory kill hi
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -45,7 +46,7 @@ from ..host.messages import (
 )
 from ..host.systemd import STOPPING, ServiceManager
 from ..host.warm_set import WarmSet
-from ..queue import keys, runs_owner
+from ..queue import keys, runs_owner, totals
 from ..queue.due import DueJobs
 from ..queue.jobs import JobStore
 from ..queue.lease import LEASE_S
@@ -137,7 +138,9 @@ class Supervisor:
             try:
                 self._orphans.requeue_of_previous_run(self.url)
                 remove_stale_staging(self.home.runs)
-                if not self._flags.was_warm:
+                if self._flags.was_warm:
+                    self._count_restart("supervisor")
+                else:
                     self.node.join()
                 if self.workers:
                     self._start_zygote()
@@ -342,6 +345,8 @@ class Supervisor:
 
     def _start_gateway_if_due(self) -> None:
         if self.config.http_port is not None and self.gateway.must_start():
+            if self.gateway.started:
+                self._count_restart("gateway")
             self.gateway.start(
                 self._selector,
                 "warmd.daemon.gateway",
@@ -457,6 +462,7 @@ class Supervisor:
                         raise
                 else:
                     self._failed_restarts = 0
+                    self._count_restart("redis")
 
     def _kill_hung_children(self) -> None:
         now = time.monotonic()
@@ -489,6 +495,11 @@ class Supervisor:
                 self._check_death(worker)
             self._start_worker(worker)
 
+    def _count_restart(self, process: str) -> None:
+        # For `/metrics`: one that Redis is too busy to count is not worth a failed iteration.
+        with contextlib.suppress(redis.RedisError):
+            totals.restarted(self.connection, process)
+
     def _read_rest(self) -> None:
         """Handle what a child that has died wrote before."""
         while self._selector.select(0):
@@ -499,6 +510,7 @@ class Supervisor:
         assert child.process is not None
         self._read_rest()
         log.error("%s: ended (%s)", child.name, child.process.returncode)
+        self._count_restart("worker" if isinstance(child, WorkerChild) else child.name)
         # A zygote that exits with an error during the first start would fail again. If it was
         # killed, or the daemon was ready before, a restart may succeed.
         has_failed = child.process.returncode >= 0 and not self._flags.was_warm
