@@ -94,6 +94,7 @@ class Supervisor:
         self.stopping: str | None = None  # "drain" or "now"
         self._flags = flags
         self._manager = manager
+        self.looped_at = time.monotonic()  # latest iteration of the main loop
         self.failure: str | None = None
         self.redis: EmbeddedRedis | None = None
         self._failed_restarts = 0  # of Redis, in a row
@@ -199,7 +200,7 @@ class Supervisor:
 
     def _tick(self) -> None:
         """One iteration: handle the children's messages, restart dead ones, queue due jobs."""
-        self._manager.ping_if_due()
+        self._note_iteration()
         self._handle_messages(_TICK_S)
         if self.stopping is not None:
             return
@@ -299,9 +300,14 @@ class Supervisor:
         budget = self.config.memory_budget_bytes or int(memory_bytes() * _DEFAULT_BUDGET)
         return ZygoteSettings(budget, models, self._standbys(), is_next)
 
+    def _note_iteration(self) -> None:
+        """Note, for probes and systemd's watchdog, that the main loop does not hang."""
+        self.looped_at = time.monotonic()
+        self._manager.ping_if_due()
+
     def _is_stopping(self) -> bool:
         """Polled while the main loop waits for a download, which may take hours."""
-        self._manager.ping_if_due()
+        self._note_iteration()
         return self.stopping is not None
 
     def _standbys(self) -> list[HorsePlan]:
@@ -561,7 +567,7 @@ class Supervisor:
         while any(not w.has_died() for w in workers) and time.monotonic() < deadline:
             if self.stopping == "now":
                 break
-            self._manager.ping_if_due()
+            self._note_iteration()
             self._handle_messages(0.1)
             self._kill_hung_children()
             try:
