@@ -31,6 +31,7 @@ SECTIONS = {
             "Replace zygote and workers after an upgrade; running jobs end undisturbed.",
         ),
         "status": ("control", "Show the daemon, its workers, models and queues."),
+        "probe": ("probe", "Check for a service manager whether the daemon is live or ready."),
         "ui": ("ui", "Open the dashboard in the browser."),
         "logs": ("logs", "Show the log of the daemon, or of JOB (`-`: the latest)."),
         "doctor": ("doctor", "Check this machine and say what to do."),

@@ -1,40 +1,55 @@
-"""The memory of this machine, or of the container that this process is in, where it has a limit."""
+"""The memory of this machine, or what a container, a unit of systemd or a Slurm job may use of it."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")  # version 2: of the container
+_CGROUPS = Path("/sys/fs/cgroup")  # version 2; in a container, its own is the root
 
 
 def memory_bytes() -> int:
-    """Return the memory that this machine or container may use."""
+    """Return the memory that this process and others in its cgroup may use."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = _limit_bytes()
-    return machine if limit is None else min(machine, limit)
+    return min([machine, *(limit for _, limit in _limited())])
 
 
 def available_bytes() -> int:
-    """Return the memory that can still be had without swapping, in this machine and container."""
+    """Return the memory that can still be had without swapping, in this machine and cgroup."""
     import psutil  # here: the command line asks for the whole only
 
-    machine = int(psutil.virtual_memory().available)
-    limit = _limit_bytes()
-    if limit is None:
-        return machine
-    lines = (_CGROUP / "memory.stat").read_text().splitlines()
-    parts = {name: int(num_bytes) for name, num_bytes in map(str.split, lines)}
-    # Files that were read, as a model's weights, go when others need their place.
-    kept = int((_CGROUP / "memory.current").read_text())
-    kept -= parts["active_file"] + parts["inactive_file"]
-    return min(machine, max(limit - kept, 0))
+    available = [int(psutil.virtual_memory().available)]
+    for folder, limit in _limited():
+        lines = (folder / "memory.stat").read_text().splitlines()
+        parts = {name: int(num_bytes) for name, num_bytes in map(str.split, lines)}
+        # Files that were read, as a model's weights, go when others need their place.
+        kept = int((folder / "memory.current").read_text())
+        kept -= parts["active_file"] + parts["inactive_file"]
+        available.append(max(limit - kept, 0))
+    return min(available)
 
 
-def _limit_bytes() -> int | None:
-    """Return the limit of the container, None where it has none or this is the machine itself."""
+def _limited(
+    cgroups: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")
+) -> Iterator[tuple[Path, int]]:
+    """The cgroups with a limit that hold this process, with their limits: its own, and those above.
+
+    A container sees its own as the root; systemd and Slurm set limits on inner ones.
+    """
     try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-    except OSError:
-        return None
-    return int(limit) if limit.isdigit() else None
+        lines = own.read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    inner = next((line.partition("::/")[2] for line in lines if line.startswith("0::/")), "")
+    folder = cgroups / inner
+    if ".." in folder.parts:  # of a process outside the namespace's root
+        folder = cgroups
+    while folder.is_relative_to(cgroups):
+        try:
+            limit = (folder / "memory.max").read_text().strip()
+        except OSError:  # the root of the machine, or version 1
+            limit = ""
+        if limit.isdigit():
+            yield folder, int(limit)
+        folder = folder.parent

@@ -44,6 +44,9 @@ from ..host.messages import (
 from ..host.warm_set import known_models
 from .trained import trained_by
 
+# As WatchdogSec of the units of systemd: the main loop may wait a minute each for the lock of the
+# embedded Redis and for its replies.
+_HANGS_S = 180.0
 _RELOAD_POLL_S = 0.1
 
 Reply = TypeVar("Reply", bound=Message)
@@ -156,6 +159,22 @@ def ready(config: DaemonConfig, *, timeout_s: float) -> dict[str, Any]:
     Raises Unavailable if no daemon runs, or if it does not reply in time.
     """
     return asdict(request(Home(config.home), GetReady(), Ready, timeout_s=timeout_s))
+
+
+def check_live(config: DaemonConfig, *, timeout_s: float) -> None:
+    """Raise Unavailable if the daemon must be restarted: it is gone, or hangs.
+
+    One that starts, downloads or loads models, waits for Redis, or saves at its end is live.
+    """
+    silent_s = ready(config, timeout_s=timeout_s)["silent_s"]
+    if silent_s > _HANGS_S:
+        raise Unavailable(f"the daemon of {config.home} hangs since {silent_s:.0f} s")
+
+
+def check_ready(config: DaemonConfig, *, timeout_s: float) -> None:
+    """Raise Unavailable if the daemon takes no jobs: it starts, ends or is drained."""
+    if not ready(config, timeout_s=timeout_s)["takes_jobs"]:
+        raise Unavailable(f"the daemon of {config.home} takes no jobs: it starts or ends")
 
 
 def models(config: DaemonConfig) -> list[dict[str, Any]]:

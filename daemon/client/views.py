@@ -18,6 +18,7 @@ from ...jobs.spec import Spec
 from ..queue import keys, listing, stream
 from ..queue.adoption import past_of
 from ..queue.jobs import Job
+from ..queue.totals import ALERTS
 from ..runs import events, labels
 from ..runs.estimate import Estimate
 from ..runs.rundir import RunDir
@@ -26,9 +27,6 @@ from ..runs.rundir import RunDir
 UNREGISTERED = "unregistered"
 NOT_IN_REDIS = "not in Redis: `resume` queues it again, `rm` removes it"
 FILES_GONE = "its files are gone: `rm` removes its record"
-
-# Types of events that someone should look at.
-_ALERTS = ("stall", "divergence", "save_failed", "reward_failed", "warning")
 
 # Events that are read per job: enough for its last steps and its end; for a running training also
 # for the evaluations and checkpoints between the steps.
@@ -159,7 +157,7 @@ def _view(
 def _alert(recent: list[dict[str, Any]], execution: int) -> str | None:
     """The latest warning of a job's latest execution, in a few words."""
     for event in recent:
-        if event["type"] in _ALERTS and event["execution"] == execution:
+        if event["type"] in ALERTS and event["execution"] == execution:
             at = "" if event["step"] is None else f" at step {event['step']}"
             reason = event.get("message") or event.get("error")
             return f"{event['type'].replace('_', ' ')}{at}" + (f": {reason}" if reason else "")

@@ -227,6 +227,9 @@ def _send(message: Message) -> None:
 
 
 def main() -> None:
+    # It ends with its owner: a stop may be sent to all processes at once, as by Slurm, and the job
+    # of a download that ended by itself fails.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_owner, daemon=True).start()
     model = ModelConfig(**orjson.loads(sys.argv[1]))
     progress, done = _Progress(), threading.Event()

@@ -257,10 +257,12 @@ class Status(Message, op="daemon_status"):
 
 @dataclass(frozen=True)
 class Ready(Message, op="daemon_ready"):
-    """Whether the zygote is ready, and which queues have a ready worker."""
+    """Whether the zygote is ready, which queues have a ready worker, and whether all have one."""
 
     zygote: bool
     queues: list[str]
+    takes_jobs: bool  # all workers accept jobs, and none is asked to leave
+    silent_s: float  # since the latest iteration of the supervisor's main loop
 
 
 # --- zygote socket ----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from rq.results import Result
 from rq.utils import now
 
 from ...jobs.user_code import tracebacks
-from . import job_index, keys
+from . import job_index, keys, totals
 from .records import EXECUTION_FIELDS, TRANSIENT_FIELDS, JobRecords, text_or_none
 from .transactions import change, end
 
@@ -64,6 +64,7 @@ class Executions(JobRecords):
             pipeline.lrem(keys.taken(worker), 1, job.id)
             begun[:] = [Execution.create(job, _NEVER_S, pipeline, worker_name=worker)]
             job.prepare_for_execution(worker, pipeline)
+            totals.begun(pipeline, job)
             job_index.revived(pipeline, job)  # RQ's own tools can requeue ended jobs
             pipeline.hincrby(job.key, keys.FIELD_EXECUTION, 1)
             pipeline.hmget(job.key, *EXECUTION_FIELDS, keys.FIELD_RETRIES)
@@ -99,6 +100,7 @@ class Executions(JobRecords):
             job.ended_at = now()
             job._status = JobStatus.FINISHED
             job.save(pipeline=pipeline, include_meta=False, include_result=False)
+            totals.ended(pipeline, job, JobStatus.FINISHED)
             pipeline.hdel(job.key, *TRANSIENT_FIELDS)
             self._record(job, execution, Result.Type.SUCCESSFUL, pipeline, return_value=result)
             registry = FinishedJobRegistry(job.origin, connection=self.connection)
@@ -129,6 +131,7 @@ class Executions(JobRecords):
             # RQ keeps stopped jobs in the registry of failed ones.
             job.failed_job_registry.add(job, ttl=-1, exc_string=error, pipeline=pipeline)
             pipeline.hset(job.key, "exc_info", error)
+            totals.ended(pipeline, job, status)
             pipeline.hdel(job.key, *TRANSIENT_FIELDS)
             self._record(job, execution, type, pipeline, exc_string=error)
             job_index.ended(pipeline, job, status, job.ended_at)
@@ -140,6 +143,7 @@ class Executions(JobRecords):
         job: Job,
         execution: Execution,
         *,
+        reason: totals.Reason = "requested",
         use_retry: bool = False,
         kills: int | None = None,
         suspect: bool = False,
@@ -147,11 +151,12 @@ class Executions(JobRecords):
         """Put a started job back at the front of its queue, to resume from its checkpoint.
 
         If a pause was requested it is put away instead. `kills`: deaths of its horse in a row.
-        `suspect`: its horse died while it ran other jobs too.
+        `suspect`: its horse died while it ran other jobs too. `reason`: what ended the execution.
         """
         retries = self.retries_left(job) - 1 if use_retry else None
 
         def note(pipeline: Pipeline) -> None:
+            totals.requeued(pipeline, job, reason)
             if retries is not None:
                 pipeline.hset(job.key, keys.FIELD_RETRIES, retries)
             if kills is not None:

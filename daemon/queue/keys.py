@@ -35,11 +35,15 @@ NODES = "warmd:nodes"
 NODE_BEATS = "warmd:nodes:beats"
 NODE_DRAINS = "warmd:nodes:drains"
 
+# Hash of counters, for `/metrics`: see totals.py.
+TOTALS = "warmd:totals"
+
 # The daemon that does what one must do for all: see election.py.
 LEADER = "warmd:leader"
 
 # Fields that warmd adds to RQ's hash of a job.
 FIELD_EXECUTION = "warmd_execution"  # number of executions so far
+FIELD_BEGUN = "warmd_begun"  # start of its first execution in seconds of Redis' clock
 FIELD_KILLS = "warmd_kills"  # horses killed in a row without progress
 FIELD_STOP = "warmd_stop"  # "cancel" or "kill" while requested
 FIELD_PAUSE = "warmd_pause"  # "hold" or "release", from the request until `unpause`
@@ -55,6 +59,8 @@ ANSWERS = "warmd:answers"
 INDEXED = "warmd:indexed"  # version of the indices, once they are complete
 LISTED = "warmd:listed"  # hash: a folder of run directories -> its time of change when indexed
 
+_EVENTS = "warmd:events:"
+
 # Channel on which the id of a started job is published when a stop or pause is requested. The
 # request itself is in the job's hash.
 CONTROL_CHANNEL = "warmd:steer"
@@ -62,7 +68,12 @@ CONTROL_CHANNEL = "warmd:steer"
 
 def events(job_id: str) -> str:
     """Stream of a job's events; entry `SEQ-0` is event SEQ."""
-    return f"warmd:events:{job_id}"
+    return f"{_EVENTS}{job_id}"
+
+
+def job_of_events(key: str) -> str:
+    """The job whose stream has this key."""
+    return key.removeprefix(_EVENTS)
 
 
 def jobs(queue: str) -> str:

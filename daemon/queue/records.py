@@ -28,7 +28,12 @@ WAITING = (JobStatus.QUEUED, JobStatus.DEFERRED, JobStatus.SCHEDULED)
 
 # Fields of a job's hash about its current executions: without meaning once the job has ended.
 EXECUTION_FIELDS = (keys.FIELD_KILLS, keys.FIELD_SUSPECT, keys.FIELD_STOP, keys.FIELD_PAUSE)
-TRANSIENT_FIELDS = (*EXECUTION_FIELDS, keys.FIELD_PAUSED_AT, keys.FIELD_DUE)
+TRANSIENT_FIELDS = (
+    *EXECUTION_FIELDS,
+    keys.FIELD_PAUSED_AT,
+    keys.FIELD_DUE,
+    keys.FIELD_BEGUN,
+)
 
 
 class JobRecords:

@@ -17,7 +17,7 @@ import orjson
 import redis
 
 from ..runs import events
-from . import keys
+from . import keys, totals
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +119,7 @@ def _add(
     """Add events to the streams with these keys; return the error of each, or None.
 
     In one transaction: a reader that waits for several streams is woken once, when all are there.
+    Counts the alerts among them, each once: one that the stream has already is an error.
     """
     with connection.pipeline() as pipeline:
         for key, event in batch:
@@ -130,6 +131,9 @@ def _add(
                 approximate=True,
             )
         replies = pipeline.execute(raise_on_error=False)
+    for (key, event), reply in zip(batch, replies, strict=True):
+        if event["type"] in totals.ALERTS and not isinstance(reply, redis.ResponseError):
+            totals.alerted(connection, keys.job_of_events(key), event["type"])
     return [
         reply
         if isinstance(reply, redis.ResponseError) and "equal or smaller" not in str(reply)

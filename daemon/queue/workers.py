@@ -172,7 +172,8 @@ class WorkerRegistry:
         """Requeue the job of a claim that still exists; return its id."""
         job = self._store.fetch(claim.execution.job_id)
         if job is not None:
-            return [job.id] if self._store.requeue(job, claim.execution) else []
+            has_left = self._store.requeue(job, claim.execution, reason="worker_died")
+            return [job.id] if has_left else []
         registry = StartedJobRegistry(queue, connection=self._connection)
         self._connection.zrem(registry.key, claim.member)
         return []

@@ -82,7 +82,10 @@ def handle(supervisor: Supervisor, request: Message) -> Message:
             # Polled every few seconds, so it asks no other process, which may be busy.
             workers = [worker for worker in supervisor.workers if worker.is_ready]
             queues = sorted({worker.config.queue for worker in workers})
-            return Ready(supervisor.zygote.is_ready, queues)
+            takes_jobs = supervisor.is_warm and supervisor.node.leaving is None
+            takes_jobs = takes_jobs and supervisor.stopping is None
+            silent_s = time.monotonic() - supervisor.looped_at
+            return Ready(supervisor.zygote.is_ready, queues, takes_jobs, silent_s)
         case unknown:
             raise LookupError(unknown.op)
 

@@ -19,10 +19,10 @@ from typing import Any
 
 from ...configs.config import DaemonConfig
 from ...jobs.errors import WarmdError
-from ..host import systemd
 from ..host.descendants import adopt_orphans, end_descendants
 from ..host.home import Home, private
 from ..host.messages import Booted, Failure, Message
+from ..host.systemd import READY, ServiceManager
 from .shared_flags import SharedFlags
 
 Report = Callable[[Message], None]  # receives the progress of the start
@@ -43,15 +43,20 @@ def guard(config: DaemonConfig, *, report: Report, foreground: bool) -> int:
     from . import control_requests, supervisor  # noqa: F401
 
     flags = SharedFlags()
+    manager = ServiceManager.from_environ()
     adopt_orphans()
     try:
-        return _restart_loop(config, flags, partial(_report, report), foreground)
+        return _restart_loop(config, flags, partial(_report, report, manager), manager, foreground)
     finally:
         end_descendants()  # processes that jobs started and whose horse was killed
 
 
 def _restart_loop(
-    config: DaemonConfig, flags: SharedFlags, report: Report, foreground: bool
+    config: DaemonConfig,
+    flags: SharedFlags,
+    report: Report,
+    manager: ServiceManager,
+    foreground: bool,
 ) -> int:
     deaths: list[float] = []
     signals = (signal.SIGTERM, signal.SIGINT)
@@ -61,7 +66,7 @@ def _restart_loop(
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         child = os.fork()
         if child == 0:
-            os._exit(_supervise(config, flags, report, foreground))
+            os._exit(_supervise(config, flags, report, manager, foreground))
         for sig in signals:
             signal.signal(sig, partial(_forward, child, flags))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
@@ -74,9 +79,9 @@ def _restart_loop(
             return code if code >= 0 else 128 - code
 
 
-def _report(report: Report, message: Message) -> None:
+def _report(report: Report, manager: ServiceManager, message: Message) -> None:
     if isinstance(message, Booted):
-        systemd.notify(systemd.READY)
+        manager.notify(READY)
     report(message)
 
 
@@ -90,19 +95,24 @@ def _wait_for(child: int) -> int:
 
 def _forward(child: int, flags: SharedFlags, number: int, _: Any) -> None:
     flags.set_stop_requested()
-    systemd.notify(systemd.STOPPING)
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, number)
 
 
-def _supervise(config: DaemonConfig, flags: SharedFlags, report: Report, foreground: bool) -> int:
+def _supervise(
+    config: DaemonConfig,
+    flags: SharedFlags,
+    report: Report,
+    manager: ServiceManager,
+    foreground: bool,
+) -> int:
     from .control_requests import handle
     from .supervisor import Supervisor
 
     try:
         Home(config.home).create()
         _log_to(config, foreground)
-        return Supervisor(config, flags, report, handle).run()
+        return Supervisor(config, flags, report, handle, manager).run()
     except WarmdError as error:
         log.error("%s", error)
         if foreground:

@@ -5,6 +5,7 @@ It imports no torch and runs no job, so that a crash or an out-of-memory kill hi
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -43,8 +44,9 @@ from ..host.messages import (
     WorkerSettings,
     ZygoteSettings,
 )
+from ..host.systemd import STOPPING, ServiceManager
 from ..host.warm_set import WarmSet
-from ..queue import keys, runs_owner
+from ..queue import keys, runs_owner, totals
 from ..queue.due import DueJobs
 from ..queue.jobs import JobStore
 from ..queue.lease import LEASE_S
@@ -73,9 +75,17 @@ class Supervisor:
     """One daemon."""
 
     def __init__(
-        self, config: DaemonConfig, flags: SharedFlags, report: Report, handle: HandleRequest
+        self,
+        config: DaemonConfig,
+        flags: SharedFlags,
+        report: Report,
+        handle: HandleRequest,
+        manager: ServiceManager,
     ) -> None:
-        """`report` receives the progress of the start, `handle` the control socket's requests."""
+        """`report` receives the progress of the start, `handle` the control socket's requests.
+
+        `manager`: pinged by the main loop, so that its watchdog restarts a daemon that hangs.
+        """
         self.config = config
         self.report = report
         self._handle = partial(handle, self)
@@ -83,6 +93,8 @@ class Supervisor:
         self.started = time.time()
         self.stopping: str | None = None  # "drain" or "now"
         self._flags = flags
+        self._manager = manager
+        self.looped_at = time.monotonic()  # latest iteration of the main loop
         self.failure: str | None = None
         self.redis: EmbeddedRedis | None = None
         self._failed_restarts = 0  # of Redis, in a row
@@ -127,7 +139,9 @@ class Supervisor:
             try:
                 self._orphans.requeue_of_previous_run(self.url)
                 remove_stale_staging(self.home.runs)
-                if not self._flags.was_warm:
+                if self._flags.was_warm:
+                    self._count_restart("supervisor")
+                else:
                     self.node.join()
                 if self.workers:
                     self._start_zygote()
@@ -186,6 +200,7 @@ class Supervisor:
 
     def _tick(self) -> None:
         """One iteration: handle the children's messages, restart dead ones, queue due jobs."""
+        self._note_iteration()
         self._handle_messages(_TICK_S)
         if self.stopping is not None:
             return
@@ -274,9 +289,7 @@ class Supervisor:
         for model in self.warm_set.models():
             is_required = self.warm_set.is_required(model.name)
             try:
-                folder = downloads.ensure_folder(
-                    model, is_canceled=lambda: self.stopping is not None
-                )
+                folder = downloads.ensure_folder(model, is_canceled=self._is_stopping)
                 models.append(WantedModel(LocalModel(model, str(folder)), is_required))
             except WarmdError as error:
                 if self.stopping is not None:
@@ -286,6 +299,16 @@ class Supervisor:
                 log.error("zygote: %s", error)
         budget = self.config.memory_budget_bytes or int(memory_bytes() * _DEFAULT_BUDGET)
         return ZygoteSettings(budget, models, self._standbys(), is_next)
+
+    def _note_iteration(self) -> None:
+        """Note, for probes and systemd's watchdog, that the main loop does not hang."""
+        self.looped_at = time.monotonic()
+        self._manager.ping_if_due()
+
+    def _is_stopping(self) -> bool:
+        """Polled while the main loop waits for a download, which may take hours."""
+        self._note_iteration()
+        return self.stopping is not None
 
     def _standbys(self) -> list[HorsePlan]:
         workers = (worker.config for worker in self.workers)
@@ -328,6 +351,8 @@ class Supervisor:
 
     def _start_gateway_if_due(self) -> None:
         if self.config.http_port is not None and self.gateway.must_start():
+            if self.gateway.started:
+                self._count_restart("gateway")
             self.gateway.start(
                 self._selector,
                 "warmd.daemon.gateway",
@@ -443,6 +468,7 @@ class Supervisor:
                         raise
                 else:
                     self._failed_restarts = 0
+                    self._count_restart("redis")
 
     def _kill_hung_children(self) -> None:
         now = time.monotonic()
@@ -475,6 +501,11 @@ class Supervisor:
                 self._check_death(worker)
             self._start_worker(worker)
 
+    def _count_restart(self, process: str) -> None:
+        # For `/metrics`: one that Redis is too busy to count is not worth a failed iteration.
+        with contextlib.suppress(redis.RedisError):
+            totals.restarted(self.connection, process)
+
     def _read_rest(self) -> None:
         """Handle what a child that has died wrote before."""
         while self._selector.select(0):
@@ -485,6 +516,7 @@ class Supervisor:
         assert child.process is not None
         self._read_rest()
         log.error("%s: ended (%s)", child.name, child.process.returncode)
+        self._count_restart("worker" if isinstance(child, WorkerChild) else child.name)
         # A zygote that exits with an error during the first start would fail again. If it was
         # killed, or the daemon was ready before, a restart may succeed.
         has_failed = child.process.returncode >= 0 and not self._flags.was_warm
@@ -499,6 +531,7 @@ class Supervisor:
 
     def _shut_down(self) -> None:
         log.info("supervisor: stopping (%s)", self.stopping)
+        self._manager.notify(STOPPING)
         self._retention.stop()
         if self.gateway.process is not None:
             self.gateway.process.terminate()  # it ends its open requests with an error
@@ -534,6 +567,7 @@ class Supervisor:
         while any(not w.has_died() for w in workers) and time.monotonic() < deadline:
             if self.stopping == "now":
                 break
+            self._note_iteration()
             self._handle_messages(0.1)
             self._kill_hung_children()
             try:

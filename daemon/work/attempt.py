@@ -113,7 +113,7 @@ class Attempt:
         if self.settle is not None:
             return
         if self.horse is None:
-            self._settle(self._store.requeue)
+            self._settle(self._store.requeue, reason="worker_died")
         else:
             self.requested.add("give back")
             self.horse.kill()
@@ -294,16 +294,16 @@ class Attempt:
             self._conclude_stalled()
         elif "give back" in self.requested:
             self._log_event("requeued", reason="the worker lost its connection to Redis")
-            self._settle(self._store.requeue)
+            self._settle(self._store.requeue, reason="worker_died")
         elif self.horse.killed_for is not None:
             self._log_event(
                 "requeued", reason=f"its process was killed because of {self.horse.killed_for}"
             )
-            self._settle(self._store.requeue)
+            self._settle(self._store.requeue, reason="horse_died")
         elif is_shared:
             # Another job may be the cause: such a death does not count towards _MAX_KILLS.
             self._log_event("requeued", reason=f"{cause}; resumes in a process of its own")
-            self._settle(self._store.requeue, suspect=True)
+            self._settle(self._store.requeue, reason="horse_died", suspect=True)
         else:
             self._conclude_killed(cause)
 
@@ -314,7 +314,7 @@ class Attempt:
         log.warning("%s: horse %s (%d in a row)", self.job.id, cause, kills)
         if kills < _MAX_KILLS:
             self._log_event("requeued", reason=cause)
-            self._settle(self._store.requeue, kills=kills, suspect=True)
+            self._settle(self._store.requeue, reason="horse_died", kills=kills, suspect=True)
             return
         error = f"{cause}; {kills} times in a row without completing a step"
         if not self._retry(error, kills=0, suspect=True):
@@ -328,7 +328,7 @@ class Attempt:
             self._log_event(
                 "requeued", reason=f"{reason}, will be tried again", retries_left=retries_left
             )
-            self._settle(self._store.requeue, use_retry=True, **fields)
+            self._settle(self._store.requeue, reason="failed", use_retry=True, **fields)
         return retries_left > 0
 
     def _newest_checkpoint(self) -> Path | None:

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -130,7 +131,9 @@ def _fork() -> int:
 
 def _keep(job: socket.socket, scorer: _Scorer) -> None:
     """Fork a process for each connection from the job, one at a time; end with the job."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # stop requests are for the job
+    # Stop requests are for the job, which needs the rewards of its last step: Slurm and some others
+    # send them to all processes. This one ends with the job's connection.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = 0
     try:
         while True:
@@ -143,10 +146,20 @@ def _keep(job: socket.socket, scorer: _Scorer) -> None:
             child = _fork()
             if child == 0:
                 job.close()
+                _outlive_stop_requests()
                 scorer.serve(Connection(descriptors[0]))
             os.close(descriptors[0])
     finally:
         os._exit(0)
+
+
+def _outlive_stop_requests() -> None:
+    """The same for the process of the rewards, but not for what they start.
+
+    A handler, as programs that are executed would inherit SIG_IGN, and could not be terminated.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
 
 
 class _Scorer:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -110,6 +112,24 @@ def test_a_group_whose_rewards_fail_is_left_out_and_the_job_goes_on(
     steps = job.of_type("step")
     assert [step["left_out"] for step in steps] == [0, 0, 1, 0, 0, 0]
     assert [step["grad_norm"] == 0 for step in steps] == [False, False, True, False, False, False]
+
+
+def test_a_stop_request_to_all_processes_leaves_no_group_out(tmp_path, monkeypatch):
+    def stopped_with_the_job(completions: list[str], **_: Any) -> list[float]:
+        for pid in (os.getppid(), os.getpid()):
+            os.kill(pid, signal.SIGTERM)
+        # What it starts can still be terminated.
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            lengths = pool.map(len, completions)
+        program = subprocess.Popen(["sleep", "60"])
+        program.terminate()
+        assert program.wait(10) == -signal.SIGTERM
+        return [length / 10 for length in lengths]
+
+    monkeypatch.setattr(tiny, "stopped_with_the_job", stopped_with_the_job, raising=False)
+    job = trained(tmp_path, reward=["tiny:stopped_with_the_job"], reward_timeout=30, samples=2)
+    assert [step["left_out"] for step in job.of_type("step")] == [0, 0]
+    assert job.of_type("reward_failed") == []
 
 
 def test_the_other_group_of_a_step_is_learned_from(tmp_path, monkeypatch):

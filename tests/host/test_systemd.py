@@ -1,29 +1,133 @@
-"""What systemd is told."""
+"""What systemd is told, over its real protocol."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
+import orjson
 import pytest
+from shell import CLEAN_ENVIRON
+from waiting import wait_until
 
-from warmd.daemon.host.systemd import READY, notify
+from warmd.configs.config import DaemonConfig
+from warmd.daemon.host.home import Home
+from warmd.daemon.host.systemd import READY, ServiceManager
+
+
+@pytest.fixture
+def receiver(tmp_path: Path) -> Iterator[socket.socket]:
+    """The socket of a systemd."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
+        bound.bind(str(tmp_path / "s"))
+        bound.settimeout(20)
+        yield bound
+
+
+def received(receiver: socket.socket) -> list[str]:
+    """What has arrived so far."""
+    found = []
+    receiver.setblocking(False)
+    try:
+        while True:
+            found.append(receiver.recv(100).decode())
+    except BlockingIOError:
+        return found
+    finally:
+        receiver.settimeout(20)
 
 
 @pytest.mark.parametrize("is_abstract", [False, True])
-def test_systemd_receives_the_state(tmp_path, monkeypatch, is_abstract):
+def test_systemd_receives_the_state(tmp_path, is_abstract):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-        name = f"warmd-test-{os.getpid()}" if is_abstract else str(tmp_path / "s")
+        name = f"warmd-test-{os.getpid()}@x" if is_abstract else str(tmp_path / "s")
         receiver.bind(f"\0{name}" if is_abstract else name)
-        monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}" if is_abstract else name)
-        notify(READY)
+        environ = {"NOTIFY_SOCKET": f"@{name}" if is_abstract else name}
+        ServiceManager.from_environ(environ).notify(READY)
         receiver.settimeout(5)
         assert receiver.recv(100) == b"READY=1"
 
 
 @pytest.mark.parametrize("address", [None, "", "vsock:2:3", "/nonexistent/socket"])
-def test_without_systemd_nothing_happens(monkeypatch, address):
-    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
-    if address is not None:
-        monkeypatch.setenv("NOTIFY_SOCKET", address)
-    notify(READY)
+def test_without_systemd_nothing_happens(address):
+    environ = {} if address is None else {"NOTIFY_SOCKET": address}
+    ServiceManager.from_environ(environ).notify(READY)
+
+
+def test_a_systemd_that_does_not_read_blocks_nothing(receiver, tmp_path):
+    manager = ServiceManager(str(tmp_path / "s"), None)
+    begun = time.monotonic()
+    for _ in range(10_000):  # more than its queue holds
+        manager.notify(READY)
+    assert time.monotonic() - begun < 10
+    assert set(received(receiver)) == {READY}
+
+
+@pytest.mark.parametrize(
+    ("period_us", "pid", "is_watched"),
+    [
+        (None, None, False),
+        ("0", None, False),
+        ("soon", None, False),
+        ("60000000", None, True),
+        ("60000000", str(os.getpid()), True),
+        ("60000000", "1", False),  # the watchdog of a service that started this process
+    ],
+)
+def test_the_watchdog_is_pinged_where_it_watches_this_process(
+    receiver, tmp_path, period_us, pid, is_watched
+):
+    given = {"WATCHDOG_USEC": period_us, "WATCHDOG_PID": pid}
+    environ = {name: text for name, text in given.items() if text is not None}
+    manager = ServiceManager.from_environ({**environ, "NOTIFY_SOCKET": str(tmp_path / "s")})
+    for _ in range(3):
+        manager.ping_if_due()
+    assert received(receiver) == ["WATCHDOG=1"] * is_watched
+
+
+def test_jobs_do_not_inherit_the_variables():
+    environ = {"NOTIFY_SOCKET": "/s", "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1", "HOME": "/h"}
+    ServiceManager.from_environ(environ)
+    assert environ == {"HOME": "/h"}
+
+
+def test_a_daemon_is_ready_pings_while_its_main_loop_runs_and_reports_its_end(
+    receiver, tmp_path_factory, tmp_path
+):
+    home = Home(tmp_path_factory.mktemp("home"))
+    config = DaemonConfig(home=home.path, models=(), workers=(), http_port=None)
+    daemon = subprocess.Popen(
+        [sys.executable, "-m", "warmd.daemon"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        # A ping is due every second: in each iteration of the main loop.
+        env={**CLEAN_ENVIRON, "NOTIFY_SOCKET": str(tmp_path / "s"), "WATCHDOG_USEC": "3000000"},
+    )
+    assert daemon.stdin is not None
+    daemon.stdin.write(orjson.dumps(config.to_json()))
+    daemon.stdin.close()
+    try:
+        assert receiver.recv(100) == b"READY=1"
+        assert receiver.recv(100) == b"WATCHDOG=1"
+        assert receiver.recv(100) == b"WATCHDOG=1"
+        state = home.read_state()
+        assert state is not None
+        os.kill(state["pid"], signal.SIGSTOP)  # the supervisor hangs
+        received(receiver)
+        time.sleep(2.5)
+        assert received(receiver) == []
+        os.kill(state["pid"], signal.SIGCONT)
+        assert receiver.recv(100) == b"WATCHDOG=1"
+        daemon.terminate()
+        states: list[str] = []
+        wait_until(lambda: states.extend(received(receiver)) or "STOPPING=1" in states)
+        assert daemon.wait(20) == 0
+    finally:
+        daemon.kill()
+        daemon.wait()

@@ -1,9 +1,10 @@
-"""`/health` for load balancers and `/metrics` for Prometheus."""
+"""`/health`, `/livez` and `/readyz` for load balancers and Kubernetes, `/metrics` for Prometheus."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
+import redis
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -23,7 +24,7 @@ _TIMEOUT_S = 5.0  # for the daemon's reply: the wait holds one of few threads
 
 
 class Health(BaseModel):
-    """A worker can take requests."""
+    """Yes. A problem is an error."""
 
     status: Literal["ok"]
 
@@ -51,6 +52,22 @@ async def health(state: StateDep) -> Any:
         reason = str(error)
     if reason is not None:
         raise unavailable(reason)
+    return JSONResponse({"status": "ok"})
+
+
+@router.get("/livez", response_model=Health)
+async def livez() -> Any:
+    """Report that the gateway answers. It does while models load and while Redis is away."""
+    return JSONResponse({"status": "ok"})
+
+
+@router.get("/readyz", response_model=Health, responses={503: {"model": ErrorBody}})
+async def readyz(state: StateDep) -> Any:
+    """Report whether the gateway accepts requests, which may have to wait for a worker."""
+    try:
+        await state.redis.ping()
+    except redis.RedisError as error:
+        raise unavailable(f"Redis is unreachable: {error}") from error
     return JSONResponse({"status": "ok"})
 
 

@@ -1,22 +1,21 @@
-"""Prometheus metrics for `/metrics`."""
+"""Prometheus metrics for `/metrics`: the requests of this gateway, and all that its Redis knows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from ....configs.queues import QUEUES
 from ...client.client import Client
-from ...queue.workers import WorkerRegistry
+from .job_metrics import JobMetrics
+from .machine_metrics import MachineMetrics
+from .training_metrics import TrainingMetrics
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 
 
 class Metrics:
-    """Counters of this process and gauges of the queues."""
+    """Counters of this process, and what is read on each scrape."""
 
     def __init__(self, client: Client) -> None:
         self._registry = CollectorRegistry()
@@ -44,7 +43,8 @@ class Metrics:
             "Streams that failed after their first byte.",
             registry=self._registry,
         )
-        self._registry.register(_Queues(client))
+        for collector in (JobMetrics(client), TrainingMetrics(client), MachineMetrics(client)):
+            self._registry.register(collector)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         self._requests.labels(route, str(status)).inc()
@@ -62,32 +62,3 @@ class Metrics:
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format. Reads Redis: call it in a thread."""
         return generate_latest(self._registry)
-
-
-class _Queues(Collector):
-    """Jobs by queue and status, and live workers by queue; read from Redis on each scrape."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    def collect(self) -> Iterable[Metric]:
-        jobs = GaugeMetricFamily(
-            "warmd_jobs", "Jobs by queue and status.", labels=["queue", "status"]
-        )
-        for queue in self._client.queues():
-            for status, number in queue.items():
-                if status != "name":
-                    jobs.add_metric([queue["name"], status], number)
-        workers = GaugeMetricFamily(
-            "warmd_workers", "Workers with a current heartbeat.", labels=["queue"]
-        )
-        living = dict.fromkeys(QUEUES, 0)
-        registry = WorkerRegistry(self._client.store)
-        for name, worker_queue in registry.workers().items():
-            living[worker_queue] += registry.has_lease(name)
-        for queue_name, number in living.items():
-            workers.add_metric([queue_name], number)
-        return [jobs, workers]
-
-    def describe(self) -> Iterable[Metric]:
-        return []  # otherwise registering would read Redis

@@ -24,7 +24,7 @@ LINGER_S = 10  # for reading the rest of a body that is too large
 SILENCE_S = 30  # without data before a body is given up
 SLOWEST = 16 * 1024  # bytes per second of a body, on average after SILENCE_S
 FILES = "/v1/files"
-OPEN = ("/health",)  # paths without token
+OPEN = ("/health", "/livez", "/readyz")  # paths without token
 OWN = "/v1/warmd/"  # prefix of warmd's own routes
 LOGIN = f"{OWN}login"
 PAGE = "/page/"  # prefix of the dashboard's files
@@ -120,7 +120,7 @@ class AuthMiddleware:
         return None
 
     def _is_open(self, path: str) -> bool:
-        """Whether anyone may request a path: /health and, to log in, the dashboard's files."""
+        """Whether anyone may request a path: those of probes and, to log in, of the dashboard."""
         is_page = path in ("/", LOGIN) or path.startswith(PAGE)
         return self.token is None or path in OPEN or (is_page and self.page != "off")
 

@@ -1,0 +1,30 @@
+"""`warmd probe`: liveness and readiness, for containers and Kubernetes."""
+
+from __future__ import annotations
+
+import click
+
+from ..shared.app import App, common_options
+from ..view import render
+
+_TIMEOUT_S = 5.0
+
+
+@click.command()
+@click.argument("what", metavar="live|ready", type=click.Choice(["live", "ready"]))
+@common_options
+@click.pass_obj
+def probe(app: App, what: str) -> None:
+    """Exit with 0 if the daemon of this home is live or ready, else with 3 and the reason.
+
+    live: its main loop runs, also while it loads models or waits for Redis; if it is not, restart
+    it. ready: all its workers accept jobs.
+    """
+    from ...daemon.client import control
+
+    check = control.check_live if what == "live" else control.check_ready
+    check(app.config(), timeout_s=_TIMEOUT_S)
+    if app.as_json:
+        render.json_line({what: True})
+    else:
+        click.echo(what)

@@ -1,0 +1,48 @@
+"""How long the jobs of a queue have been waiting."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import redis
+from rq import Queue
+from rq.job import Job
+from rq.utils import str_to_date
+
+from . import keys
+
+# Jobs at the front of a queue that are read. The oldest job is behind those that were put at the
+# front of it, and there are never so many of these.
+_FRONT = 1000
+
+
+def oldest_s(connection: redis.Redis, queue: str) -> float:
+    """Return for how many seconds the oldest waiting job has been queued; 0 if none waits.
+
+    Jobs that are set aside for a node with certain labels count, too.
+    """
+    with connection.pipeline(transaction=False) as pipeline:
+        pipeline.lrange(f"{Queue.redis_queue_namespace_prefix}{queue}", 0, _FRONT - 1)
+        pipeline.smembers(keys.needs(queue))
+        ids, lines = pipeline.execute()
+    with connection.pipeline(transaction=False) as pipeline:
+        for line in lines:
+            pipeline.zrange(keys.set_aside(queue, keys.text(line)), 0, 0)
+        ids += [job_id for found in pipeline.execute() for job_id in found]
+    with connection.pipeline(transaction=False) as pipeline:
+        for job_id in ids:
+            pipeline.hget(Job.key_for(keys.text(job_id)), "enqueued_at")
+        times = pipeline.execute(raise_on_error=False)  # a key may hold something else
+    since = [at for at in map(_seconds, times) if at is not None]
+    # The times are by the clocks of the machines that queued the jobs.
+    return max(time.time() - min(since), 0.0) if since else 0.0
+
+
+def _seconds(raw: Any) -> float | None:
+    if not isinstance(raw, bytes) or not raw:
+        return None
+    try:
+        return float(str_to_date(raw).timestamp())
+    except ValueError:
+        return None
