@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import redis
+
 from ...configs.config import ModelConfig, WorkerConfig
 from ...jobs.errors import Conflict, NotFound, WarmdError
 from ..host import fetch
@@ -39,7 +41,10 @@ def prepare(
     job: Job,
     started: StartedExecution,
 ) -> Prepared:
-    """Read a started job. Never raises: a damaged job fails, and must not end the worker."""
+    """Read a started job. A damaged job fails, and must not end the worker.
+
+    Raises RedisError: that Redis cannot be reached is no fault of the job.
+    """
     prepared = Prepared()
     try:
         if not store.is_ours(job):
@@ -52,6 +57,8 @@ def prepare(
         prepared.request = _request(rundir, worker, config, job, started)
     except WarmdError as error:
         prepared.failure = str(error)
+    except redis.RedisError:
+        raise
     except Exception as error:
         log.exception("%s: %s", job.id, worker)
         prepared.failure = f"{type(error).__name__}: {error}"

@@ -127,11 +127,21 @@ class Machines(Cluster):
 
     def drain(self, name: str) -> None:
         """Send SIGTERM to a node, as an init system does; its jobs are saved and requeued."""
-        command = self.processes(name)[1]  # after the shell
+        _, command, *_ = self.processes(name)  # after the shell
         command.send_signal(signal.SIGTERM)
 
-    def exit_code(self, name: str) -> int | None:
-        return self._boots[name].poll()
+    def has_ended(self, name: str) -> bool:
+        return self._boots[name].poll() is not None
+
+    def wait_off(self, name: str, *, timeout_s: float = 60.0) -> int:
+        """Wait until a machine has ended; return the exit code of its node."""
+        return self._boots[name].wait(timeout_s)
+
+    def copy_logs(self, folder: Path) -> None:
+        """Keep the logs, and what the jobs reported, for a person who looks for a defect."""
+        shutil.copytree(self.runs, folder / "runs", ignore=shutil.ignore_patterns("checkpoints"))
+        for path in self.folder.glob("*.log"):
+            shutil.copy(path, folder)
 
     def close(self) -> None:
         self.client.close()
