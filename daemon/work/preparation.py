@@ -54,7 +54,8 @@ def prepare(
             raise Conflict(f"job: {job.id} was taken over by another Redis: resume it there")
         prepared.rundir = rundir
         prepared.result = rundir.read_result()
-        prepared.request = _request(rundir, worker, config, job, started)
+        offset_s = store.shared_clock.offset_s()
+        prepared.request = _request(rundir, worker, config, job, started, offset_s)
     except WarmdError as error:
         prepared.failure = str(error)
     except redis.RedisError:
@@ -66,7 +67,12 @@ def prepare(
 
 
 def _request(
-    rundir: RunDir, worker: str, config: WorkerConfig, job: Job, started: StartedExecution
+    rundir: RunDir,
+    worker: str,
+    config: WorkerConfig,
+    job: Job,
+    started: StartedExecution,
+    offset_s: float,
 ) -> RunJob:
     """Return the request for the horse. Raises WarmdError."""
     model = None
@@ -86,5 +92,6 @@ def _request(
         gpu_memory=config.gpu_memory,
         copy_threads=config.copy_threads,
         enqueued_at=job.enqueued_at.timestamp() if job.enqueued_at else None,
+        clock_offset_s=offset_s,
         model=model,
     )

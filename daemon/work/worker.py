@@ -38,8 +38,9 @@ from ..host.messages import (
 )
 from ..host.parent_death import end_with_parent
 from ..queue import keys
+from ..queue.clocks import clock
 from ..queue.jobs import JobStore
-from ..queue.lease import RENEWALS, Lease, clock
+from ..queue.lease import RENEWALS, Lease
 from ..queue.mailbox import Mailbox
 from ..queue.rq_workers import WorkerState
 from ..queue.stream import StreamWriter
