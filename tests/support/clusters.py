@@ -138,12 +138,12 @@ class Cluster:
         wanted = self.name_of(name)
         return next((node for node in self.client.nodes() if node.name == wanted), None)
 
-    def wait_ready(self, *names: str) -> None:
+    def wait_ready(self, *names: str, timeout_s: float = 90.0) -> None:
         def are_ready() -> bool:
             found = [self.seen(name) for name in names]
             return all(node is not None and node.state == "ready" for node in found)
 
-        wait_until(are_ready, timeout_s=90)
+        wait_until(are_ready, timeout_s=timeout_s)
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()

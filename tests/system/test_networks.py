@@ -29,7 +29,7 @@ def shared(tiny_model: Path) -> Iterator[Machines]:
     with machines(tiny_model) as made:
         for name in EVERYWHERE:
             made.boot(name, keep_answers="5m")
-        made.wait_ready(*EVERYWHERE)
+        made.wait_ready(*EVERYWHERE, timeout_s=240)  # they share the processor with each other
         yield made
 
 
