@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -72,6 +71,7 @@ def queue(app: App) -> None:
         for job in jobs:
             render.json_line(job)
         return
+    now = client.now()
     labeled = _LABELED if any(map(render.labels, jobs)) else ()
     rows = [
         [
@@ -81,7 +81,7 @@ def queue(app: App) -> None:
             job["queue"],
             job["model"] or render.NOTHING,
             render.status(_status(job)),
-            render.duration(time.time() - job["created_at"]),
+            render.duration(now - job["created_at"]),
             render.steps(job),
             render.duration(job["eta_s"]),
             _waits_for(job),
@@ -197,6 +197,7 @@ def jobs(
         for job in found:
             render.json_line(job)
         return
+    now = client.now()
     labeled = _LABELED if any(map(render.labels, found)) else ()
     rows = [
         [
@@ -206,7 +207,7 @@ def jobs(
             render.status(_status(job)),
             render.steps(job),
             render.clock(job["created_at"]),
-            render.duration(_took_s(job)),
+            render.duration(_took_s(job, now)),
             render.one_line(job["error"] or job["problem"] or ""),
         ]
         for job in found
@@ -226,10 +227,10 @@ def _kept_kinds() -> tuple[str, ...]:
     return tuple(kind for kind, spec in specs.items() if spec.queue == "train" or spec.is_kept)
 
 
-def _took_s(job: dict[str, Any]) -> float | None:
+def _took_s(job: dict[str, Any], now: float) -> float | None:
     if job["started_at"] is None:
         return None
-    took: float = (job["ended_at"] or time.time()) - job["started_at"]
+    took: float = (job["ended_at"] or now) - job["started_at"]
     return took
 
 
@@ -287,7 +288,7 @@ def show(app: App, job: str | None, has_source: bool) -> None:
             shown[name] = render.one_line(text)
     if found["rows_total"]:
         shown["records"] = f"{found['rows_done']}/{found['rows_total']}"
-    if (took_s := _took_s(found)) is not None:
+    if (took_s := _took_s(found, client.now())) is not None:
         shown["took"] = render.duration(took_s)
     with suppress(NotFound, Conflict):  # its files were removed by hand, or are damaged
         if changed := changed_options(client.rundir(job_id).read_spec()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import click
@@ -69,8 +68,9 @@ def clean(app: App, older_than: str, status: str, keep_models: bool, dry_run: bo
     Running and waiting jobs stay, and jobs that another job still needs.
     """
     statuses = _statuses(status)
-    before = time.time() - parse_duration("older_than", older_than)
+    age_s = parse_duration("older_than", older_than)
     client = app.client()
+    before = client.now() - age_s
     freed = {} if dry_run else client.finish_removals()
     for half, num_bytes in freed.items():
         _show(app, half, num_bytes, is_removed=True)

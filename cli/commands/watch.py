@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -127,18 +126,18 @@ def _show_answer(event: dict[str, Any], stream: TextIO) -> None:
 
 def _line(client: Client, job_id: str, progress: Progress, *, is_silent: bool) -> str:
     if is_silent and progress.phase == "waiting":
-        return waiting_line(client.job(job_id))
-    return progress.line(time.time(), shutil.get_terminal_size().columns)
+        return waiting_line(client.job(job_id), now=client.now())
+    return progress.line(client.now(), shutil.get_terminal_size().columns)
 
 
-def waiting_line(job: dict[str, Any]) -> str:
+def waiting_line(job: dict[str, Any], *, now: float) -> str:
     """The live line of a job that has not begun: its status, since when, and what it waits for."""
     since = job["created_at"]
     line = str(job["status"])
     if job["paused"]:
         line, since = "paused", job["paused_at"]
     if since is not None:
-        line += f" for {render.duration(time.time() - since)}"
+        line += f" for {render.duration(now - since)}"
     if job["position"] is not None:
         line += f", position {job['position']} in {job['queue']}"
     if job["steps_total"]:

@@ -88,4 +88,4 @@ class Job(Steered):
         progress = Progress()
         for event in self.events(follow=False):
             progress.update(event)
-        return job_html(self.info(), progress, time.time())
+        return job_html(self.info(), progress, self._client.now())

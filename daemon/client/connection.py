@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property, wraps
 from typing import Any, TypeVar, cast
 
@@ -107,6 +109,16 @@ class ClientConnection:
         self.is_offline = True
         self._on_offline()
         return True
+
+    def now(self) -> float:
+        """The time in unix seconds by the clock of jobs and events, which is that of Redis.
+
+        This machine's where Redis cannot be reached.
+        """
+        if not self.is_offline:
+            with suppress(redis.RedisError):
+                return self.store.shared_clock.now()
+        return time.time()
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""

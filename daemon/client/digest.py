@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -84,7 +83,7 @@ class Digesting(Reading):
                 ended.append(self._line(self.job(job_id), since))
         return Digest(
             since=since,
-            until=time.time(),
+            until=self.now(),
             ended=tuple(sorted(ended, key=lambda line: line.ended_at or 0)),
             pending=tuple(
                 self._line(job, since) for job in pending.values() if _is_line(job["id"])
@@ -106,7 +105,7 @@ class Digesting(Reading):
             steps_total=job["steps_total"],
             error=job["error"],
             ended_at=job["ended_at"],
-            ends_at=None if eta_s is None else time.time() + eta_s,
+            ends_at=None if eta_s is None else self.now() + eta_s,
             interruptions=interruptions,
             lost_s=round(lost_s, 3),
             evaluation=evaluation_of(found),

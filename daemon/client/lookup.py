@@ -136,7 +136,7 @@ class Lookup:
         if statuses is None:
             return self._newest(limit, queues, None if is_exact else fits)
         found = listing.with_status(self._store.connection, statuses, limit, fits)
-        views = views_of(found, self._store.connection, self._runs)
+        views = views_of(found, self._store, self._runs)
         if UNREGISTERED in statuses:
             every = self._newest(None, queues, fits)
             views += [job for job in every if job["status"] == UNREGISTERED]
@@ -188,7 +188,7 @@ class Lookup:
     def _views(self, ids: list[str], records: list[Job | None]) -> list[dict[str, Any]]:
         """The jobs with these ids, each by its record in Redis or else by its run directory."""
         known = [record for record in records if record is not None]
-        views = views_of(known, self._store.connection, self._runs)
+        views = views_of(known, self._store, self._runs)
         for job_id, record in zip(ids, records, strict=True):
             if record is None:
                 with suppress(Conflict):  # its spec.json cannot be read
@@ -201,7 +201,7 @@ class Lookup:
         """Return all that is known of a job. Raises NotFound and Conflict."""
         record = self._store.fetch(job_id)
         if record is not None:
-            return views_of([record], self._store.connection, self._runs)[0]
+            return views_of([record], self._store, self._runs)[0]
         return view_of_folder(RunDir.open(self._runs, job_id), self._store.connection)
 
     def pending(self) -> list[Pending]:

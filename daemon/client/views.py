@@ -17,7 +17,7 @@ from ...jobs.errors import Conflict, WarmdError
 from ...jobs.spec import Spec
 from ..queue import keys, listing, stream
 from ..queue.adoption import past_of
-from ..queue.jobs import Job
+from ..queue.jobs import Job, JobStore
 from ..queue.totals import ALERTS
 from ..runs import events, labels
 from ..runs.estimate import Estimate
@@ -34,14 +34,15 @@ _RECENT = 32
 _RECENT_RUNNING = 1000
 
 
-def views_of(jobs: Sequence[Job], connection: redis.Redis, runs: Path) -> list[dict[str, Any]]:
+def views_of(jobs: Sequence[Job], store: JobStore, runs: Path) -> list[dict[str, Any]]:
     """Return all that is known of each job."""
+    connection, now = store.connection, store.shared_clock.now()
     places = listing.positions(connection, jobs)
     recent = stream.newest(connection, {job.id: _num_recent(job) for job in jobs})
     notes = listing.notes(connection, jobs)
     due = listing.scheduled_at(connection, jobs)
     return [
-        _view(job, runs / job.id, last, note, places.get(job.id), due.get(job.id))
+        _view(job, runs / job.id, last, note, places.get(job.id), due.get(job.id), now=now)
         for job, last, note in zip(jobs, recent, notes, strict=True)
     ]
 
@@ -68,7 +69,7 @@ def _folder_view(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
     notes = listing.Notes(
         past.executions, is_paused=False, paused_at=None, needs=past.needs, retries_left=0
     )
-    return _view(job, rundir.path, recent, notes, None, None)
+    return _view(job, rundir.path, recent, notes, None, None, now=time.time())
 
 
 def view_without_redis(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
@@ -95,8 +96,13 @@ def _view(
     notes: listing.Notes,
     position: int | None,
     due: float | None,
+    *,
+    now: float,
 ) -> dict[str, Any]:
-    """`recent`: the job's latest events, newest first. `due`: when a scheduled job is queued."""
+    """`recent`: the job's latest events, newest first. `due`: when a scheduled job is queued.
+
+    `now`: by the clock of the events.
+    """
     document: dict[str, Any] = {}
     problem = None if rundir.is_dir() else FILES_GONE
     try:
@@ -149,7 +155,7 @@ def _view(
         "needs": notes.needs,
         "worker": job.worker_name if status == "started" else None,
         "seconds_per_step": None if pace is None else round(pace, 4),
-        "eta_s": estimate.eta_s(time.time()) if is_computing else None,
+        "eta_s": estimate.eta_s(now) if is_computing else None,
         "retries_left": notes.retries_left,
     }
 

@@ -168,6 +168,7 @@ def _run_one(
             events = EventLog(
                 rundir.events,
                 execution=request.execution,
+                clock_offset_s=request.clock_offset_s,
                 publish=lambda event: connection.send(JobEvent(job_id, event)),
             )
             activity = ActivityReporter(lambda now: connection.send(JobActivity(job_id, now)))
@@ -316,7 +317,8 @@ def _run(
     threads = _choose_threads(request.threads, models, processes)
     waited = None
     if request.enqueued_at:
-        waited = max(time.time() - request.enqueued_at, 0.0)  # the clock may have been put back
+        now = time.time() + request.clock_offset_s
+        waited = max(now - request.enqueued_at, 0.0)  # the clock may have been put back
     checkpoints = Checkpoints(
         rundir.checkpoints,
         keep=getattr(spec, "keep", 3),

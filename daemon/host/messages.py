@@ -308,7 +308,7 @@ class RunJob(Message, op="run"):
     slots: int
     threads: int | None
     niceness: int
-    enqueued_at: float | None  # unix seconds
+    enqueued_at: float | None  # unix seconds of Redis' clock
     model: LocalModel | None = None
     device: str = AUTO  # this and the next two as in WorkerConfig
     gpu_memory: int = 100
@@ -316,6 +316,7 @@ class RunJob(Message, op="run"):
     isolation: str = "fork"  # "resident": the horse runs several jobs
     forked_at: float | None = None  # monotonic clock; set by the zygote
     is_model_changed: bool = False  # set by the zygote: it reloaded the model for this job
+    clock_offset_s: float = 0.0  # how far Redis' clock is ahead of this machine's
 
     @property
     def plan(self) -> HorsePlan:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import redis
 
 from . import keys
-from .lease import clock
+from .clocks import clock
 
 LEASE_S = 10.0
 _RENEW_S = LEASE_S / 4

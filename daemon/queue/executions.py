@@ -15,7 +15,7 @@ from rq.executions import Execution
 from rq.job import Job, JobStatus
 from rq.registry import FinishedJobRegistry
 from rq.results import Result
-from rq.utils import now
+from rq.utils import utcformat
 
 from ...jobs.user_code import tracebacks
 from . import job_index, keys, totals
@@ -64,6 +64,8 @@ class Executions(JobRecords):
             pipeline.lrem(keys.taken(worker), 1, job.id)
             begun[:] = [Execution.create(job, _NEVER_S, pipeline, worker_name=worker)]
             job.prepare_for_execution(worker, pipeline)
+            job.started_at = self.now()
+            pipeline.hset(job.key, "started_at", utcformat(job.started_at))
             totals.begun(pipeline, job)
             job_index.revived(pipeline, job)  # RQ's own tools can requeue ended jobs
             pipeline.hincrby(job.key, keys.FIELD_EXECUTION, 1)
@@ -97,7 +99,7 @@ class Executions(JobRecords):
         """Finish a job. False if the execution was no longer the current one."""
 
         def write(pipeline: Pipeline) -> None:
-            job.ended_at = now()
+            job.ended_at = self.now()
             job._status = JobStatus.FINISHED
             job.save(pipeline=pipeline, include_meta=False, include_result=False)
             totals.ended(pipeline, job, JobStatus.FINISHED)
@@ -126,7 +128,7 @@ class Executions(JobRecords):
         error = tracebacks.cut(error, tracebacks.MOST_TRACE)
 
         def write(pipeline: Pipeline) -> None:
-            job.ended_at = now()
+            job.ended_at = self.now()
             job._status = status
             # RQ keeps stopped jobs in the registry of failed ones.
             job.failed_job_registry.add(job, ttl=-1, exc_string=error, pipeline=pipeline)

@@ -24,7 +24,7 @@ from rq.registry import (
     FinishedJobRegistry,
 )
 from rq.results import Result
-from rq.utils import now
+from rq.utils import utcformat
 
 from ...configs.labels import SCHEMA as SCHEMA_LABEL, line_of
 from ..runs.rundir import SCHEMA
@@ -79,6 +79,7 @@ class JobStore(Executions, Pausing, Ordering):
             depends_on=after,
             status=JobStatus.QUEUED if at is None else JobStatus.SCHEDULED,
         )
+        job.created_at = self.now()
         job.retries_left, job.retry_intervals = _STRAY_RETRIES, [_STRAY_RETRY_S]
         job.enqueue_at_front = front
         fields: dict[Any, Any] = {keys.FIELD_RETRIES: retries, keys.FIELD_NEEDS: _needs_line(needs)}
@@ -134,16 +135,18 @@ class JobStore(Executions, Pausing, Ordering):
         """Cancel a waiting job; False if it does not wait."""
 
         needs = self.needs_of(job)
+        ended_at = self.now()
 
         def write(pipeline: Pipeline) -> None:
             job._remove_from_registries(pipeline=pipeline)
             self._leave_set_aside(job, pipeline, needs)
-            pipeline.hset(job.key, mapping={"status": JobStatus.CANCELED, "ended_at": _timestamp()})
+            fields = {"status": JobStatus.CANCELED, "ended_at": utcformat(ended_at)}
+            pipeline.hset(job.key, mapping=fields)
             pipeline.hdel(job.key, *TRANSIENT_FIELDS)
             CanceledJobRegistry(job.origin, connection=self.connection).add(
                 job, ttl=-1, pipeline=pipeline
             )
-            job_index.ended(pipeline, job, JobStatus.CANCELED, now())
+            job_index.ended(pipeline, job, JobStatus.CANCELED, ended_at)
 
         return bool(change(self.connection, job, WAITING, write))
 
@@ -199,7 +202,3 @@ class JobStore(Executions, Pausing, Ordering):
 def _needs_line(needs: Mapping[str, str] | None) -> str:
     """Every job needs a node that reads the run directories of this version."""
     return line_of({**(needs or {}), SCHEMA_LABEL: str(SCHEMA)})
-
-
-def _timestamp() -> str:
-    return now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")

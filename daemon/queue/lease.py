@@ -6,12 +6,12 @@ A thread renews it over its own connection, so that a busy or blocked worker kee
 from __future__ import annotations
 
 import threading
-import time
 
 import redis
 from redis.backoff import EqualJitterBackoff
 
 from . import keys
+from .clocks import clock
 from .jobs import JobStore
 from .rq_workers import WorkerState
 from .workers import WorkerRegistry
@@ -22,13 +22,6 @@ RENEWALS = 7  # per lease; a renewal that takes longer than its share has failed
 _USABLE = 2 / 3  # of a lease; in the rest of it horses end, before others take their jobs
 # Between attempts to reach Redis: growing, and at random, as many workers lose it at once.
 _BACKOFF = EqualJitterBackoff(cap=1.0, base=0.2)
-
-
-def clock() -> float:
-    """Seconds of a clock that includes suspend (CLOCK_BOOTTIME), where there is one."""
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-    return time.monotonic()
 
 
 class Lease:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import redis
@@ -16,6 +16,7 @@ from rq.registry import ScheduledJobRegistry
 
 from ...configs.queues import QUEUES
 from . import keys
+from .clocks import SharedClock
 from .transactions import change
 
 log = logging.getLogger(__name__)
@@ -36,16 +37,30 @@ TRANSIENT_FIELDS = (
 )
 
 
+class _Queue(Queue):
+    """RQ's queue, which notes by Redis' clock when a job was queued."""
+
+    shared_clock: SharedClock | None = None  # None: RQ made it, for a job of another queue
+
+    def _prepare_for_queue(self, job: Job) -> None:
+        super()._prepare_for_queue(job)
+        now = (self.shared_clock or SharedClock(self.connection)).now()
+        job.enqueued_at = datetime.fromtimestamp(now, UTC)
+
+
 class JobRecords:
     """The jobs of one Redis, as records."""
 
     def __init__(self, connection: redis.Redis) -> None:
         self.connection = connection
+        self.shared_clock = SharedClock(connection)
         self._queues: dict[str, Queue] = {}  # RQ queries the version of Redis once for each
 
     def queue(self, name: str) -> Queue:
         if name not in self._queues:
-            self._queues[name] = Queue(name, connection=self.connection, serializer=keys.Serializer)
+            queue = _Queue(name, connection=self.connection, serializer=keys.Serializer)
+            queue.shared_clock = self.shared_clock
+            self._queues[name] = queue
         return self._queues[name]
 
     def fetch(self, job_id: str) -> Job | None:
@@ -87,6 +102,10 @@ class JobRecords:
         raw = text_or_none(self.connection.hget(job.key, keys.FIELD_RETRIES))
         return (job.retries_left or 0) if raw is None else int(raw)
 
+    def now(self) -> datetime:
+        """The time by Redis' clock, without a round trip unless it has to be measured again."""
+        return datetime.fromtimestamp(self.shared_clock.now(), UTC)
+
     def clock(self) -> float:
         """The time of Redis' clock in unix seconds, the same for all hosts that share it."""
         seconds, microseconds = cast(Any, self.connection.time())
@@ -123,7 +142,7 @@ class JobRecords:
     def _write_pause(self, job: Job, how: str, pipeline: Pipeline) -> None:
         pipeline.hset(job.key, keys.FIELD_PAUSE, how)
         # Kept if it is set: a job that was held and is put away now has been paused all the time.
-        pipeline.hsetnx(job.key, keys.FIELD_PAUSED_AT, str(time.time()))
+        pipeline.hsetnx(job.key, keys.FIELD_PAUSED_AT, str(self.shared_clock.now()))
 
     def _scheduled(self, job: Job) -> ScheduledJobRegistry:
         return ScheduledJobRegistry(job.origin, connection=self.connection)

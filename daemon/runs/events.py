@@ -88,11 +88,16 @@ class EventLog:
         path: Path,
         *,
         execution: int,
+        clock_offset_s: float = 0.0,
         publish: Callable[[dict[str, Any]], None] | None = None,
         patience_s: float | None = None,
     ) -> None:
-        """`patience_s`: how long to wait for another writer; None: as long as it takes."""
+        """`clock_offset_s`: how far the clock of the events is ahead of this machine's.
+
+        `patience_s`: how long to wait for another writer; None: as long as it takes.
+        """
         self.execution = execution
+        self._clock_offset_s = clock_offset_s
         self.publish = publish
         self.step: int | None = None
         self.seq = 0
@@ -183,7 +188,7 @@ class EventLog:
         event = {
             "seq": self.seq + 1,
             "execution": self.execution,
-            "time": round(time.time(), 3),
+            "time": round(time.time() + self._clock_offset_s, 3),
             "type": type,
             "step": self.step if step is None else step,
             **_plain(fields),

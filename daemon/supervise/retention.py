@@ -93,7 +93,7 @@ class Retention:
         if self._keep_s is None:
             return
         removed = 0
-        for job_id in self._due(time.time(), self._keep_s):
+        for job_id in self._due(self._store.shared_clock.now(), self._keep_s):
             if self._stopping.is_set():
                 break
             removed += self._remove(job_id)

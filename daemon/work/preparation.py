@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import redis
+
 from ...configs.config import ModelConfig, WorkerConfig
 from ...jobs.errors import Conflict, NotFound, WarmdError
 from ..host import fetch
@@ -39,7 +41,10 @@ def prepare(
     job: Job,
     started: StartedExecution,
 ) -> Prepared:
-    """Read a started job. Never raises: a damaged job fails, and must not end the worker."""
+    """Read a started job. A damaged job fails, and must not end the worker.
+
+    Raises RedisError: that Redis cannot be reached is no fault of the job.
+    """
     prepared = Prepared()
     try:
         if not store.is_ours(job):
@@ -49,9 +54,12 @@ def prepare(
             raise Conflict(f"job: {job.id} was taken over by another Redis: resume it there")
         prepared.rundir = rundir
         prepared.result = rundir.read_result()
-        prepared.request = _request(rundir, worker, config, job, started)
+        offset_s = store.shared_clock.offset_s()
+        prepared.request = _request(rundir, worker, config, job, started, offset_s)
     except WarmdError as error:
         prepared.failure = str(error)
+    except redis.RedisError:
+        raise
     except Exception as error:
         log.exception("%s: %s", job.id, worker)
         prepared.failure = f"{type(error).__name__}: {error}"
@@ -59,7 +67,12 @@ def prepare(
 
 
 def _request(
-    rundir: RunDir, worker: str, config: WorkerConfig, job: Job, started: StartedExecution
+    rundir: RunDir,
+    worker: str,
+    config: WorkerConfig,
+    job: Job,
+    started: StartedExecution,
+    offset_s: float,
 ) -> RunJob:
     """Return the request for the horse. Raises WarmdError."""
     model = None
@@ -79,5 +92,6 @@ def _request(
         gpu_memory=config.gpu_memory,
         copy_threads=config.copy_threads,
         enqueued_at=job.enqueued_at.timestamp() if job.enqueued_at else None,
+        clock_offset_s=offset_s,
         model=model,
     )

@@ -38,8 +38,9 @@ from ..host.messages import (
 )
 from ..host.parent_death import end_with_parent
 from ..queue import keys
+from ..queue.clocks import clock
 from ..queue.jobs import JobStore
-from ..queue.lease import RENEWALS, Lease, clock
+from ..queue.lease import RENEWALS, Lease
 from ..queue.mailbox import Mailbox
 from ..queue.rq_workers import WorkerState
 from ..queue.stream import StreamWriter
@@ -105,6 +106,7 @@ class Worker:
         self._may_take = True  # as of the latest look: workers are not suspended
         self._met: list[str] = []  # needs for which jobs may be set aside, met by the labels
         self._looked = 0.0
+        self._listed = 0.0  # when it looked for jobs that were popped for it
         self._checked = 0.0
         self._down_since: float | None = clock() - _RECONNECT_S  # None while Redis is reachable
         self._saved_at = 0.0  # when the last job ended whose end is not in Redis yet
@@ -243,6 +245,7 @@ class Worker:
             # A Redis that died may have popped a job without a reply; or a user moved one by hand.
             for left in self.registry.taken(self.name)[:1]:
                 self._start(left)
+        self._return_strays()
         if self._mailbox.is_waiting or not self._is_open() or not self._look():
             return
         if self._met:
@@ -251,6 +254,18 @@ class Worker:
                 self._start(set_aside)
         if self._is_open():
             self._mailbox.wait_for_job()
+
+    def _return_strays(self) -> None:
+        """Give back jobs that were popped for this worker and that it does not wait for.
+
+        A network that was cut delivers a command late, after its connection was closed. Without
+        this, the job would wait for the end of the running ones, and other workers be idle.
+        """
+        now = time.monotonic()
+        if not self._mailbox.is_waiting and not self._is_open() and now - self._listed > _LOOK_S:
+            self._listed = now
+            if self.registry.taken(self.name):
+                self._reconcile()
 
     def _look(self) -> bool:
         """Return whether jobs may be taken; once per second, look for those that were set aside."""

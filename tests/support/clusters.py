@@ -42,20 +42,28 @@ class Cluster:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
-        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.url = f"redis://127.0.0.1:{self.port}/0"  # for this process
         self._redis: subprocess.Popen[bytes] | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._set_up()
         self.start_redis()
         self.client = self._client()
+
+    def _set_up(self) -> None:
+        """Prepare what else it needs, before Redis starts."""
+
+    def _redis_command(self) -> list[str]:
+        return [find_binary(None), "--port", str(self.port), "--bind", "127.0.0.1"]
 
     def start_redis(self) -> None:
         """Start Redis, again after it was killed."""
         data = self.folder / "redis"
         data.mkdir(exist_ok=True)
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(data)]
-        options += ["--appendonly", "yes", "--appendfsync", "always", "--save", ""]
+        options = ["--dir", str(data), "--appendonly", "yes", "--appendfsync", "always"]
         self._redis = subprocess.Popen(
-            [find_binary(None), *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*self._redis_command(), *options, "--save", ""],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
 
         def answers() -> bool:
@@ -64,6 +72,11 @@ class Cluster:
             return False
 
         wait_until(answers)
+
+    def kill_redis(self) -> None:
+        assert self._redis is not None
+        self._redis.kill()
+        self._redis.wait()
 
     def _client(self) -> Client:
         models = (ModelConfig(name="tiny", path=str(self.model)),)
@@ -91,16 +104,24 @@ class Cluster:
 
         `source`: a folder with another version. `port`: of a proxy to Redis.
         """
-        workers = "train-0=train,threads=1;infer-0=infer,isolation=resident,slots=4,threads=1"
-        environ = {n: text for n, text in os.environ.items() if not n.startswith("WARMD_")}
-        url = f"redis://127.0.0.1:{port or self.port}/0"
-        environ |= {"WARMD_HOME": str(self.home(name).path), "WARMD_REDIS_URL": url}
-        environ |= {"WARMD_WORKERS": workers, "WARMD_MODELS": f"tiny={self.model}"}
+        environ = self._environ(name, f"redis://127.0.0.1:{port or self.port}/0")
         if source is not None:
             environ["PYTHONPATH"] = str(source)
+        return self._start(name, environ, [sys.executable, "-m", "warmd.cli", command, *options])
+
+    def _environ(self, name: str, url: str) -> dict[str, str]:
+        """The environment of a node that reaches Redis at `url`."""
+        workers = "train-0=train,threads=1;infer-0=infer,isolation=resident,slots=4,threads=1"
+        environ = {n: text for n, text in os.environ.items() if not n.startswith("WARMD_")}
+        environ |= {"WARMD_HOME": str(self.home(name).path), "WARMD_REDIS_URL": url}
+        return environ | {"WARMD_WORKERS": workers, "WARMD_MODELS": f"tiny={self.model}"}
+
+    def _start(
+        self, name: str, environ: dict[str, str], command: list[str]
+    ) -> subprocess.Popen[bytes]:
         with open(self.folder / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "warmd.cli", command, *options],
+                command,
                 env=environ,
                 stdout=log,
                 stderr=log,
@@ -117,12 +138,12 @@ class Cluster:
         wanted = self.name_of(name)
         return next((node for node in self.client.nodes() if node.name == wanted), None)
 
-    def wait_ready(self, *names: str) -> None:
+    def wait_ready(self, *names: str, timeout_s: float = 90.0) -> None:
         def are_ready() -> bool:
             found = [self.seen(name) for name in names]
             return all(node is not None and node.state == "ready" for node in found)
 
-        wait_until(are_ready, timeout_s=90)
+        wait_until(are_ready, timeout_s=timeout_s)
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
@@ -172,8 +193,7 @@ class Cluster:
         for process in self._processes:
             kill_tree(process)
         if self._redis is not None:
-            self._redis.kill()
-            self._redis.wait()
+            self.kill_redis()
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:

@@ -1,0 +1,219 @@
+"""Machines with networks that break and clocks that disagree: nothing is lost or done twice."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from daemons import gone
+from machines import HUB, Machines, check_tools, machines
+from waiting import wait_until
+
+from warmd.daemon.queue.lease import LEASE_S
+from warmd.jobs import spec_class
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+EVERYWHERE = ("first", "second", "third")
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_model: Path) -> Iterator[Machines]:
+    """Three machines whose nodes run, for all tests that leave them so."""
+    check_tools()
+    with machines(tiny_model) as made:
+        for name in EVERYWHERE:
+            made.boot(name, keep_answers="5m")
+        made.wait_ready(*EVERYWHERE, timeout_s=240)  # they share the processor with each other
+        yield made
+
+
+@pytest.fixture
+def network(shared: Machines) -> Iterator[Machines]:
+    yield shared
+    for name in EVERYWHERE:
+        shared.cable(name, "up")
+        if shared.has_ended(name):
+            shared.boot(name, keep_answers="5m")
+    shared.wait_ready(*EVERYWHERE)
+
+
+def machine_of(network: Machines, job_id: str) -> str:
+    """The machine whose worker runs a job."""
+    worker = network.client.job(job_id)["worker"]
+    by_key = {network.home(name).key: name for name in EVERYWHERE}
+    return by_key[worker.split(":")[1]]
+
+
+def horses(network: Machines, name: str, job_id: str) -> list[psutil.Process]:
+    """The processes of a machine that write the log of a job."""
+    log = str(network.runs / job_id / "log.txt")
+    found = []
+    for process in network.processes(name):
+        paths = {str(path) for path in _open_files(process.pid)}
+        if log in paths:
+            found.append(process)
+    return found
+
+
+def _open_files(pid: int) -> Iterator[Path]:
+    try:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            yield link.readlink()
+    except OSError:  # it has just ended
+        return
+
+
+def is_exact(network: Machines, job_id: str) -> bool:
+    """Whether the job has reported each of its steps once."""
+    steps = [event["step"] for event in network.events(job_id, "step")]
+    return bool(steps) and steps == list(range(1, len(steps) + 1))
+
+
+def begin(network: Machines, **options: Any) -> tuple[str, str]:
+    """Submit a long job; return it and its machine once it has a checkpoint."""
+    job_id = network.submit(**{"epochs": 12, **options})
+    wait_until(lambda: network.events(job_id, "checkpoint"), timeout_s=120)
+    return job_id, machine_of(network, job_id)
+
+
+def test_times_go_by_the_clock_of_redis_whatever_the_clocks_of_machines_say(network: Machines):
+    begun = time.time()
+    code, job_id = network.run(
+        "third", "submit", "infer", "1 and 2", "--model", "tiny", "--in", "2s"
+    )
+    assert code == 0, job_id
+    jobs = [job_id.strip()]
+    for number in range(9):  # so that each machine has some
+        values = {"prompt": f"{number} and 2", "model": "tiny", "max_tokens": 4}
+        jobs.append(network.client.submit(spec_class("infer").parse(values)))
+    for one in jobs:
+        job = network.wait(one)
+        assert job["status"] == "finished", job["error"]
+        for moment in ("created_at", "enqueued_at", "started_at", "ended_at"):
+            assert begun - 1 < job[moment] < time.time() + 1, moment
+        (started,) = network.events(one, "started")
+        assert started["queued_s"] < time.time() - begun
+        for event in network.events(one, "finished"):
+            assert begun - 1 < event["time"] < time.time() + 1
+    assert network.client.job(jobs[0])["started_at"] >= begun + 2
+    # The leader keeps answers for five minutes after their end, also those of the third machine.
+    time.sleep(6)
+    assert len(network.client.jobs(limit=None)) == len(jobs)
+
+
+def test_an_eta_does_not_depend_on_the_clock_of_the_machine(network: Machines):
+    jobs = [network.submit(epochs=4) for _ in EVERYWHERE]
+    seen: dict[str, float] = {}
+
+    def all_seen() -> bool:
+        for job_id in jobs:
+            job = network.client.job(job_id)
+            if job["eta_s"] is not None and job["step"] < job["steps_total"] - 2:
+                seen[job_id] = job["eta_s"]
+        return len(seen) == len(jobs)
+
+    wait_until(all_seen, timeout_s=120)
+    assert all(0 < eta_s < 300 for eta_s in seen.values()), seen
+    assert all(network.wait(job_id)["status"] == "finished" for job_id in jobs)
+
+
+def test_a_machine_that_is_cut_off_ends_its_job_before_another_takes_it(network: Machines):
+    job_id, name = begin(network)
+    (horse,) = horses(network, name, job_id)
+    network.cable(name, "cut")
+    cut_at = time.monotonic()
+    wait_until(lambda: gone(horse), timeout_s=LEASE_S)
+    ended_at = time.monotonic()
+    wait_until(lambda: network.client.job(job_id)["execution"] == 2, timeout_s=60)
+    taken_at = time.monotonic()
+    # Its last renewal may have been a seventh of the lease before the cut.
+    assert LEASE_S * (2 / 3 - 1 / 7) - 1 < ended_at - cut_at < LEASE_S < taken_at - cut_at + 3
+    assert ended_at < taken_at
+    assert machine_of(network, job_id) != name
+    network.cable(name, "up")
+    job = network.wait(job_id, timeout_s=120)
+    assert (job["status"], job["execution"]) == ("finished", 2)
+    assert is_exact(network, job_id)
+    network.wait_ready(name)
+    assert "could not renew its lease" in network.log(name)
+
+
+@pytest.mark.parametrize("state", ["cut", "deaf", "reset"])
+def test_a_cut_that_is_shorter_than_the_lease_ends_no_job(network: Machines, state: str):
+    job_id, name = begin(network)
+    network.cable(name, state)
+    time.sleep(6)
+    network.cable(name, "up")
+    job = network.wait(job_id, timeout_s=120)
+    assert (job["status"], job["execution"]) == ("finished", 1)
+    assert is_exact(network, job_id)
+
+
+def test_slow_networks_cost_time_and_no_executions(network: Machines):
+    for name in EVERYWHERE:
+        network.cable(name, "up", delay_s=0.1, jitter_s=0.025)  # on each way
+    jobs = [network.submit(epochs=2) for _ in range(6)]
+    for job_id in jobs:
+        job = network.wait(job_id, timeout_s=180)
+        assert (job["status"], job["execution"]) == ("finished", 1)
+        assert is_exact(network, job_id)
+    assert {node.state for node in network.client.nodes()} == {"ready"}
+
+
+def test_redis_that_restarts_while_a_machine_is_cut_off_loses_nothing(network: Machines):
+    job_id, name = begin(network)
+    others = [network.submit(epochs=2) for _ in range(3)]
+    network.cable(name, "cut")
+    network.kill_redis()
+    network.start_redis()
+    for one in (job_id, *others):
+        job = network.wait(one, timeout_s=180)
+        assert job["status"] == "finished", job["error"]
+        assert is_exact(network, one)
+    assert network.client.job(job_id)["execution"] == 2
+
+
+@pytest.mark.parametrize("state", ["cut", "deaf"])
+def test_a_job_that_ends_while_its_machine_is_cut_off_ends_once(network: Machines, state: str):
+    job_id, name = begin(network, epochs=4)
+    total = network.client.job(job_id)["steps_total"]
+    wait_until(lambda: len(network.events(job_id, "step")) >= total - 1, timeout_s=120)
+    network.cable(name, state)
+    wait_until(lambda: network.events(job_id, "finished"), timeout_s=30)
+    result = (network.runs / job_id / "result.json").read_bytes()
+    job = network.wait(job_id, timeout_s=60)
+    assert job["status"] == "finished", job["error"]
+    network.cable(name, "up")
+    network.wait_ready(name)
+    assert len(network.events(job_id, "finished")) == 1
+    assert (network.runs / job_id / "result.json").read_bytes() == result
+    assert is_exact(network, job_id)
+    assert network.client.job(job_id)["status"] == "finished"
+
+
+def test_commands_answer_in_a_line_while_redis_hangs(network: Machines):
+    network.cable("second", "cut")
+    for command in (("nodes",), ("jobs",), ("drain", network.name_of("second"))):
+        begun = time.monotonic()
+        code, output = network.run("second", *command)
+        assert code == 3, output
+        assert re.fullmatch(rf"(Error: )?(no )?Redis at redis://\S*{HUB}\S* .*\n", output), output
+        assert time.monotonic() - begun < 12  # five seconds, and a start on a busy machine
+
+
+def test_a_drained_machine_that_is_cut_off_leaves_when_the_network_is_back(network: Machines):
+    job_id, name = begin(network)
+    network.cable(name, "cut")
+    network.client.drain(network.name_of(name))
+    job = network.wait(job_id, timeout_s=120)
+    assert (job["status"], job["execution"]) == ("finished", 2)
+    assert not network.has_ended(name)  # it cannot know
+    network.cable(name, "up")
+    assert network.wait_off(name, timeout_s=60) == 0
+    assert network.seen(name) is None

@@ -1,0 +1,55 @@
+"""A worker whose connection to Redis breaks at a bad moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from waiting import wait_until
+from workplaces import NAME, Workplace, workplace
+
+from warmd.configs.config import WorkerConfig
+from warmd.daemon.queue import adoption, keys
+from warmd.daemon.queue.jobs import JobStore
+from warmd.daemon.work.preparation import prepare
+
+
+@pytest.fixture
+def place() -> Iterator[Workplace]:
+    with workplace() as made:
+        yield made
+
+
+def pop(place: Workplace, job_id: str) -> None:
+    """Do what a BLMOVE of the worker does, whose connection was closed before it arrived."""
+    queue = place.store.queue("infer").key
+    popped: Any = place.connection.lmove(queue, keys.taken(NAME), "LEFT", "RIGHT")
+    assert popped == job_id.encode()
+
+
+def test_a_job_that_arrives_late_goes_back_to_the_queue_of_a_busy_worker(place: Workplace):
+    with place.zygote() as zygote:
+        running = place.submit()
+        place.worker(slots=1)
+        horse = zygote.fork()
+        assert horse.job_id == running
+        late = place.submit()
+        pop(place, late)
+        queue = place.store.queue("infer").key
+        wait_until(lambda: place.connection.lrange(queue, 0, -1) == [late.encode()], timeout_s=10)
+        assert place.status(running) == "started"
+
+
+def test_a_job_does_not_fail_when_redis_is_lost_between_its_begin_and_its_horse(place: Workplace):
+    job_id = place.submit()
+    adoption.take_over(place.connection, place.client.rundir(job_id))  # Redis is asked whose it is
+    pop(place, job_id)
+    begun = place.store.begin(job_id.encode(), "infer", NAME)
+    assert begun is not None
+    nowhere = JobStore(keys.connect_once("redis://127.0.0.1:1/0"))
+    with pytest.raises(redis.ConnectionError):
+        prepare(nowhere, place.home.runs, NAME, WorkerConfig(name="infer-0", queue="infer"), *begun)
+    # The worker finds, when Redis is back, that it holds a job that it does not run.
+    assert place.registry.reclaim(NAME, "infer") == [job_id]
