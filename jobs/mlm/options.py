@@ -55,6 +55,10 @@ class MlmSpec(RecordsSpec, TrainingSpec):
     )
     compared_by: ClassVar[tuple[str, str]] = ("eval_mlm_loss", "mlm_loss")
     changeable: ClassVar[tuple[str, ...]] = (*TrainingSpec.changeable, "eval_every")
+    of_new_model: ClassVar[tuple[str, ...]] = (
+        *("architecture", "hidden_size", "layers", "heads", "ffn_size"),
+        *("tokenizer", "vocab_size"),
+    )
 
     objective: str = option(
         GRAPH,
