@@ -244,6 +244,7 @@ class Spec:
     is_kept: ClassVar[bool] = False  # whether ended jobs stay that are not of the queue train
     takes_weights: ClassVar[bool] = False  # whether `model` may be a checkpoint (--init-from)
     names_jobs: ClassVar[tuple[str, ...]] = ()  # options whose value is another job
+    of_new_model: ClassVar[tuple[str, ...]] = ()  # options of a job that makes its model
     # Of a kind from outside warmd: the module that has `run`. It is imported once, before the forks
     # of jobs, and may import torch; the module of the Spec must not.
     run_module: ClassVar[str | None] = None

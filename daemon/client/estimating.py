@@ -22,6 +22,7 @@ from ...jobs.bench import rows
 from ...jobs.bench.floor import HARDWARE, Hardware, Limits, ModelSize, StepWork, step_work
 from ...jobs.errors import Conflict, SpecError
 from ...jobs.files.atomic import write_atomic
+from ...jobs.mlm.options import MlmSpec
 from ...jobs.models.adapters import model_folder
 from ...jobs.models.tokenizer_folder import TokenizerFolder
 from ...jobs.models.weight_headers import count_parameters
@@ -51,7 +52,10 @@ _DATA = ("dataset", "data", "max_length", "max_prompt_length")
 
 _SHARE = 0.3  # of the floor's speed that a step reaches, where nothing like it was measured
 _LEAST_SHARE, _MOST_SHARE = 0.02, 0.9
-_LIBRARIES_BYTES = 650e6  # resident in every job: torch and the rest, shared with the zygote
+# Resident in every job: what it touches of torch and the rest, most of it shared with the zygote.
+_LIBRARIES_BYTES = (0.4e9, 0.75e9)
+_STEP_S = (0.001, 0.01, 0.1)  # of Python in a step of any size: least, usual, on a busy machine
+_SCATTER = 0.05  # of the peak of equal jobs
 _HOST_LAYER_S = 2e-5  # start of a layer's operations on a CPU
 _GPU_LAYER_S = 1e-4
 
@@ -146,9 +150,8 @@ class Estimating(ClientConnection):
         if size is not None and work is not None and steps:
             low, high = work[0].memory_bytes(size)[0], work[1].memory_bytes(size)[1]
             if found.peak_bytes is None:
-                found = replace(
-                    found, peak_bytes=_between(low + _LIBRARIES_BYTES, high + _LIBRARIES_BYTES)
-                )
+                least, most = _LIBRARIES_BYTES
+                found = replace(found, peak_bytes=_between(low + least, high + most))
             share = _share(found, work, size, limits)
             hardware = tuple(_on(h, work, size, steps, share) for h in HARDWARE)
             found = replace(found, state_bytes=low, hardware=hardware)
@@ -234,8 +237,11 @@ def _work_of(
 ) -> tuple[tuple[StepWork, StepWork] | None, ModelSize | None]:
     """The work of a step and the sizes of the model, as far as its files tell them."""
     model = document.get("model")
-    if model is None or not isinstance(spec, TrainingSpec):
+    if not isinstance(spec, TrainingSpec):
         return None, None
+    if model is None:
+        size = ModelSize.of_new(spec) if isinstance(spec, MlmSpec) else None
+        return (None, None) if size is None else (step_work(spec, None), size)
     folder = fetch.folder_at_hand(ModelConfig(**model))
     if folder is None:  # it has still to be downloaded
         return None, None
@@ -276,7 +282,10 @@ def _measured(found: JobEstimate, runs: list[_Run], count: int | None) -> JobEst
 
 def _of_all(values: list[int]) -> Amount:
     return Amount(
-        source=MEASURED, value=statistics.median(values), low=min(values), high=max(values)
+        source=MEASURED,
+        value=statistics.median(values),
+        low=min(values) * (1 - _SCATTER),
+        high=max(values) * (1 + _SCATTER),
     )
 
 
@@ -300,13 +309,17 @@ def _share(
 def _computed(
     work: tuple[StepWork, StepWork], size: ModelSize, limits: Limits, steps: int, share: float
 ) -> Amount:
-    """Seconds of all steps by the floor model; from the floor itself to half of the share."""
+    """Seconds of all steps by the floor model; from the floor itself to half of the share.
+
+    What Python takes comes on top; it decides with tiny models.
+    """
     least, most = (steps * part.floor_s(size, limits) for part in work)
+    fixed = [steps * seconds for seconds in _STEP_S]
     return Amount(
         source=COMPUTED,
-        value=(least + most) / 2 / share,
-        low=least / _MOST_SHARE,
-        high=2 * most / share,
+        value=(least + most) / 2 / share + fixed[1],
+        low=least / _MOST_SHARE + fixed[0],
+        high=2 * most / share + fixed[2],
     )
 
 

@@ -21,14 +21,16 @@ from typing import Any
 
 import orjson
 
+from ...configs.queues import TRAIN
 from ...jobs.context import checkpoint_name
-from ...jobs.errors import Conflict, JobFailed, SpecError
+from ...jobs.errors import Conflict, JobFailed, SpecError, Unavailable
 from ...jobs.training.compare import compare_events
 from ..runs import events
 from ..runs.rundir import RunDir
 from .client import Client
 
 _MAX_TRIES = 6  # to kill a job before it ends
+_ABSENT_S = 30.0  # without a worker: a daemon that is restarted is back before that
 _KINDS = (
     ("weights", (".safetensors",)),
     ("optimizer", ("optimizer.pt", "scheduler.pt")),
@@ -65,7 +67,7 @@ def verify(client: Client, job_id: str, *, steps: int, report: Callable[[str], N
     """Run the check; `report` receives its progress. Removes the scratch jobs.
 
     Raises SpecError for a job without steps, JobFailed if a scratch job fails, Conflict if the
-    steps end too soon to be interrupted.
+    steps end too soon to be interrupted, Unavailable if no worker takes them.
     """
     total = client.job(job_id)["steps_total"]
     spec = client.rundir(job_id).read_spec()["spec"]
@@ -74,6 +76,8 @@ def verify(client: Client, job_id: str, *, steps: int, report: Callable[[str], N
     steps = min(steps, total)
     if steps < 2:
         raise SpecError("steps", f"must be at least 2 to be interrupted, got {steps}")
+    if not client.serving(TRAIN):
+        raise _no_worker()
     with _ScratchJobs(client, job_id, report) as scratch:
         straight = scratch.submit(stop_at=steps)
         report(f"{straight}: {steps} steps without interruption")
@@ -116,14 +120,20 @@ class _ScratchJobs:
         return job_id
 
     def wait(self, job_id: str) -> None:
-        """Wait until the job has reached its last requested step. Raises JobFailed."""
+        """Wait until the job has reached its last requested step.
+
+        Raises JobFailed, and Unavailable where the last worker has left.
+        """
         has_reported = False
+        absent_since: float | None = None
         for event in self._client.follow(job_id):
-            if (
-                event is None
-                and not has_reported
-                and self._client.job(job_id)["status"] == "queued"
-            ):
+            if event is not None or self._client.job(job_id)["status"] != "queued":
+                absent_since = None
+            elif not self._client.serving(TRAIN):
+                absent_since = absent_since or time.monotonic()
+                if time.monotonic() - absent_since > _ABSENT_S:
+                    raise _no_worker()
+            elif not has_reported:
                 self._report(f"{job_id}: waits for a free worker")
                 has_reported = True
         job = self._client.job(job_id)
@@ -162,6 +172,13 @@ class _ScratchJobs:
             pass
         self._client.remove(job_id)
         self._ids.remove(job_id)
+
+
+def _no_worker() -> Unavailable:
+    return Unavailable(
+        f"no worker takes jobs of the queue {TRAIN}: start a daemon that has one, for example with "
+        f"`warmd start --workers train-0={TRAIN}`; `warmd nodes` lists the daemons"
+    )
 
 
 def _verdict(straight: RunDir, broken: RunDir, steps: int) -> Verdict:

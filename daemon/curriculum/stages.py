@@ -228,7 +228,8 @@ def _training(
     runs: Path, folder: CurriculumFolder, plan: Curriculum, state: State, attempt: Attempt
 ) -> dict[str, Any]:
     """The spec.json of an attempt: that of the stage, from the weights of the stage before."""
-    document = _on_weights(runs, plan.stages[attempt.stage].document, state.begin_of(attempt.stage))
+    document = plan.stages[attempt.stage].document
+    document = _on_weights(runs, plan.kind, document, state.begin_of(attempt.stage))
     if attempt.number:
         first = next(a.job for a in state.attempts if a.stage == attempt.stage)
         rate = _learning_rate(RunDir(runs / first)) / 2**attempt.number
@@ -249,19 +250,24 @@ def _evaluation(
     one = next(found for found in attempt.rounds if job_id in _ids(found))
     is_after = job_id == one.after
     weights = attempt.job if is_after else state.begin_of(attempt.stage)
-    document = _on_weights(runs, plan.gate, weights)
+    document = _on_weights(runs, _EVAL, plan.gate, weights)
     against = one.before if is_after else None
     changes = {"samples": one.questions, "against": against}
     return {**document, "spec": {**document["spec"], **changes}}
 
 
-def _on_weights(runs: Path, document: Mapping[str, Any], job_id: str | None) -> dict[str, Any]:
-    """Return a spec.json on the final model of a job; None: on its own model."""
+def _on_weights(
+    runs: Path, kind: str, document: Mapping[str, Any], job_id: str | None
+) -> dict[str, Any]:
+    """Return a spec.json on the final model of a job; None: on its own model, or a new one."""
     if job_id is None:
         return dict(document)
     model = ModelConfig(name=job_id, path=str(runs / job_id / "model")).__dict__
     found = {name: value for name, value in document.items() if name != "init_from"}
-    return {**found, "spec": {**document["spec"], "model": job_id}, "model": model}
+    spec = spec_class(kind)
+    # A model that exists has these already.
+    changes = {name: spec.options()[name].default for name in spec.of_new_model}
+    return {**found, "spec": {**document["spec"], **changes, "model": job_id}, "model": model}
 
 
 def _learning_rate(rundir: RunDir) -> float:

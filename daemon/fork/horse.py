@@ -29,6 +29,7 @@ from ...jobs.compute.allocator import keep_freed_memory
 from ...jobs.context import Context
 from ...jobs.errors import JobFailed, Stopped, WarmdError
 from ...jobs.files.atomic import release
+from ...jobs.models import chat_templates
 from ...jobs.user_code import tracebacks
 from ...jobs.user_code.modules import own_modules
 from ..host.channel import Channel, check_size
@@ -197,6 +198,7 @@ def _end_processes() -> None:
     Otherwise one of them could write to the run directory after the job is resumed.
     """
     gc.collect()  # ends unreferenced multiprocessing pools, which restart killed workers
+    chat_templates.end_processes()
     ended = end_descendants()
     if ended:
         log.warning("killed %d processes that the job had left running", ended)

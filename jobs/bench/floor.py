@@ -8,14 +8,14 @@ its floor is measured or assumed by the caller. Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import fmean
 from typing import Any
 
 from ..dpo.options import DpoSpec
 from ..grpo.options import GrpoSpec
-from ..mlm.options import MlmSpec
+from ..mlm.options import CODE_GRAPH, CODE_GRAPH_SIZES, MlmSpec, read_architecture
 from ..training.options import TrainingSpec
 from ..training.row_options import RowTrainingSpec
 
@@ -110,6 +110,25 @@ class ModelSize:
             intermediate_size=inner,
             vocab_size=vocabulary if isinstance(vocabulary, int) else 0,
         )
+
+    @classmethod
+    def of_new(cls, spec: MlmSpec) -> ModelSize | None:
+        """The sizes of the model that an MLM job makes; None where its architecture lacks one.
+
+        Parameters: four matrices of attention and two of the feed-forward network per layer, token
+        and position embeddings, and two heads with weights of their own for code-graph.
+        """
+        is_graph = spec.architecture == CODE_GRAPH
+        config = {**(CODE_GRAPH_SIZES if is_graph else read_architecture(spec.architecture))}
+        config |= {"vocab_size": config.get("vocab_size", spec.vocab_size)} | spec.sizes
+        found = cls.of(config, 0, lora=None)
+        if found is None:
+            return None
+        width, inner = found.hidden_size, found.intermediate_size
+        tokens = found.vocab_size * (3 if is_graph else 1)
+        tokens += config.get("max_position_embeddings") or 0
+        parameters = found.layers * (4 * width * width + 2 * width * inner) + tokens * width
+        return replace(found, parameters=parameters, trained=parameters)
 
     @property
     def head(self) -> int:

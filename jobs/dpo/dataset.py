@@ -18,7 +18,8 @@ from typing import Any, Self
 from ..data.lengths import Lengths
 from ..errors import JobFailed
 from ..files import jsonl
-from ..models.chat_templates import NO_TEMPLATE
+from ..models import chat_templates
+from ..models.chat_templates import NO_TEMPLATE, ChatTemplate
 from ..training.rows import Messages, RowSource, ended_by_assistant
 
 
@@ -233,15 +234,13 @@ class Tokenization:
             return ids
         if not self.tokenizer.chat_template:
             raise JobFailed(": ".join(NO_TEMPLATE))
-        try:
-            ids = self.tokenizer.apply_chat_template(
-                content,
-                tokenize=True,
-                return_dict=True,
-                add_generation_prompt=add_generation_prompt,
-            )["input_ids"]
-        except Exception as error:  # a template is a program: it raises anything
-            raise JobFailed(f"{row.place.text}: the chat template says: {error}") from error
+        text = chat_templates.render(
+            ChatTemplate.of(self.tokenizer),
+            content,
+            field=row.place.text,
+            add_generation_prompt=add_generation_prompt,
+        )
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
 

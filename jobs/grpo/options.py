@@ -422,7 +422,7 @@ class GrpoSpec(RecordsSpec, RewardsSpec, EvaluatedSpec, SamplingSpec, LossSpec):
     def _texts(
         self,
         found: Sequence[problems.Problem],
-        template: chat_templates.FolderTemplate | None,
+        template: chat_templates.ChatTemplate | None,
         until: float,
     ) -> Iterator[tuple[int, str]]:
         """Yield the row and the text of each prompt, while there is time.

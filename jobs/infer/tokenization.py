@@ -11,6 +11,7 @@ from ..engine.image_tokens import insert_image_tokens
 from ..engine.request import Image
 from ..errors import JobFailed
 from ..models import chat_templates
+from ..models.chat_templates import ChatTemplate
 from . import chat_messages
 from .options import MAX_TOKENS, InferSpec
 
@@ -32,7 +33,8 @@ def encode(spec: InferSpec, warm: WarmModel, prompt: Prompt) -> tuple[list[int],
         chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         chat, urls = chat_messages.split(chat_messages.with_system(chat, spec.system))
         # The template writes the special tokens itself.
-        ids = _tokens(warm, chat_templates.render(warm.tokenizer, chat), add_special_tokens=False)
+        text = chat_templates.render(ChatTemplate.of(warm.tokenizer), chat)
+        ids = _tokens(warm, text, add_special_tokens=False)
     if not ids:
         raise JobFailed("prompt: it has no tokens")
     budget = images.Budget(thumbnail=spec.thumbnail, max_pixels=spec.max_pixels)

@@ -30,7 +30,9 @@ STDLIB = "stdlib"
 TEXT, GRAPH = "mlm", "mlm+mnm"
 CODE_GRAPH_SIZES = {  # of the encoder's configuration, which needs torch
     "hidden_size": 768,
+    "num_hidden_layers": 12,
     "num_attention_heads": 12,
+    "intermediate_size": 3072,
     "max_position_embeddings": 4096,
 }
 MIN_GRAPH = 64  # tokens in which code and graph have room
@@ -53,6 +55,10 @@ class MlmSpec(RecordsSpec, TrainingSpec):
     )
     compared_by: ClassVar[tuple[str, str]] = ("eval_mlm_loss", "mlm_loss")
     changeable: ClassVar[tuple[str, ...]] = (*TrainingSpec.changeable, "eval_every")
+    of_new_model: ClassVar[tuple[str, ...]] = (
+        *("architecture", "hidden_size", "layers", "heads", "ffn_size"),
+        *("tokenizer", "vocab_size"),
+    )
 
     objective: str = option(
         GRAPH,

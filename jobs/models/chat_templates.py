@@ -1,149 +1,191 @@
-"""Chat templates (Jinja programs of a model), rendered within a time limit.
+"""Chat templates (Jinja programs of a model), rendered within limits on time and memory.
 
-A job renders with its tokenizer. Before a job is queued there is none, since transformers takes
-seconds to import: FolderTemplate renders what a model folder holds, in the same environment.
+Rendering happens in a process of its own (template_renderer.py): one operation of a template, such
+as `'a' * 10**10`, can take all memory, and a thread cannot be interrupted in it. The process stays
+for the next chats, so one costs a fraction of a millisecond.
 """
 
 from __future__ import annotations
 
-import ctypes
+import atexit
 import json
+import subprocess
+import sys
 import threading
-from concurrent.futures import Future
-from datetime import datetime
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from select import select
+from typing import Any
 
 from ..errors import JobFailed
 
 LIMIT_S = 10.0  # a template takes milliseconds
+_START_S = 30.0  # for the process to start, on a busy machine
 
 NO_TEMPLATE = ("chat_template", "the tokenizer of this model has none")  # option, problem
+
+_MOST_PROCESSES = 4  # that render at the same time
+_MODULE = f"{__package__}.template_renderer"
 
 Chat = list[dict[str, Any]]
 
 
-class Renders(Protocol):
-    """A tokenizer, or what renders as one does."""
+@dataclass(frozen=True)
+class ChatTemplate:
+    """The source of a template, and the special tokens by their names, such as eos_token."""
 
-    def apply_chat_template(
-        self, conversation: Chat, /, *, add_generation_prompt: bool, tokenize: bool
-    ) -> Any: ...
+    source: str
+    special_tokens: Mapping[str, str]
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> ChatTemplate:
+        """The template that a tokenizer of transformers uses for a chat without tools."""
+        return cls(tokenizer.get_chat_template(), tokenizer.special_tokens_map)
 
 
 class TooSlow(JobFailed):
     """A template that takes longer than its limit."""
 
 
-class _TimeIsUp(SystemExit):
-    """Ends a thread; threads report nothing of a SystemExit."""
-
-
-def render(
-    tokenizer: Renders, chat: Chat, *, field: str = "messages", limit_s: float | None = None
-) -> str:
-    """Return a chat as the tokenizer's template has it, up to where the answer begins.
-
-    `field` opens the message of an error. `limit_s` defaults to LIMIT_S. Raises TooSlow after
-    that time, and JobFailed for what the template raises.
-    """
-    limit_s = LIMIT_S if limit_s is None else limit_s
-    rendered: Future[str] = Future()
-    # In a separate thread, because the exception that ends it may arrive late.
-    thread = threading.Thread(
-        target=_render, args=(tokenizer, chat, rendered), name="chat template", daemon=True
-    )
-    thread.start()
-    try:
-        return rendered.result(limit_s)
-    except TimeoutError as error:
-        _end(thread)
-        raise TooSlow(f"{field}: the chat template takes longer than {limit_s:g} s") from error
-    except Exception as error:  # "roles must alternate", say; a program raises anything
-        raise JobFailed(f"{field}: the chat template says: {_in_words(error)}") from error
-
-
-class FolderTemplate:
-    """The chat template of a model folder, rendered as transformers does, but without it."""
-
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        """`special_tokens`: by the names that templates have for them, such as eos_token.
-
-        Raises jinja2.TemplateError for what is not a template.
-        """
-        self._template = _environment().from_string(source)
-        self._special_tokens = special_tokens
-
-    def apply_chat_template(
-        self, conversation: Chat, /, *, add_generation_prompt: bool, tokenize: bool
-    ) -> str:
-        assert not tokenize
-        text: str = self._template.render(
-            messages=conversation,
-            tools=None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **self._special_tokens,
-        )
-        return text
+class TooLarge(JobFailed):
+    """A template that needs more memory than its limit, or writes too long a text."""
 
 
 class Refused(Exception):
-    """A template called raise_exception. The tokenizer's own raises a TemplateError."""
+    """A template called raise_exception."""
 
 
-def _environment() -> Any:
-    """Return a Jinja environment equal to that of transformers (utils/chat_template_utils.py)."""
-    from jinja2 import nodes
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def render(
+    template: ChatTemplate,
+    chat: Chat,
+    *,
+    field: str = "messages",
+    limit_s: float | None = None,
+    add_generation_prompt: bool = True,
+) -> str:
+    """Return a chat as its template has it, by default up to where the answer begins.
 
-    class Generation(Extension):
-        """{% generation %} marks what an assistant wrote; its body is rendered as it stands."""
-
-        tags = {"generation"}  # noqa: RUF012  (as jinja2 declares it)
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def raise_exception(message: str) -> None:
-        raise Refused(message)
-
-    def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-    def strftime_now(format: str) -> str:
-        return datetime.now().strftime(format)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
-    return environment
-
-
-def _render(tokenizer: Renders, chat: Chat, rendered: Future[str]) -> None:
-    try:
-        text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    except BaseException as error:
-        rendered.set_exception(error)
-    else:
-        rendered.set_result(text)
+    `field` opens the message of an error. `limit_s` defaults to LIMIT_S. Raises TooSlow, TooLarge,
+    and JobFailed for what the template raises, whose cause is Refused if it refuses the chat.
+    """
+    limit_s = LIMIT_S if limit_s is None else limit_s
+    request = {
+        "source": template.source,
+        "special_tokens": dict(template.special_tokens),
+        "chat": chat,
+        "add_generation_prompt": add_generation_prompt,
+        "limit_s": limit_s + 1,
+    }
+    with _processes.one() as process:
+        try:
+            answer = process.answer(request, limit_s)
+        except TimeoutError as error:
+            raise TooSlow(f"{field}: the chat template takes longer than {limit_s:g} s") from error
+        except EOFError as error:
+            raise JobFailed(f"{field}: the process of the chat template ended: {error}") from error
+    if "text" in answer:
+        text: str = answer["text"]
+        return text
+    if "memory" in answer:
+        raise TooLarge(f"{field}: the chat template {answer['memory']}")
+    said = answer.get("refused", answer.get("error"))
+    error = JobFailed(f"{field}: the chat template says: {said}")
+    raise error from (Refused(said) if "refused" in answer else None)
 
 
-def _end(thread: threading.Thread) -> None:
-    """Raise _TimeIsUp in a thread, at the next step of its Python."""
-    assert thread.ident is not None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread.ident), ctypes.py_object(_TimeIsUp)
-    )
+def end_processes() -> None:
+    """End the processes that wait for the next chat."""
+    _processes.end()
 
 
-def _in_words(error: Exception) -> str:
-    import jinja2
+class _Process:
+    """A process that renders."""
 
-    if isinstance(error, jinja2.TemplateError | Refused):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", _MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="ascii",
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
+        self._is_last = False
+
+    @property
+    def is_usable(self) -> bool:
+        return not self._is_last and self._process.poll() is None
+
+    def answer(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """Raises TimeoutError after the limit, EOFError where the process ends."""
+        with suppress(BrokenPipeError):  # it has ended, as its output will show
+            self._input.write(json.dumps(request) + "\n")
+            self._input.flush()
+        answer = self._line(limit_s)
+        self._is_last = answer.pop("is_last")
+        return answer
+
+    def wait_until_ready(self) -> None:
+        """Raises TimeoutError and EOFError."""
+        self._line(_START_S)
+
+    def _line(self, limit_s: float) -> dict[str, Any]:
+        if not select([self._output], [], [], limit_s)[0]:
+            raise TimeoutError
+        line = self._output.readline()
+        if not line.endswith("\n"):
+            raise EOFError(f"exit code {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def end(self) -> None:
+        self._process.kill()
+        with suppress(BrokenPipeError), self._process:  # closes the pipes and waits
+            pass
+
+
+class _Processes:
+    """The processes of this process: as many as render at the same time, and one that waits."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free = threading.BoundedSemaphore(_MOST_PROCESSES)
+        self._waiting: list[_Process] = []
+
+    @contextmanager
+    def one(self) -> Iterator[_Process]:
+        """Yield a process for one request. It is ended if the block raises."""
+        with self._free:
+            process = self._taken()
+            try:
+                yield process
+            except BaseException:
+                process.end()
+                raise
+            with self._lock:
+                if not self._waiting and process.is_usable:
+                    self._waiting.append(process)
+                    return
+            process.end()
+
+    def _taken(self) -> _Process:
+        with self._lock:
+            while self._waiting:
+                process = self._waiting.pop()
+                if process.is_usable:
+                    return process
+                process.end()
+        process = _Process()
+        process.wait_until_ready()
+        return process
+
+    def end(self) -> None:
+        with self._lock:
+            while self._waiting:
+                self._waiting.pop().end()
+
+
+_processes = _Processes()
+atexit.register(end_processes)

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from .chat_templates import FolderTemplate
+from .chat_templates import ChatTemplate
 
 _MOST_CHARACTERS = 100_000  # of one that are looked at
 
@@ -33,15 +33,10 @@ class TokenizerFolder:
         is_there = any((self._folder / name).exists() for name in files)
         return bool(config) and not config.get("chat_template") and not is_there
 
-    def chat_template(self) -> FolderTemplate | None:
-        """The chat template; None where there is none that renders without transformers."""
+    def chat_template(self) -> ChatTemplate | None:
+        """The chat template; None where there is none."""
         source = self._template_source()
-        if source is None:
-            return None
-        try:
-            return FolderTemplate(source, self._special_tokens())
-        except Exception:  # the template's compiler; the job will say so
-            return None
+        return None if source is None else ChatTemplate(source, self._special_tokens())
 
     def counter(self) -> Callable[[str], int] | None:
         """Return what counts the tokens of a text, not special ones; None: no tokenizer.json."""

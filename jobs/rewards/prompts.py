@@ -116,4 +116,5 @@ def _text(problem: Problem, messages: list[dict[str, str]] | None, tokenizer: An
         return problem.prompt
     if not tokenizer.chat_template:
         raise JobFailed(": ".join(chat_templates.NO_TEMPLATE))
-    return chat_templates.render(tokenizer, messages, field=field_of(problem))
+    template = chat_templates.ChatTemplate.of(tokenizer)
+    return chat_templates.render(template, messages, field=field_of(problem))

@@ -14,7 +14,7 @@ Tokens are those of TRL's SFTTrainer. Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import orjson
@@ -22,7 +22,8 @@ import orjson
 from ..data.lengths import Lengths
 from ..errors import JobFailed
 from ..files import jsonl
-from ..models.chat_templates import NO_TEMPLATE
+from ..models import chat_templates
+from ..models.chat_templates import NO_TEMPLATE, ChatTemplate
 from ..training.options import DEFAULT_TEMPLATE
 from ..training.rows import Messages, RowSource, ended_by_assistant
 
@@ -175,12 +176,7 @@ class Tokenization:
             return self._text_example(row.prompt, row.learned)
         if not self.tokenizer.chat_template:
             raise JobFailed(": ".join(NO_TEMPLATE))
-        try:
-            return self._chat_example(row.prompt, row.learned)
-        except JobFailed:
-            raise
-        except Exception as error:  # a template is a program: it raises anything
-            raise JobFailed(f"{row.place.text}: the chat template says: {error}") from error
+        return self._chat_example(row.prompt, row.learned, row.place.text)
 
     def _text_example(self, prompt: Any, learned: str) -> Example:
         end = self.tokenizer.eos_token
@@ -192,27 +188,22 @@ class Tokenization:
         ids = self.tokenizer(text=prompt + learned)["input_ids"]
         return Example(ids, self._labels(ids, alone))
 
-    def _chat_example(self, prompt: Any, learned: Messages) -> Example:
-        done = self.tokenizer.apply_chat_template(
-            (prompt or []) + learned,
-            tokenize=True,
-            return_dict=True,
-            return_assistant_tokens_mask=self.assistant_only_loss,
-            chat_template=self.training_template,
-        )
-        ids: list[int] = done["input_ids"]
+    def _chat_example(self, prompt: Any, learned: Messages, field: str) -> Example:
+        chat = (prompt or []) + learned
+        ids = self._chat_ids(chat, field)
         labels = list(ids)
         if prompt is not None:
-            alone = self.tokenizer.apply_chat_template(
-                prompt,
-                tokenize=True,
-                return_dict=True,
-                add_generation_prompt=True,
-                chat_template=self.training_template,
-            )["input_ids"]
+            alone = self._chat_ids(prompt, field, add_generation_prompt=True)
             labels = self._labels(ids, alone)
         if self.assistant_only_loss:
-            mask = done.get("assistant_masks", [])
+            # The template has just rendered this chat within its limits.
+            mask = self.tokenizer.apply_chat_template(
+                chat,
+                tokenize=True,
+                return_dict=True,
+                return_assistant_tokens_mask=True,
+                chat_template=self.training_template,
+            ).get("assistant_masks", [])
             if 1 not in mask:
                 raise JobFailed(
                     "assistant_only_loss: must be false for this model: its chat template does not "
@@ -220,6 +211,18 @@ class Tokenization:
                 )
             labels = [label if bit else IGNORED for label, bit in zip(labels, mask, strict=True)]
         return Example(ids, labels)
+
+    def _chat_ids(
+        self, chat: Messages, field: str, *, add_generation_prompt: bool = False
+    ) -> list[int]:
+        template = ChatTemplate.of(self.tokenizer)
+        if self.training_template is not None:
+            template = replace(template, source=self.training_template)
+        text = chat_templates.render(
+            template, chat, field=field, add_generation_prompt=add_generation_prompt
+        )
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
 
     def _labels(self, ids: list[int], prompt: Iterable[int]) -> list[int]:
         if not self.completion_only_loss:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..context import Context, WarmModel
 from ..errors import JobFailed
+from ..models import chat_templates
 from ..models.architectures import check_can_generate
+from ..models.chat_templates import ChatTemplate
 from ..training import row_job
 from ..training.lengths import most_tokens_of_a_row
 from ..training.tokens import Examples
@@ -71,6 +73,8 @@ def _training_template(tokenizer: Any) -> str | None:
 
     if not tokenizer.chat_template or has_generation_markers(tokenizer.chat_template):
         return None
+    # TRL renders without limits.
+    chat_templates.render(ChatTemplate.of(tokenizer), [{"role": "user", "content": "a"}])
     try:
         found: str | None = get_training_chat_template(tokenizer)
     except Exception as error:  # it renders the template, which raises anything

@@ -13,6 +13,8 @@ from transformers import AutoTokenizer
 
 from warmd.jobs.errors import SpecError
 from warmd.jobs.grpo.options import GrpoSpec
+from warmd.jobs.models import chat_templates
+from warmd.jobs.models.chat_templates import ChatTemplate
 from warmd.jobs.models.tokenizer_folder import TokenizerFolder
 
 
@@ -150,8 +152,10 @@ def test_a_template_that_cannot_be_rendered_in_time_is_left_to_the_job(
         "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
         "{{ ns.n }} {{ dict(a=1) }} {{ tools is none }} {{ documents is none }}"
         "{{ strftime_now('%Y') }}{{ messages | tojson(indent=2) }}",
+        "{% set ns = namespace(self=1, b=dict.fromkeys('ab', 2)) %}{{ ns.self }}{{ ns.b }}"
+        "{% for m in messages %}{{ m }}{{ m.thinking }}{{ m.tool_calls is defined }}{% endfor %}",
     ],
-    ids=["turns", "generation", "globals"],
+    ids=["turns", "generation", "globals", "reasoning"],
 )
 @pytest.mark.parametrize("form", ["jinja", "config", "named"])
 def test_a_folder_renders_its_template_as_transformers_does(tiny_model, tmp_path, template, form):
@@ -166,10 +170,13 @@ def test_a_folder_renders_its_template_as_transformers_does(tiny_model, tmp_path
         (model / "tokenizer_config.json").write_text(json.dumps(config))
     chat = [
         {"role": "system", "content": "<brief> & ä"},
-        {"role": "user", "content": "1+1\n"},
+        {"role": "user", "content": "1+1\n", "tool_calls": None},
+        {"role": "user", "content": "", "reasoning": "2"},
     ]
     how: Any = {"add_generation_prompt": True, "tokenize": False}
     found = TokenizerFolder(model).chat_template()
     assert found is not None
-    expected = AutoTokenizer.from_pretrained(model).apply_chat_template(chat, **how)
-    assert found.apply_chat_template(chat, **how) == expected
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    expected = tokenizer.apply_chat_template(chat, **how)
+    assert chat_templates.render(found, chat) == expected
+    assert chat_templates.render(ChatTemplate.of(tokenizer), chat) == expected

@@ -12,9 +12,13 @@ import orjson
 import pytest
 import torch
 from daemons import Daemon
+from desks import Desk
 from safetensors.torch import save_file
 from shell import warmd
 
+from warmd.daemon.client import verify_resume
+from warmd.daemon.queue.nodes import READY, NodeRecord, NodeRegistry
+from warmd.jobs.errors import Unavailable
 from warmd.jobs.training.compare import compare_checkpoints, compare_events
 
 COMPARED = [
@@ -26,8 +30,13 @@ COMPARED = [
     "events of the steps",
 ]
 
+RECORD = NodeRecord(
+    machine="here", version="0", schema=1, labels={}, queues={"train": 1}, pid=1, home="",
+    state=READY, jobs=[], jobs_taken=0,
+)  # fmt: skip
 
-def jobs_of(daemon: Daemon) -> tuple[set[str], set[str]]:
+
+def jobs_of(daemon: Daemon | Desk) -> tuple[set[str], set[str]]:
     """The jobs that the disk knows of, and those that the server does."""
     known = {job["id"] for job in daemon.client.jobs()}
     return {path.name for path in daemon.home.runs.iterdir()}, known
@@ -63,6 +72,39 @@ def test_a_job_that_is_not_deterministic_is_detected(shared_daemon):
     assert verdicts["other files"] == "equal"
     assert "is not exact" in lines[7]
     assert jobs_of(shared_daemon) == before
+
+
+def test_without_a_worker_the_verification_says_what_is_missing(desk):
+    job_id = desk.submit()
+    desk.begin().finish({})
+    before = jobs_of(desk)
+    refusal = desk.warmd("verify-resume", job_id)
+    assert refusal.is_refusal(3)
+    assert refusal.err == (
+        "Error: no worker takes jobs of the queue train: start a daemon that has one, for example "
+        "with `warmd start --workers train-0=train`; `warmd nodes` lists the daemons\n"
+    )
+    assert jobs_of(desk) == before
+
+
+def test_a_verification_ends_when_the_last_worker_leaves(desk, monkeypatch):
+    monkeypatch.setattr(verify_resume, "_ABSENT_S", 1.0)
+    job_id = desk.submit()
+    desk.begin().finish({})
+    nodes = NodeRegistry(desk.client.connection)
+    nodes.beat("here", RECORD)
+    said: list[str] = []
+
+    def report(line: str) -> None:
+        said.append(line)
+        if "waits for a free worker" in line:
+            nodes.remove("here")
+
+    before = jobs_of(desk)
+    with pytest.raises(Unavailable, match="no worker takes jobs of the queue train"):
+        verify_resume.verify(desk.client, job_id, steps=4, report=report)
+    assert said[-1].endswith("waits for a free worker")
+    assert jobs_of(desk) == before
 
 
 def test_unverifiable_jobs_are_refused(shared_daemon):

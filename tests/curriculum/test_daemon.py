@@ -8,6 +8,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import mlm_jobs
+import orjson
 import pytest
 from daemons import Daemon
 from waiting import wait_until
@@ -20,19 +22,40 @@ WORKERS = (
     WorkerConfig(name="train-0", queue="train", threads=1),
     WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=4, threads=1),
 )
+# Of each kind: a learning rate that does no harm; the records of both stages; one that ruins it.
+STAGES = {
+    "grpo": (3e-4, (6, 20), 0.05),
+    "sft": (3e-4, (24, 160), 0.9),
+    "dpo": (1e-5, (24, 160), 0.9),
+}
 
 
-def submit(daemon: Daemon) -> str:
+def sums(kind: str, path: Path) -> dict[str, Any]:
+    """Options of a kind: the data is sums, of two numbers below 50."""
+    if kind == "grpo":
+        return {}
+    rows: list[dict[str, Any]] = []
+    for n in range(240):
+        one, other = n % 49 + 1, n * 7 % 50
+        right, wrong = str(one + other), str(one + other + 1)
+        answers = {"completion": right} if kind == "sft" else {"chosen": right, "rejected": wrong}
+        rows.append({"prompt": f"{one}+{other}=", **answers})
+    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    return {"dataset": str(path)}
+
+
+def submit(daemon: Daemon, kind: str) -> str:
     """Stages on the demo model; the learning rate of the second one ruins it three times."""
+    good, samples, rate = STAGES[kind]
     given = {
         "stages": [
-            {"name": "good", "samples": 6, "learning_rate": 3e-4},
-            {"name": "broken", "samples": 20, "learning_rate": 0.05},
+            {"name": "good", "samples": samples[0], "learning_rate": good},
+            {"name": "broken", "samples": samples[1], "learning_rate": rate},
         ],
         "gate": {"samples": 60, "most_samples": 120, "max_tokens": 4},
     }
-    values = {"model": str(DEMO), "save_every": "2"}
-    return str(daemon.client.submit_curriculum("grpo", values, given))
+    values = {"model": str(DEMO), "save_every": "2"} | sums(kind, daemon.folder / "sums.jsonl")
+    return str(daemon.client.submit_curriculum(kind, values, given))
 
 
 def ended(daemon: Daemon, curriculum_id: str) -> dict[str, Any]:
@@ -61,13 +84,16 @@ def outcome(daemon: Daemon, found: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_a_curriculum_killed_at_its_gates_and_in_its_stages_equals_the_straight_one(make_daemon):
+@pytest.mark.parametrize("kind", STAGES)
+def test_a_curriculum_killed_at_its_gates_and_in_its_stages_equals_the_straight_one(
+    make_daemon, kind
+):
     daemon = make_daemon(workers=WORKERS)
     daemon.start()
-    straight = ended(daemon, submit(daemon))
+    straight = ended(daemon, submit(daemon, kind))
     decisions = [attempt["decision"] for attempt in straight["attempts"]]
     assert decisions == ["continue", "roll back", "roll back", "give up"]
-    curriculum_id = submit(daemon)
+    curriculum_id = submit(daemon, kind)
     known: set[str] = set()
 
     def newest() -> str | None:
@@ -91,3 +117,21 @@ def test_a_curriculum_killed_at_its_gates_and_in_its_stages_equals_the_straight_
             daemon.kill("supervisor")
     killed = ended(daemon, curriculum_id)
     assert outcome(daemon, killed) == outcome(daemon, straight)
+
+
+def test_a_masked_language_model_that_the_first_stage_makes_is_trained_on_by_the_others(
+    shared_daemon, tmp_path
+):
+    home = mlm_jobs.make_home(tmp_path)
+    values = {
+        name: value
+        for name, value in mlm_jobs.text_spec(home, tokenizer="train").to_json().items()
+        if name != "model"
+    }
+    given = {"stages": [{"steps": 2}, {"steps": 3, "mlm_rate": 0.3}]}
+    curriculum_id = str(shared_daemon.client.submit_curriculum("mlm", values, given))
+    found = ended(shared_daemon, curriculum_id)
+    assert found["status"] == "finished", found["problem"]
+    first, second = (attempt["job"] for attempt in found["attempts"])
+    spec = shared_daemon.client.rundir(second).read_spec()["spec"]
+    assert (spec["model"], spec["tokenizer"], spec["mlm_rate"]) == (first, None, 0.3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import mlm_jobs
 import pytest
 from desks import Desk
 from worked_sweeps import ended_at
@@ -206,6 +207,20 @@ def test_canceling_and_resuming_a_curriculum(desk):
     assert queued(desk, "train") == []
     assert desk.warmd("unpause", curriculum_id).code == 0
     assert queued(desk, "train") == [attempt.job]
+
+
+def test_a_gate_of_a_masked_language_model_is_refused(desk, tmp_path):
+    home = mlm_jobs.make_home(tmp_path)
+    stages = "gate: {samples: 4}\nstages: [{steps: 2}, {steps: 2}]"
+    bert = (
+        f"objective: mlm\ndata: {home}/texts.jsonl\ntokenizer: train\narchitecture: {home}/bert\n"
+    )
+    (tmp_path / "job.yaml").write_text(bert + stages)
+    done = desk.warmd("submit", "mlm", "--config", str(tmp_path / "job.yaml"))
+    assert done.is_refusal(2)
+    assert done.err == "Error: gate: must be of a model that generates text, got a new model\n"
+    assert queued(desk, "train") == []
+    assert desk.client.curricula() == []
 
 
 @pytest.mark.parametrize(

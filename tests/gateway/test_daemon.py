@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -193,6 +195,49 @@ def test_chat_is_answered(answering):
         model="chat", messages=[{"role": "user", "content": "1+1="}], max_tokens=3, n=2, seed=1
     )
     assert again.choices == answer.choices
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ 'a' * 10**10 }}", "{{ messages[0].content * 10**9 }}"], ids=["compiled", "run"]
+)
+def test_chat_template_that_wants_gigabytes_fails_its_requests_alone(
+    served, tmp_path, chat_model, template
+):
+    shutil.copytree(chat_model, tmp_path / "hungry")
+    (tmp_path / "hungry" / "chat_template.jinja").write_text(template)
+    model = ModelConfig(name="hungry", path=str(tmp_path / "hungry"))
+    control.load_model(served.daemon.config, model)
+    chat = [{"role": "user", "content": "1+1="}]
+    served.openai.chat.completions.create(model="chat", messages=chat, max_tokens=2)
+    (worker,) = (w for w in served.daemon.status()["workers"] if w["queue"] == "infer")
+    pids = [served.http()["pid"], worker["horse"]["pid"]]
+    for pid in pids:
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # resets the peak
+    before = [psutil.Process(pid).memory_info().rss for pid in pids]
+
+    def ask(_: int) -> str:
+        with pytest.raises(openai.APIStatusError) as refused:
+            served.openai.chat.completions.create(model="hungry", messages=chat, max_tokens=2)
+        return str(refused.value.body["message"])
+
+    with ThreadPoolExecutor(8) as pool:
+        texts = set(pool.map(ask, range(16)))
+    assert texts == {"messages: the chat template needs more than 256 MiB of memory"}
+    row = orjson.dumps({"prompt": chat, "answer": "2"}) + b"\n"
+    uploaded = served.openai.files.create(file=("chats.jsonl", row), purpose="fine-tune")
+    method: Any = {
+        "type": "reinforcement",
+        "reinforcement": {"grader": {"type": "warmd", "reward": ["correctness"]}},
+    }
+    job = served.openai.fine_tuning.jobs.create(
+        model="hungry", training_file=uploaded.id, method=method
+    )
+    served.openai.fine_tuning.jobs.cancel(job.id)
+    for pid, rss in zip(pids, before, strict=True):
+        (peak,) = re.findall(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+        assert int(peak) << 10 < rss + 60e6
+    served.openai.chat.completions.create(model="chat", messages=chat, max_tokens=2)
+    control.unload_model(served.daemon.config, "hungry")
 
 
 def test_client_that_disconnects_in_mid_stream_stops_generation(answering):

@@ -1,0 +1,174 @@
+"""The process that renders chat templates: requests on stdin, texts on stdout, as JSON lines.
+
+A template is a program from a model's author. Here it may use a limited amount of memory and time,
+and whatever it does, it takes no other process with it. Imports neither torch nor transformers,
+whose rules it follows (utils/chat_template_utils.py).
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+MEMORY_BYTES = 256 << 20  # of the process; a template takes a few times its text
+MOST_CHARACTERS = 32_000_000  # of a text: more than any request may have
+_GROWN_BYTES = MEMORY_BYTES // 2  # a process that has held so much is replaced
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the same part of a message
+
+
+class Refused(Exception):
+    """A template called raise_exception."""
+
+
+class _Generation(Extension):
+    """{% generation %} marks what an assistant wrote; its body is rendered as it stands."""
+
+    tags = {"generation"}  # noqa: RUF012  (as jinja2 declares it)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Dict:
+    """`dict` of templates, without the attributes of the type."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(Namespace):
+    """`namespace` of templates, without names that begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *rest = args  # a template may have a value of the name self
+        values = dict(*rest, **kwargs)
+        for name in values:
+            _check_name(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace cannot have an attribute of the name {name!r}")
+
+
+@lru_cache(maxsize=8)
+def _compiled(source: str) -> jinja2.Template:
+    def raise_exception(message: str) -> None:
+        raise Refused(message)
+
+    def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+    def strftime_now(format: str) -> str:
+        return datetime.now().strftime(format)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals.update(
+        raise_exception=raise_exception,
+        strftime_now=strftime_now,
+        dict=_Dict(),
+        namespace=_Namespace,
+    )
+    return environment.from_string(source)
+
+
+def _text(request: dict[str, Any]) -> str:
+    messages = []
+    for message in request["chat"]:
+        present = {name: value for name, value in message.items() if value is not None}
+        reasoning = next((present[name] for name in _REASONING if name in present), None)
+        if reasoning is not None:
+            present = {"thinking": reasoning, **present, "reasoning_content": reasoning}
+        messages.append(present)
+    return _compiled(request["source"]).render(
+        messages=messages,
+        tools=None,
+        documents=None,
+        add_generation_prompt=request["add_generation_prompt"],
+        **request["special_tokens"],
+    )
+
+
+def _answer(request: dict[str, Any]) -> dict[str, str]:
+    """Return the text, or the error: `refused` by the template, `memory`, or any other `error`."""
+    try:
+        text = _text(request)
+    except Refused as error:
+        return {"refused": str(error)}
+    except MemoryError:
+        return {"memory": f"needs more than {MEMORY_BYTES >> 20} MiB of memory"}
+    except TemplateError as error:
+        return {"error": str(error)}
+    except Exception as error:  # a template is a program: it raises anything
+        return {"error": f"{type(error).__name__}: {error}"}
+    if len(text) > MOST_CHARACTERS:
+        return {"memory": f"writes {len(text):,} characters, at most {MOST_CHARACTERS:,} are taken"}
+    return {"text": text}
+
+
+def _peak_bytes() -> int:
+    """The most resident memory of this process; 0 outside Linux.
+
+    That of getrusage includes what the parent had.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _serve() -> None:
+    """Answer requests until stdin ends, or until this process has grown."""
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, most))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C of a terminal is for the one that asks
+    _say("{}")
+    for line in sys.stdin:
+        request = json.loads(line)
+        # Ends this process, also within one operation, when there is nobody to kill it.
+        signal.setitimer(signal.ITIMER_REAL, request["limit_s"])
+        answer: dict[str, Any] = {**_answer(request)}
+        # What it keeps may leave too little for the next one.
+        grown = _peak_bytes() > _GROWN_BYTES
+        text = json.dumps(answer | {"is_last": grown})
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _say(text)
+        if grown:
+            return
+
+
+if __name__ == "__main__":
+    _serve()

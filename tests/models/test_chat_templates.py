@@ -1,0 +1,163 @@
+"""Chat templates are bounded in time and memory, and harm no other process."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import psutil
+import pytest
+from waiting import wait_until
+
+from warmd.jobs.errors import JobFailed
+from warmd.jobs.models import chat_templates
+from warmd.jobs.models.chat_templates import ChatTemplate, TooLarge, TooSlow, render
+from warmd.jobs.models.template_renderer import MEMORY_BYTES
+
+CHAT = [{"role": "user", "content": "abc"}]
+PLAIN = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}{{ eos }}", {"eos": "."})
+ENDLESS = "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}"
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    yield
+    chat_templates.end_processes()
+    assert not psutil.Process().children()
+
+
+class Sampled:
+    """The most memory that the children of this process had, read each millisecond."""
+
+    def __init__(self) -> None:
+        self.most_bytes = 0
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+
+    def _sample(self) -> None:
+        while not self._has_ended.wait(0.001):
+            for child in psutil.Process().children():
+                # Before it has its own program, it shows the memory of its parent.
+                with suppress(psutil.NoSuchProcess):
+                    if child.cmdline() == psutil.Process().cmdline():
+                        continue
+                    self.most_bytes = max(self.most_bytes, child.memory_info().rss)
+
+    def __enter__(self) -> Sampled:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._has_ended.set()
+        self._thread.join()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 10**10 }}",
+        "{{ [0] * 10**10 }}",
+        "{% for m in messages %}{{ m.content * 10**10 }}{% endfor %}",
+        "{{ 'a' | center(10**10) }}",
+        "{{ '%10000000000d' % 1 }}",
+        "{{ '{:>10000000000}'.format(1) }}",
+        "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}"
+        "{% endfor %}{{ ns.x }}",
+        "{% set ns = namespace(x=[0]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}"
+        "{% endfor %}{{ ns.x }}",
+        "{% for i in range(99999) %}{{ 'abcdefghij' * 10000 }}{% endfor %}",
+        "{{ messages[0].content * 20000000 }}",
+    ],
+    ids=["constant", "list", "variable", "filter", "percent", "format", "doubled",
+         "doubled list", "loop", "long text"],
+)  # fmt: skip
+def test_a_template_that_wants_gigabytes_is_refused_in_one_line(source):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with Sampled() as sampled, pytest.raises(TooLarge) as refused:
+        render(ChatTemplate(source, {}), CHAT)
+    assert str(refused.value) in (
+        "messages: the chat template needs more than 256 MiB of memory",
+        "messages: the chat template writes 60,000,000 characters, at most 32,000,000 are taken",
+    )
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown << 10 < 20e6
+    assert sampled.most_bytes < MEMORY_BYTES + 50e6  # 50: of Python's own files
+    assert render(PLAIN, CHAT) == "abc."
+
+
+def test_one_operation_that_takes_minutes_is_ended_by_the_limit():
+    begun = time.monotonic()
+    with pytest.raises(TooSlow, match=r"messages: the chat template takes longer than 0\.5 s"):
+        render(ChatTemplate("{{ 10 ** (10 ** 8) }}", {}), CHAT, limit_s=0.5)
+    assert time.monotonic() - begun < 5
+    assert render(PLAIN, CHAT) == "abc."
+
+
+def test_a_template_is_compiled_once_and_a_chat_takes_less_than_a_step(monkeypatch):
+    render(PLAIN, CHAT)
+    (process,) = psutil.Process().children()
+    begun = time.perf_counter()
+    for _ in range(100):
+        assert render(PLAIN, CHAT) == "abc."
+    assert time.perf_counter() - begun < 1  # 0.05 s where nothing else runs
+    assert psutil.Process().children() == [process]
+
+
+def test_templates_that_never_end_leave_other_chats_alone():
+    errors: list[Exception] = []
+
+    def hang() -> None:
+        try:
+            render(ChatTemplate(ENDLESS, {}), CHAT, limit_s=2)
+        except TooSlow as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=hang) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    begun = time.monotonic()
+    assert render(PLAIN, CHAT) == "abc."
+    assert time.monotonic() - begun < 1.5
+    for thread in threads:
+        thread.join()
+    assert [str(error) for error in errors] == [
+        "messages: the chat template takes longer than 2 s"
+    ] * 3
+
+
+@pytest.mark.parametrize("is_busy", [False, True], ids=["waiting", "rendering"])
+def test_a_killed_process_is_replaced(is_busy):
+    render(PLAIN, CHAT)
+    (process,) = psutil.Process().children()
+    if is_busy:
+        timer = threading.Timer(0.2, process.kill)
+        timer.start()
+        with pytest.raises(JobFailed, match="messages: the process of the chat template ended"):
+            render(ChatTemplate(ENDLESS, {}), CHAT)
+    else:
+        process.kill()
+        wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE)
+    assert render(PLAIN, CHAT) == "abc."
+
+
+def test_a_process_that_renders_for_ever_ends_soon_after_its_parent():
+    program = (
+        "from warmd.jobs.models.chat_templates import ChatTemplate, render\n"
+        f"render(ChatTemplate({ENDLESS!r}, {{}}), [], limit_s=2)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program])
+    children: list[psutil.Process] = []
+    wait_until(lambda: children.extend(psutil.Process(parent.pid).children()) or children)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    # Its parent is now another one, so it is seen by its id.
+    wait_until(
+        lambda: not children[0].is_running() or not os.path.exists(f"/proc/{children[0].pid}")
+    )
