@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from ...configs.run_store import parse_location
-from ...jobs.errors import SpecError, Unavailable
+from ...jobs.errors import NotFound, SpecError, Unavailable
 
 PART_BYTES = 8 << 20  # of a large object; S3 takes 10,000 parts: objects of up to 80 GB
 _READ_BYTES = 1 << 20
@@ -21,6 +21,7 @@ _RETRIES = 2  # of one request; callers wait longer
 _TIMEOUT_S = 30.0
 _MOST_PROBLEM = 300  # characters
 _HTTP_STATUS = re.compile(r"non-2xx status code: (.{3,60}?)(?::|$)")
+_NO_BUCKET = "NoSuchBucket"
 _SERVICE_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 
 
@@ -80,13 +81,19 @@ class Bucket:
             try:
                 found = self._library.get(self._store, key)
                 return Content(bytes(found.bytes()), str(found.meta["e_tag"]))
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if _NO_BUCKET in str(error):
+                    raise
                 return None
 
     def read(self, key: str) -> Iterator[bytes]:
-        """Yield an object's content in blocks. Raises FileNotFoundError."""
+        """Yield an object's content in blocks. Raises NotFound."""
         with self._translated():
-            for block in self._library.get(self._store, key).stream(min_chunk_size=_READ_BYTES):
+            try:
+                found = self._library.get(self._store, key)
+            except FileNotFoundError:
+                raise NotFound(f"run store: {key} is missing in {self.name}") from None
+            for block in found.stream(min_chunk_size=_READ_BYTES):
                 yield bytes(block)
 
     def put(self, key: str, data: bytes) -> None:
@@ -106,7 +113,11 @@ class Bucket:
         with self._translated():
             try:
                 self._library.put(self._store, key, data, mode=mode, use_multipart=False)
-            except (errors.AlreadyExistsError, errors.PreconditionError, FileNotFoundError):
+            except (errors.AlreadyExistsError, errors.PreconditionError):
+                raise Changed(key) from None
+            except FileNotFoundError as error:  # S3's answer when it was to be replaced
+                if _NO_BUCKET in str(error):
+                    raise
                 raise Changed(key) from None
 
     def sizes(self, prefix: str) -> dict[str, int]:
@@ -131,7 +142,7 @@ class Bucket:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except self._library.exceptions.BaseError as error:
+        except (self._library.exceptions.BaseError, FileNotFoundError) as error:
             raise StoreUnavailable(f"run store {self.name}: {_problem(error)}") from None
 
 

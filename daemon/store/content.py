@@ -58,18 +58,18 @@ class Transfer:
 def download(
     bucket: Bucket, file: StoredFile, target: Path, *, on_bytes: OnBytes = lambda number: None
 ) -> None:
-    """Write a file's content to `target`, atomically. Raises Conflict if it is not as uploaded."""
+    """Write a file's content to `target`, atomically.
+
+    Raises Conflict if it is not as uploaded, and NotFound.
+    """
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     checksum, size = xxhash.xxh3_128(), 0
     with whole_file(target, mode=0o600) as local:
-        try:
-            for block in bucket.read(file.key):
-                checksum.update(block)
-                size += len(block)
-                local.write(block)
-                on_bytes(len(block))
-        except FileNotFoundError as error:
-            raise Conflict(f"run store: {file.key} is missing in {bucket.name}") from error
+        for block in bucket.read(file.key):
+            checksum.update(block)
+            size += len(block)
+            local.write(block)
+            on_bytes(len(block))
         if (checksum.hexdigest(), size) != file.content:
             raise Conflict(f"run store: {file.key} in {bucket.name} does not match its checksum")
 

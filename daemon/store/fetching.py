@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...jobs.context import MANIFEST, step_of
-from ...jobs.errors import CheckpointDamaged, Conflict
+from ...jobs.errors import CheckpointDamaged, Conflict, NotFound
 from ...jobs.files.atomic import whole_folder
 from ..host.home import Home
 from ..runs.checkpoints import Checkpoints, verify
@@ -107,7 +107,7 @@ def fetch_checkpoint(
             with whole_folder(path) as staging:
                 fetch_files(bucket, staging, files, on_bytes=on_bytes)
             verify(path)
-        except (Conflict, CheckpointDamaged) as problem:
+        except (Conflict, NotFound, CheckpointDamaged) as problem:
             if step is not None:
                 raise CheckpointDamaged(f"{path.name}: {problem}") from None
             log.warning("%s: %s: %s", rundir.path.name, path.name, problem)

@@ -21,7 +21,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "test-key", "AWS_SECRET_ACCESS_KEY": "test-secret-v
 
 
 class S3Server:
-    """A server with one bucket. Clients connect through a proxy, which can hang."""
+    """A server with one bucket. Clients connect through a proxy, which can be cut."""
 
     def __init__(self) -> None:
         needs(find_spec("moto"), "moto's server")
@@ -43,13 +43,6 @@ class S3Server:
         """The setting `runs` for this server."""
         endpoint = f"http://127.0.0.1:{self.proxy.port}"
         return f"s3://{BUCKET}/{prefix}?endpoint={endpoint}&region=us-east-1"
-
-    def suspend(self) -> None:
-        """Let the server answer nothing: requests wait."""
-        self.proxy.hang()
-
-    def resume(self) -> None:
-        self.proxy.go_on()
 
     def close(self) -> None:
         self.proxy.close()
