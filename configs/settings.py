@@ -14,6 +14,7 @@ from pathlib import Path
 from .entries import read_models, read_workers
 from .labels import read_labels
 from .memory import memory_bytes
+from .run_store import read_runs
 from .values import (
     ConfigError,
     choice,
@@ -167,6 +168,15 @@ SETTINGS = (
         "Redis to use: a redis://, rediss:// or unix:// URL; embedded: warmd starts its own.",
         "redis_url",
         _or_none("embedded", lambda field, value, _: redis_url(field, value)),
+    ),
+    Setting(
+        "runs",
+        "WARMD_RUNS",
+        "auto",
+        "Where run directories are kept: a folder (auto: HOME/runs), or a bucket "
+        "s3://BUCKET/PREFIX[?endpoint=URL][&region=NAME].",
+        "runs",
+        _or_none("auto", read_runs),
     ),
     Setting(
         "server_binary",

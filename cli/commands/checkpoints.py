@@ -63,7 +63,7 @@ def list_(app: App, job: str | None) -> None:
 
 
 def _row(found: Checkpoints, path: Path, *, is_best: bool) -> dict[str, Any]:
-    from ...daemon.runs.checkpoints import size_bytes
+    from ...daemon.runs.checkpoints import expected_bytes
 
     try:
         about, error = found.about(path), None
@@ -72,7 +72,7 @@ def _row(found: Checkpoints, path: Path, *, is_best: bool) -> dict[str, Any]:
     return {
         "step": step_of(path),
         "path": str(path),
-        "bytes": size_bytes(path),
+        "bytes": expected_bytes(path),
         "saved_at": about.get("time"),
         "metrics": about.get("metrics", {}),
         "best": is_best,
@@ -119,6 +119,8 @@ def verify(app: App, job: str | None, step: int | None) -> int:
         raise NotFound(f"checkpoint: {rundir.path.name} has none{which}")
     chosen = every if step is None else {step: every[step]}
     errors: dict[int, str | None] = {}
+    for number in chosen:
+        app.client().fetch_weights(rundir.path.name, number)
     with _progress(sum(map(size_bytes, chosen.values()))) as on_bytes:
         for number, path in chosen.items():
             try:
@@ -161,6 +163,8 @@ def prune(app: App, job: str | None, keep: int | None, yes: bool) -> None:
     rundir = _prunable(app, job)
     found = _checkpoints(rundir, keep=keep)
     surplus: Sequence[Path] = ()
+    client = app.client()
+    client.fetch_weights(rundir.path.name)
     if paths := found.list():
         with _progress(size_bytes(paths[-1])) as on_bytes:
             latest = weights.checkpoint(rundir, on_bytes=on_bytes).folder
@@ -171,6 +175,8 @@ def prune(app: App, job: str | None, keep: int | None, yes: bool) -> None:
     for path in surplus if yes else ():
         with rundir.unused():  # one by one: it must not be kept for long
             remove(path)
+    if yes and surplus:
+        client.note_removed_checkpoints(rundir.path.name)
     for path, size in sizes.items():
         if app.as_json:
             render.json_line({"step": step_of(path), "bytes": size, "removed": yes})
@@ -221,11 +227,13 @@ def export(
 
     target = path_of("dest", str(dest), Path.cwd())
     rundir = _rundir(app, job)
-    chosen = None
+    chosen, client = None, app.client()
     if step is None and not with_optimizer:
+        client.fetch_weights(rundir.path.name, final=True)
         with contextlib.suppress(NotFound):
             chosen = weights.final_model(rundir)
     if chosen is None:
+        client.fetch_weights(rundir.path.name, step)
         paths = _checkpoints(rundir).list()
         with _progress(size_bytes(paths[-1]) if paths else 0) as on_bytes:
             chosen = weights.checkpoint(rundir, step, on_bytes=on_bytes)

@@ -15,7 +15,8 @@ from ...jobs.errors import NotFound, Unavailable
 from ..host.home import Home
 from ..queue import keys
 from ..queue.jobs import Job, JobStore
-from ..runs.rundir import RunDir
+from ..runs.rundir import RunDir, is_job_id
+from ..store.remote import RemoteRuns
 from .lookup import Lookup
 from .offline import Offline
 
@@ -72,6 +73,8 @@ class ClientConnection:
         """
         self.config = config
         self.home = Home(config.home)
+        if config.runs_folder is not None:
+            self.home.link_runs(config.runs_folder)
         self.is_offline = False
         self._on_offline = on_offline
 
@@ -92,7 +95,13 @@ class ClientConnection:
 
     @cached_property
     def store(self) -> JobStore:
-        return JobStore(self.connection)
+        return JobStore(self.connection, self.remote)
+
+    @cached_property
+    def remote(self) -> RemoteRuns | None:
+        """The run store, if run directories are kept in one."""
+        url = self.config.run_store
+        return None if url is None else RemoteRuns(self.home, url)
 
     @cached_property
     def lookup(self) -> Lookup:
@@ -146,7 +155,21 @@ class ClientConnection:
         return self.lookup.find(text)
 
     def rundir(self, job_id: str) -> RunDir:
+        """Return the run directory of a job, as it is now, but perhaps without weights."""
+        if self.remote is not None and is_job_id(job_id):
+            self.remote.refresh(job_id)
         return RunDir.open(self.home.runs, job_id)
+
+    def fetch_weights(self, job_id: str, step: int | None = None, *, final: bool = False) -> None:
+        """Make weights of a job whole on this machine, if a run store has them.
+
+        `final`: those of its final model; else of the checkpoint of a step, or of the latest.
+        """
+        if self.remote is not None:
+            if final:
+                self.remote.fetch_model(job_id)
+            else:
+                self.remote.fetch_checkpoint(job_id, step)
 
     def fetch(self, job_id: str) -> Job:
         job = self.store.fetch(job_id)

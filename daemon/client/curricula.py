@@ -104,7 +104,7 @@ class Curricula(Submitting, Reading):
         self.connection.ping()
         self.home.create()
         if self.config.redis_url is not None:
-            runs_owner.claim(self.connection, self.home)
+            runs_owner.claim(self.connection, self.home, self.remote)
         queueing = {"front": front, "retries": retries, "timeout_s": timeout_s, "needs": needs}
         plan = replace(plan, queueing=queueing, origin=origin)
         if needs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,6 +40,7 @@ class Lookup:
     def __init__(self, store: JobStore, runs: Path) -> None:
         self._store = store
         self._runs = runs
+        self._remote = store.remote  # the run store, if `runs` has only copies
 
     @cached_property
     def indexed(self) -> redis.Redis:
@@ -64,7 +65,9 @@ class Lookup:
         if is_job_id(text) and (self._runs / text).is_dir():
             return text
         matches = [job_id for job_id in job_ids(self._runs) if job_id.startswith(text)]
-        matches = matches or [job_id for job_id in self._known() if job_id.startswith(text)]
+        if not matches or self._remote is not None:
+            known = (job_id for job_id in self._known() if job_id.startswith(text))
+            matches = list(dict.fromkeys([*matches, *known]))
         if len(matches) > 1:
             first = _first(sorted(matches, key=by_time))
             raise SpecError("job", f"{text!r} is a prefix of {len(matches)} ids: {first}")
@@ -72,6 +75,7 @@ class Lookup:
 
     def _named(self, name: str) -> str:
         """The only job with a name. Raises SpecError and NotFound."""
+        self._refresh_all()
         found = labels.fitting(self._runs, Labels(name=name))
         if len(found) > 1:
             raise SpecError("job", f"{name!r} is the name of {len(found)} jobs: {_first(found)}")
@@ -91,6 +95,7 @@ class Lookup:
         start = 0
         with suppress(redis.RedisError):
             while found := job_index.from_cli_newest(self.indexed, start, _BATCH):
+                self._refresh(filter(is_job_id, found))
                 for job_id in found:
                     if is_job_id(job_id) and fits(job_id) and (self._runs / job_id).is_dir():
                         return job_id
@@ -136,6 +141,7 @@ class Lookup:
         if statuses is None:
             return self._newest(limit, queues, None if is_exact else fits)
         found = listing.with_status(self._store.connection, statuses, limit, fits)
+        self._refresh(job.id for job in found)
         views = views_of(found, self._store, self._runs)
         if UNREGISTERED in statuses:
             every = self._newest(None, queues, fits)
@@ -151,6 +157,7 @@ class Lookup:
             ids = job_index.newest(self.indexed, queues, limit if fits is None else None)
             ids = list(filter(fits, ids))[:limit]
             records = self._store.fetch_many(ids)
+            self._refresh(ids)
             lost = [
                 job_id
                 for job_id, record in zip(ids, records, strict=True)
@@ -170,6 +177,7 @@ class Lookup:
         fits: Callable[[str], bool],
     ) -> list[dict[str, Any]]:
         """The latest jobs whose ids and labels fit."""
+        self._refresh_all()
         ids = list(filter(fits, labels.fitting(self._runs, wanted)))
         views = self._views(ids, self._store.fetch_many(ids))
         of_statuses = [job for job in views if statuses is None or job["status"] in statuses]
@@ -178,6 +186,7 @@ class Lookup:
     def several(self, ids: list[str]) -> list[dict[str, Any]]:
         """Return all that is known of these jobs, without those that were removed."""
         records = self._store.fetch_many(ids) if ids else []
+        self._refresh(ids)
         known = [
             (job_id, record)
             for job_id, record in zip(ids, records, strict=True)
@@ -200,9 +209,20 @@ class Lookup:
     def job(self, job_id: str) -> dict[str, Any]:
         """Return all that is known of a job. Raises NotFound and Conflict."""
         record = self._store.fetch(job_id)
+        if self._remote is not None:
+            self._remote.refresh(job_id)
         if record is not None:
             return views_of([record], self._store, self._runs)[0]
         return view_of_folder(RunDir.open(self._runs, job_id), self._store.connection)
+
+    def _refresh(self, ids: Iterable[str]) -> None:
+        """Bring what lists show of these jobs to this machine, if a run store has it."""
+        if self._remote is not None:
+            self._remote.refresh_summaries(list(ids))
+
+    def _refresh_all(self) -> None:
+        if self._remote is not None:
+            self._remote.refresh_summaries(self._remote.ids())
 
     def pending(self) -> list[Pending]:
         """Return running and waiting jobs submitted from the command line, newest first."""

@@ -112,9 +112,18 @@ class Reading(ClientConnection):
             job = self.store.fetch(job_id) if live else None
             return job is None or job.get_status(refresh=False) in ENDED
 
+        def refresh() -> None:
+            if self.remote is not None:
+                self.remote.refresh(job_id)
+
         while True:
             follow = stream.follow(
-                self.connection, job_id, path, after=after_seq, has_ended=has_ended
+                self.connection,
+                job_id,
+                path,
+                after=after_seq,
+                has_ended=has_ended,
+                before_read=refresh,
             )
             try:
                 for event in follow:

@@ -50,7 +50,14 @@ class Removing(ClientConnection):
         job = self.fetch(job_id)
         if job.get_status() not in ENDED:
             raise Conflict(f"job: {job_id} is {job.get_status().value}: cancel it first")
-        return removal.remove_resume_state(self.rundir(job_id))
+        freed = removal.remove_resume_state(self.rundir(job_id))
+        self.note_removed_checkpoints(job_id)
+        return freed
+
+    def note_removed_checkpoints(self, job_id: str) -> None:
+        """Remove from the run store, if there is one, the checkpoints that are gone here."""
+        if self.remote is not None:
+            self.remote.note_removed_checkpoints(job_id)
 
     @needs_redis
     def ended(self, statuses: Collection[str], *, before: float) -> list[str]:

@@ -55,7 +55,7 @@ class Resuming(Steering):
         """Add a job to Redis from its run directory. Raises Conflict."""
         job_id = rundir.path.name
         if self.config.redis_url is not None:
-            runs_owner.claim(self.connection, self.home)
+            runs_owner.claim(self.connection, self.home, self.remote)
         queue = spec_of(rundir.read_spec()).queue
         adoption.take_over(self.connection, rundir)
         adoption.check_model(rundir)

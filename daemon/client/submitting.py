@@ -47,9 +47,11 @@ class Submitting(ClientConnection):
             job = self.lookup.latest(_kinds_like(kind))
         rundir = self.rundir(self.find(job))
         if not at:
+            self.fetch_weights(rundir.path.name, final=True)
             return weights.final_model(rundir)
         if not (step.isascii() and step.isdigit()):
             raise SpecError("init_from", f"must be JOB or JOB@STEP, got {text[:80]!r}")
+        self.fetch_weights(rundir.path.name, int(step))
         return weights.checkpoint(rundir, int(step))
 
     def template(self, text: str, kind: str) -> Template:
@@ -127,7 +129,7 @@ class Submitting(ClientConnection):
         self.connection.ping()
         self.home.create()
         if self.config.redis_url is not None:
-            runs_owner.claim(self.connection, self.home)
+            runs_owner.claim(self.connection, self.home, self.remote)
         after = self._unfinished(spec, document) if after is None else self.find(after)
         if delay_s is not None:
             at = datetime.fromtimestamp(self.store.clock() + delay_s, UTC)

@@ -156,7 +156,7 @@ class Sweeping(Submitting, Reading):
         self.connection.ping()
         self.home.create()
         if self.config.redis_url is not None:
-            runs_owner.claim(self.connection, self.home)
+            runs_owner.claim(self.connection, self.home, self.remote)
         if delay_s is not None:
             at = datetime.fromtimestamp(self.store.clock() + delay_s, UTC)
         queueing = {

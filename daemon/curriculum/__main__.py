@@ -22,6 +22,7 @@ from ..host.messages import GroupSettings, decode
 from ..host.parent_death import end_with_parent
 from ..queue import keys
 from ..queue.jobs import JobStore
+from ..store.remote import RemoteRuns
 from ..sweeps import group, progress
 from ..sweeps.folder import SweepFolder
 from . import stages
@@ -38,7 +39,9 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     settings = decode(sys.stdin.buffer.read())
     assert isinstance(settings, GroupSettings)
-    home, store = Home(Path(sys.argv[1])), JobStore(keys.connect(settings.url))
+    home = Home(Path(sys.argv[1]))
+    remote = None if settings.runs is None else RemoteRuns(home, settings.runs)
+    store = JobStore(keys.connect(settings.url), remote)
     while found := list(_active(home, store)):
         for group_id, advance in found:
             try:

@@ -8,6 +8,7 @@ HOME/
   notify.json        the events that were notified of
   runs/JOB/          run directories
   sweeps/SWEEP/      sweeps: which jobs belong to them, and what was decided
+  store/JOB          jobs that are not completely in the run store (with `runs: s3://…`)
   curricula/ID/      curricula: their stages, and what was decided between them
   cache/             data shared by jobs, such as tokenized corpora
   server/            append-only file of the embedded Redis
@@ -22,6 +23,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import shutil
 import stat
 import tempfile
 import time
@@ -95,6 +97,11 @@ class Home:
         return self.path / "notify.json"
 
     @property
+    def store(self) -> Path:
+        """What of the run directories is not in the run store yet, a file per job."""
+        return self.path / "store"
+
+    @property
     def weight_digests(self) -> Path:
         """The cache of weight digests, one file per model folder."""
         return self.cache / "weights"
@@ -151,6 +158,22 @@ class Home:
             _private_folder(self.sockets)
         except OSError as error:
             raise SpecError("home", f"must be a writable folder: {error}") from error
+
+    def link_runs(self, folder: Path) -> None:
+        """Make `runs` a link to another folder. Raises SpecError; Conflict when it has jobs."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.runs.is_symlink() and self.runs.resolve() != folder.resolve():
+                self.runs.unlink()
+            elif self.runs.is_dir() and not self.runs.is_symlink():
+                if any(entry for entry in os.listdir(self.runs) if not entry.startswith(".")):
+                    raise Conflict(f"runs: {self.runs} has jobs: move them to {folder} first")
+                shutil.rmtree(self.runs)
+            with contextlib.suppress(FileExistsError):  # by another process
+                self.runs.symlink_to(folder)
+        except OSError as error:
+            raise SpecError("runs", f"must be a writable folder, got {folder}: {error}") from error
 
     def read_state(self) -> dict[str, Any] | None:
         """Return what the last supervisor wrote, or None. It may have ended since."""

@@ -459,6 +459,7 @@ class WorkerSettings(Message, op="worker_settings"):
     lease_s: float
     labels: dict[str, str] = field(default_factory=dict)  # jobs that need others are set aside
     max_jobs: int | None = None  # after which it takes no more; None: no limit
+    runs: str | None = None  # URL of the run store; None: none
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
@@ -475,6 +476,11 @@ class GatewaySettings(Message, op="gateway_settings"):
 
 
 @dataclass(frozen=True)
+class UploaderSettings(Message, op="uploader_settings"):
+    runs: str  # URL of the run store
+
+
+@dataclass(frozen=True)
 class NotifierSettings(Message, op="notifier_settings"):
     target: str  # a webhook's URL or a shell command
     events: list[str]  # their types
@@ -483,6 +489,7 @@ class NotifierSettings(Message, op="notifier_settings"):
 @dataclass(frozen=True)
 class GroupSettings(Message, op="group_settings"):
     url: str  # of Redis; may hold a password
+    runs: str | None = None  # URL of the run store; None: none
 
 
 @dataclass(frozen=True)

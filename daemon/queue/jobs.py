@@ -67,6 +67,7 @@ class JobStore(Executions, Pausing, Ordering):
         `from_cli`: submitted from the command line; only such jobs are meant by commands that
         name no job. `needs`: the labels that its node must have.
         """
+        self._publish(job_id)
         target = self.queue(queue)
         job = target.create_job(
             keys.JOB_FUNCTION,
@@ -96,6 +97,7 @@ class JobStore(Executions, Pausing, Ordering):
 
     def enqueue_again(self, job: Job, *, front: bool = False) -> bool:
         """Queue an ended job again; False if it is not ended."""
+        self._publish(job.id)
 
         def write(pipeline: Pipeline) -> None:
             job._remove_from_registries(pipeline=pipeline)
@@ -105,6 +107,11 @@ class JobStore(Executions, Pausing, Ordering):
             self._push(job, pipeline, front=front)
 
         return bool(change(self.connection, job, ENDED, write))
+
+    def _publish(self, job_id: str) -> None:
+        """Make the run directory known to all machines, before one of them takes the job."""
+        if self.remote is not None:
+            self.remote.publish(job_id)
 
     def release(self, job: Job) -> None:
         """Queue a job whose start time has come or whose dependencies have finished.

@@ -15,6 +15,7 @@ from rq.job import Job as Job, JobStatus as JobStatus
 from rq.registry import ScheduledJobRegistry
 
 from ...configs.queues import QUEUES
+from ..store.remote import RemoteRuns
 from . import keys
 from .clocks import SharedClock
 from .transactions import change
@@ -51,9 +52,11 @@ class _Queue(Queue):
 class JobRecords:
     """The jobs of one Redis, as records."""
 
-    def __init__(self, connection: redis.Redis) -> None:
+    def __init__(self, connection: redis.Redis, remote: RemoteRuns | None = None) -> None:
+        """`remote`: the run store; None: run directories are in a folder that all machines see."""
         self.connection = connection
         self.shared_clock = SharedClock(connection)
+        self.remote = remote
         self._queues: dict[str, Queue] = {}  # RQ queries the version of Redis once for each
 
     def queue(self, name: str) -> Queue:

@@ -63,6 +63,8 @@ def _finish(store: JobStore, run_dir: Path, removed_dir: Path) -> int:
         if removed_dir.exists() and not run_dir.exists():
             removed_dir.rename(run_dir)
         raise _not_ended(job)  # it was resumed just now
+    if store.remote is not None:
+        store.remote.withdraw(run_dir.name)
     freed = size_bytes(removed_dir)
     if removed_dir.is_dir():
         shutil.rmtree(removed_dir)

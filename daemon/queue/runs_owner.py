@@ -8,6 +8,7 @@ id, which does not depend on the path by which a machine sees the folder.
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +18,47 @@ import redis
 from ...jobs.errors import Conflict
 from ...jobs.files.atomic import locked, write_atomic
 from ..host.home import Home
+from ..store.bucket import Bucket, Changed
+from ..store.remote import RemoteRuns
 from . import keys
 
+_ID = ".id"  # file or object with the id
 
-def claim(connection: redis.Redis, home: Home) -> None:
+
+def claim(connection: redis.Redis, home: Home, remote: RemoteRuns | None = None) -> None:
     """Mark a Redis with the run directories of a home. Raises Conflict if it has another mark.
 
-    The home's folders must exist.
+    The home's folders must exist. `remote`: the run store that has them, if it is not a folder.
     """
-    own = {"id": _id_of(home.runs), "path": str(home.runs.resolve())}
+    if remote is None:
+        own = {"id": _id_of(home.runs), "path": str(home.runs.resolve())}
+        advice = f"make {home.runs} a symbolic link to that folder"
+    else:
+        own = {"id": _id_in(remote.bucket), "path": remote.bucket.name}
+        advice = "set `runs` to that"
     connection.set(keys.RUNS, orjson.dumps(own), nx=True)
     raw: Any = connection.get(keys.RUNS)
     noted = orjson.loads(raw)
     if noted["id"] != own["id"]:
         raise Conflict(
             f"redis_url: the jobs there have their run directories in {noted['path']}, on this or "
-            f"another machine: make {home.runs} a symbolic link to that folder, or use another "
+            f"another machine: {advice}, or use another "
             "database (redis://HOST:PORT/1); if the folder no longer exists, delete the key "
             f"{keys.RUNS}"
         )
 
 
+def _id_in(bucket: Bucket) -> str:
+    """Return the random id of a run store; the first caller creates it."""
+    with suppress(Changed):
+        bucket.put_if(_ID, secrets.token_hex(16).encode(), None)
+    found = bucket.get(_ID)
+    return "" if found is None else found.data.decode(errors="replace")
+
+
 def _id_of(runs: Path) -> str:
     """Return the random id of a folder of run directories; the first caller creates it."""
-    path = runs / ".id"
+    path = runs / _ID
     if not path.exists():
         with locked(runs):
             if not path.exists():  # no other process created it meanwhile

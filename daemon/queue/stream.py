@@ -169,10 +169,12 @@ def follow(
     after: int = 0,
     has_ended: Callable[[], bool],
     pause_s: float = 0.5,
+    before_read: Callable[[], object] = lambda: None,
 ) -> Iterator[dict[str, Any] | None]:
     """Yield the events after number `after`; wait for more until `has_ended()` and all are read.
 
-    Events that the stream lacks, because it was trimmed or lost, come from the file. Yields None
+    Events that the stream lacks, because it was trimmed or lost, come from the file, which
+    `before_read` brings up to date. Yields None
     after at most `pause_s` without an event.
     """
     key = keys.events(job_id)
@@ -188,6 +190,7 @@ def follow(
         )
         fresh = [event_of(entry) for _, entries in batch or [] for entry in entries]
         if (fresh and fresh[0]["seq"] > after + 1) or (ended and not fresh):
+            before_read()
             fresh = list(events.read(path, after=after))
         for event in fresh:
             after = event["seq"]

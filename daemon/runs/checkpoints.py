@@ -124,7 +124,7 @@ class Checkpoints:
 
         Raises CheckpointDamaged.
         """
-        about: dict[str, Any] = _read_manifest(checkpoint)["about"]
+        about: dict[str, Any] = read_manifest(checkpoint)["about"]
         return about
 
     def list(self) -> Sequence[Path]:
@@ -177,7 +177,7 @@ def verify(path: Path, *, on_bytes: Callable[[int], None] | None = None) -> None
 
     `on_bytes` is called with the number of bytes read since its last call.
     """
-    for name, expected in _read_manifest(path)["files"].items():
+    for name, expected in read_manifest(path)["files"].items():
         try:
             found_bytes = (path / name).stat().st_size
             if found_bytes != expected["bytes"]:
@@ -201,6 +201,14 @@ def size_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
+def expected_bytes(path: Path) -> int:
+    """Return what a checkpoint takes by its manifest, wherever its files are."""
+    try:
+        return sum(file["bytes"] for file in read_manifest(path)["files"].values())
+    except (CheckpointDamaged, KeyError, TypeError):
+        return size_bytes(path)
+
+
 def _write_manifest(
     staging: Staging, step: int, about: Mapping[str, Any], execution: int | None
 ) -> None:
@@ -222,7 +230,8 @@ def _write_manifest(
     (folder / MANIFEST).write_bytes(_plain(document))
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint. Raises CheckpointDamaged."""
     try:
         content = (path / MANIFEST).read_bytes()
         document = orjson.loads(content)

@@ -18,7 +18,7 @@ from pathlib import Path
 from ...jobs.errors import Conflict
 from ...jobs.files.atomic import write_atomic
 
-_NAME = "execution"
+NAME = "execution"
 
 
 class Superseded(Conflict):
@@ -39,7 +39,7 @@ class Fence:
         """
         self.check()
         if self.execution > 1:
-            write_atomic(self.folder / _NAME, b"%d\n" % self.execution)
+            write_atomic(self.folder / NAME, b"%d\n" % self.execution)
             self.check()  # a later one may have been written in between
 
     def check(self) -> None:
@@ -53,7 +53,7 @@ class Fence:
 
     def _latest(self) -> int:
         try:
-            descriptor = os.open(self.folder / _NAME, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self.folder / NAME, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return 0
         try:

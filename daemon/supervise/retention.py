@@ -134,6 +134,9 @@ class Retention:
 
     def _add_sizes(self, ended: list[tuple[bytes, float]]) -> None:
         """Add the sizes of new answers; take jobs that are kept out of the index."""
+        if self._store.remote is not None:
+            new = [keys.text(raw) for raw, _ in ended if keys.text(raw) not in self._sizes]
+            self._store.remote.refresh_summaries(list(filter(is_job_id, new)))
         for raw, at in ended:
             job_id = keys.text(raw)
             self._seen_until = max(self._seen_until, at)

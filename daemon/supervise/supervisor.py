@@ -40,6 +40,7 @@ from ..host.messages import (
     Message,
     ModelsLoaded,
     NotifierSettings,
+    UploaderSettings,
     WantedModel,
     WorkerSettings,
     ZygoteSettings,
@@ -51,6 +52,7 @@ from ..queue.due import DueJobs
 from ..queue.jobs import JobStore
 from ..queue.lease import LEASE_S
 from ..runs.rundir import remove_stale_staging
+from ..store.remote import RemoteRuns
 from ..sweeps import group
 from .children import MAX_QUICK_KILLS, Child, GatewayChild, OptionalChild, WorkerChild
 from .control_server import ControlServer
@@ -101,7 +103,9 @@ class Supervisor:
         self.url = config.redis_url or self.home.redis_url
         self.connection = keys.connect_once(self.url, timeout_s=_REDIS_TIMEOUT_S)
         self.is_redis_down = False  # as of the last command
-        self.store = JobStore(self.connection)
+        runs = config.run_store
+        remote = None if runs is None else RemoteRuns(self.home, runs)
+        self.store = JobStore(self.connection, remote)
         self._orphans = Orphans(self.store, self.home)
         self._due = DueJobs(self.store)
         self._checked_at = time.monotonic()  # heartbeats of the children
@@ -118,6 +122,7 @@ class Supervisor:
         self.gateway = GatewayChild()
         self.notifier = OptionalChild("notify")
         self.groups = OptionalChild("groups")
+        self.uploader = OptionalChild("store")
         self.upgrades = Upgrades()
         self.reloading = Reloading(self.upgrades, self._start_next_zygote)
         self.warm_set = WarmSet(self.home, config.models, flags.run_id)
@@ -128,6 +133,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Run until asked to stop; return the exit code. Raises WarmdError if it cannot start."""
+        if self.config.runs_folder is not None:
+            self.home.link_runs(self.config.runs_folder)
         self.home.create()
         lock = self.home.lock()
         try:
@@ -143,6 +150,7 @@ class Supervisor:
                     self._count_restart("supervisor")
                 else:
                     self.node.join()
+                self._start_uploader_if_due()
                 if self.workers:
                     self._start_zygote()
                 else:
@@ -208,6 +216,7 @@ class Supervisor:
             self._kill_hung_children()
             self._start_gateway_if_due()
             self._start_notifier_if_due()
+            self._start_uploader_if_due()
             self._restart_dead_children()
             self._advance_reload()
             self.upgrades.log_if_due()
@@ -251,7 +260,7 @@ class Supervisor:
         with keys.connect(self.url) as connection:  # with a timeout for a remote Redis
             check_redis(connection, self.config.redis_url)
             if self.redis is None:
-                runs_owner.claim(connection, self.home)
+                runs_owner.claim(connection, self.home, self.store.remote)
             info: Any = connection.info("memory")
         self.report(
             BootProgress(
@@ -371,6 +380,16 @@ class Supervisor:
                 on_message=lambda _: None,
             )
 
+    def _start_uploader_if_due(self) -> None:
+        if self.config.run_store is not None and self.uploader.must_start():
+            self.uploader.start(
+                self._selector,
+                "warmd.daemon.store",
+                self.home,
+                UploaderSettings(self.config.run_store),
+                on_message=lambda _: None,
+            )
+
     def _start_groups_if_due(self) -> None:
         parents = (self.home.sweeps, self.home.curricula)
         if self.groups.must_start() and any(map(group.active, parents)):
@@ -378,7 +397,7 @@ class Supervisor:
                 self._selector,
                 "warmd.daemon.curriculum",
                 self.home,
-                GroupSettings(self.url),
+                GroupSettings(self.url, self.config.run_store),
                 on_message=lambda _: None,
             )
 
@@ -397,6 +416,7 @@ class Supervisor:
                 lease_s=LEASE_S,
                 labels=self.node.labels,
                 max_jobs=self.node.jobs_left,
+                runs=self.config.run_store,
             ),
             on_message=partial(self._on_worker_message, worker),
         )
@@ -545,7 +565,7 @@ class Supervisor:
             if worker.process.poll() is None:
                 worker.process.kill()
                 worker.process.wait()
-        others = (self.gateway, self.notifier, self.groups)
+        others = (self.gateway, self.notifier, self.groups, self.uploader)
         for child in (self.zygote, *others, *self.reloading.children):
             if child.process is not None:
                 child.process.kill()

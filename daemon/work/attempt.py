@@ -8,6 +8,7 @@ every way in which the execution can end into a change in Redis. The worker make
 from __future__ import annotations
 
 import logging
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -34,6 +35,7 @@ from ..runs.checkpoints import Checkpoints
 from ..runs.events import EventLog, read
 from ..runs.rundir import RunDir
 from .horse_pool import Horse
+from .run_fetches import RunFetch
 from .watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -56,27 +58,32 @@ class Attempt:
         request: RunJob | None,
         writer: StreamWriter,
     ) -> None:
-        """`rundir`: None if the job has none; then no events are written or read.
+        """`rundir`: None if the job has none, or not yet; then no events are written or read.
 
-        `request`: what is sent to the horse; None if the job cannot be run. `writer`: copies
-        events to the streams.
+        `request`: what is sent to the horse; None if the job cannot be run, or not yet. `writer`:
+        copies events to the streams.
         """
         self.job = job
         self.started = started
         self.request = request
+        self.fetch: RunFetch | None = None  # its run directory, on the way from the run store
+        self.is_stored = True  # nothing of it has to be uploaded before its end is reported
         self.horse: Horse | None = None
         self.settle: Callable[[], object] | None = None  # the change in Redis that ends it
         self.ended: str | None = None  # finished or failed, once `settle` ends the job so
         self.requested: set[str] = set()  # reasons for which it was asked to stop
         self.is_suspect = started.suspect
         self._store = store
-        self._rundir = rundir
-        self._publisher = Publisher(writer, job.id, rundir.events) if rundir is not None else None
-        self._watchdog = Watchdog(rundir.log) if rundir is not None else None
+        self._writer = writer
+        self._rundir: RunDir | None = None
+        self._publisher: Publisher | None = None
+        self._watchdog: Watchdog | None = None
+        self._checkpoint: Path | None = None  # the newest when it began
+        self._fetched_at = 0.0  # when the progress of `fetch` was last reported
+        self._store_problem: str | None = None
         self._stall_error = ""  # the job's error if a stall ends it
         self._step: int | None = None  # of its latest step event
         self._limit_s = job.timeout if job.timeout and job.timeout > 0 else None
-        self._checkpoint = self._newest_checkpoint()
         self._has_stepped = False  # beyond all earlier executions: only such steps are reported
         self._is_paused = False
         self._has_lost_claim = False  # Redis no longer knows this execution
@@ -84,18 +91,35 @@ class Attempt:
         self._paused_at: float | None = None
         self._paused_s = 0.0
         self._deadline: float | None = None
+        if rundir is not None:
+            self.set_rundir(rundir)
+
+    def set_rundir(self, rundir: RunDir) -> None:
+        """Use a run directory, from now on."""
+        self._rundir = rundir
+        self._publisher = Publisher(self._writer, self.job.id, rundir.events)
+        self._watchdog = Watchdog(rundir.log)
+        self._checkpoint = self._newest_checkpoint()
+
+    @property
+    def has_rundir(self) -> bool:
+        """Whether its run directory is known and can be written."""
+        return self._rundir is not None
 
     @property
     def is_downloading(self) -> bool:
-        """Whether its model is still being downloaded; it gets no horse before that."""
+        """Whether its model or its run directory is still on the way; it gets no horse before."""
         model = self.request.model if self.request is not None else None
-        return self.settle is None and model is not None and model.folder is None
+        is_model_away = model is not None and model.folder is None
+        return self.settle is None and (self.fetch is not None or is_model_away)
 
     # --- requests to the horse --------------------------------------------------------------
 
     def apply(self, control: ControlRequests) -> None:
         """Pass on what Redis currently requests of the job."""
         if self.settle is not None:
+            if control.stop == "kill" or not control.has_claim:
+                self.is_stored = True  # its end no longer waits for the run store
             return
         if not control.has_claim:
             self._has_lost_claim = True
@@ -176,6 +200,35 @@ class Attempt:
         """Copy events to the stream that it missed while Redis was unreachable."""
         if self._publisher is not None:
             self._publisher.catch_up()
+
+    def report_fetch(self) -> None:
+        """Report the progress of its run directory, twice a second at most."""
+        fetch = self.fetch
+        if fetch is None or not fetch.total_bytes or time.monotonic() - self._fetched_at < 0.5:
+            return
+        self._fetched_at = time.monotonic()
+        self._log_event(
+            "fetching",
+            checkpoint=fetch.checkpoint,
+            bytes=fetch.bytes,
+            total_bytes=fetch.total_bytes,
+        )
+
+    def note_store(self, problem: str | None) -> None:
+        """Report once that uploads to the run store fail, and that they succeed again."""
+        if problem is not None and self._store_problem is None:
+            self._log_event(
+                "warning",
+                message=f"{problem}: the job continues, its checkpoints are on "
+                f"{platform.node()} only until uploads succeed",
+            )
+        elif problem is None and self._store_problem is not None and self.settle is None:
+            self._log_event("warning", message="run store: can be written again")
+        self._store_problem = problem
+
+    def supersede(self) -> None:
+        """End the execution: a later one has claimed the run directory."""
+        self._conclude(JobOutcome(self.job.id, "stopped", reason="superseded"))
 
     # --- messages from the horse ------------------------------------------------------------
 

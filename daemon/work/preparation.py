@@ -19,6 +19,7 @@ from ..host.messages import LocalModel, RunJob
 from ..queue import adoption
 from ..queue.jobs import Job, JobStore, StartedExecution
 from ..runs.rundir import RunDir
+from .run_fetches import path_here
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ def _request(
     """Return the request for the horse. Raises WarmdError."""
     model = None
     if (document := rundir.read_spec().get("model")) is not None:
+        document = {**document, "path": path_here(rundir, document["path"])}
         model_config = ModelConfig(**document)
         folder = fetch.folder_at_hand(model_config)
         model = LocalModel(model_config, None if folder is None else str(folder))

@@ -46,9 +46,11 @@ from ..queue.rq_workers import WorkerState
 from ..queue.stream import StreamWriter
 from ..queue.workers import WorkerRegistry
 from ..runs.rundir import SCHEMA
+from ..store.bucket import Bucket
 from .attempt import Attempt
 from .horse_pool import Horse, HorsePool
 from .preparation import prepare
+from .stored_runs import StoredRuns
 
 log = logging.getLogger(__name__)
 
@@ -74,10 +76,12 @@ class Worker:
         lease_s: float,
         labels: Labels,
         max_jobs: int | None,
+        bucket: Bucket | None = None,
     ) -> None:
         """`is_shared`: workers of other daemons may take this worker's jobs when its lease ends.
 
         `labels`: jobs that need others are set aside. `max_jobs`: after these the worker closes.
+        `bucket`: where run directories are kept; None: in the folder `runs` of the home.
 
         A Redis that does not reply within `lease_s` / RENEWALS counts as down. Horses and timers
         wait for that long.
@@ -97,6 +101,7 @@ class Worker:
         self._downloads = Downloads()
         self._lease = Lease(url, name, config.queue, length_s=lease_s)
         self._is_shared = is_shared
+        self._stored = None if bucket is None else StoredRuns(home, bucket)
         self._has_given_back = False  # all jobs, since the lease ran out
         self._labels = {**labels, SCHEMA_LABEL: str(SCHEMA)}
         self._max_jobs = max_jobs
@@ -196,7 +201,7 @@ class Worker:
             self._reconcile()
             self._down_since = None
         for attempt in list(self.attempts):
-            if attempt.settle is not None:
+            if attempt.settle is not None and self._may_settle(attempt):
                 attempt.settle()
                 self.attempts.remove(attempt)
                 self._num_ended[attempt.ended or "other"] += 1
@@ -205,6 +210,15 @@ class Worker:
             self._checked = now
             self._apply_control_requests()
         self._take_job()
+
+    def _may_settle(self, attempt: Attempt) -> bool:
+        """Whether the run store, if there is one, has all of the attempt's files.
+
+        Without its lease the worker does not wait: others may have the job.
+        """
+        if self._stored is None:
+            return True
+        return self._stored.end(attempt) or self._has_given_back
 
     def _disconnect(self) -> None:
         """Stop using Redis until the lease thread reaches it again: every command may block."""
@@ -229,7 +243,7 @@ class Worker:
 
     def _apply_control_requests(self) -> None:
         """Pass on what Redis requests of the running jobs."""
-        running = [attempt for attempt in self.attempts if attempt.settle is None]
+        running = [a for a in self.attempts if a.settle is None or not a.is_stored]
         if running:
             found = self.store.control_requests([(a.job, a.started.claim) for a in running])
             for attempt, control in zip(running, found, strict=True):
@@ -284,7 +298,9 @@ class Worker:
 
     def _has_room(self) -> bool:
         # Suspects without a horse take no slot.
-        running = sum(not (a.is_suspect and a.horse is None) for a in self.attempts)
+        # Nor do ended jobs whose files are being uploaded.
+        slots = [a for a in self.attempts if a.settle is None or a.is_stored]
+        running = sum(not (a.is_suspect and a.horse is None) for a in slots)
         return running + self.horses.num_leaving < self.config.slots
 
     def _start(self, popped: bytes) -> None:
@@ -302,10 +318,21 @@ class Worker:
         if self._max_jobs is not None and self._num_taken >= self._max_jobs:
             self.closing = True
         log.info("%s: %s: execution %d", job.id, self.name, started.number)
-        prepared = prepare(self.store, self.home.runs, self.name, self.config, job, started)
-        request = prepared.request
-        attempt = Attempt(self.store, job, started, prepared.rundir, request, self._writer)
+        attempt = Attempt(self.store, job, started, None, None, self._writer)
         self.attempts.append(attempt)
+        if self._stored is None:
+            self._prepare(attempt)
+        else:
+            self._stored.begin(attempt)
+            attempt.apply(started.control)
+
+    def _prepare(self, attempt: Attempt) -> None:
+        """Read the run directory of a started job, which is on this machine."""
+        job, started = attempt.job, attempt.started
+        prepared = prepare(self.store, self.home.runs, self.name, self.config, job, started)
+        request = attempt.request = prepared.request
+        if prepared.rundir is not None and not attempt.has_rundir:
+            attempt.set_rundir(prepared.rundir)
         if prepared.result is not None:
             attempt.finish_from_disk(prepared.result)
         elif prepared.failure is not None:
@@ -320,7 +347,7 @@ class Worker:
     def _wait(self) -> None:
         """Wait for messages from horses, downloads and Redis, for one tick at most; handle them."""
         is_waiting = any(self._needs_horse(attempt) for attempt in self.attempts)
-        is_urgent = any(attempt.settle is not None for attempt in self.attempts)
+        is_urgent = any(a.settle is not None and a.is_stored for a in self.attempts)
         timeout_s = 0.0 if is_urgent and self._down_since is None else _TICK_S
         horses = {horse.channel.fileno(): horse for horse in self.horses.horses}
         downloads = self._downloads.channels()
@@ -371,6 +398,9 @@ class Worker:
     def _run_timers(self) -> None:
         """Check time limits, stalls and the lease, and request horses for jobs without one."""
         self._enforce_lease()
+        if self._stored is not None:
+            for attempt in self._stored.advance(self.attempts):
+                self._prepare(attempt)
         for attempt in self.attempts:
             if self.draining:
                 attempt.stop("drain")
@@ -420,6 +450,7 @@ def main() -> None:
         lease_s=settings.lease_s,
         labels=settings.labels,
         max_jobs=settings.max_jobs,
+        bucket=None if settings.runs is None else Bucket(settings.runs),
     ).work()
 
 

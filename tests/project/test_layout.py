@@ -144,18 +144,24 @@ ALLOWED = {
     "jobs.codegraph": CONTRACT,
     "daemon.runs": ("jobs",),
     "daemon.host": ("configs", "jobs"),
-    "daemon.queue": ("configs", "jobs", "daemon.host", "daemon.runs"),
+    "daemon.store": ("configs", "jobs", "daemon.host", "daemon.runs"),
+    "daemon.queue": ("configs", "jobs", "daemon.host", "daemon.runs", "daemon.store"),
     "daemon.fork": ("configs", "jobs", "daemon.host", "daemon.runs"),
-    "daemon.work": ("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue"),
+    "daemon.work": (
+        *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.store", "daemon.queue"),
+    ),
     "daemon.sweeps": ("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue"),
     "daemon.curriculum": (
         *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.sweeps"),
+        "daemon.store",
     ),
     "daemon.supervise": (
         *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.sweeps"),
+        "daemon.store",
     ),
     "daemon.client": (
         *("configs", "jobs", "daemon.host", "daemon.runs", "daemon.queue", "daemon.sweeps"),
+        "daemon.store",
         "daemon.curriculum",
     ),
     "daemon.api": (

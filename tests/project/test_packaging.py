@@ -74,7 +74,8 @@ def test_sources_import_declared_dependencies_only():
     foreign = {name.partition(".")[0] for name in imported} - sys.stdlib_module_names
     distributions = names({"yaml": "pyyaml", "PIL": "pillow"}.get(name, name) for name in foreign)
     extras = PROJECT["optional-dependencies"]
-    optional = names(extras["plot"]) | names(extras["optuna"]) | names(extras["apprise"])
+    optional = names(extras["plot"]) | names(extras["optuna"])
+    optional |= names(extras["apprise"]) | names(extras["s3"])
     assert distributions <= names(PROJECT["dependencies"]) | optional
 
 

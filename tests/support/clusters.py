@@ -34,7 +34,9 @@ ROOT = Path(__file__).parents[2]
 class Cluster:
     """A Redis on a loopback port, and the nodes that a test starts."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, folder: Path, model: Path, run_store: str | None = None) -> None:
+        """`run_store`: its URL; then each home has run directories of its own."""
+        self.run_store = run_store
         self.folder = folder
         self.model = model
         self.runs = folder / "runs"
@@ -81,15 +83,21 @@ class Cluster:
     def _client(self) -> Client:
         models = (ModelConfig(name="tiny", path=str(self.model)),)
         return Client(
-            DaemonConfig(home=self.home("client").path, redis_url=self.url, models=models)
+            DaemonConfig(
+                home=self.home("client").path,
+                redis_url=self.url,
+                models=models,
+                runs=self.run_store,
+            )
         )
 
     def home(self, name: str) -> Home:
-        """A home whose run directories are the shared ones."""
+        """A home; without a run store its run directories are the shared ones."""
         home = Home(self.folder / name)
         if not home.path.exists():
             home.path.mkdir(mode=0o700)
-            home.runs.symlink_to(self.runs)
+            if self.run_store is None:
+                home.runs.symlink_to(self.runs)
         return home
 
     def node(
@@ -114,6 +122,8 @@ class Cluster:
         workers = "train-0=train,threads=1;infer-0=infer,isolation=resident,slots=4,threads=1"
         environ = {n: text for n, text in os.environ.items() if not n.startswith("WARMD_")}
         environ |= {"WARMD_HOME": str(self.home(name).path), "WARMD_REDIS_URL": url}
+        if self.run_store is not None:
+            environ["WARMD_RUNS"] = self.run_store
         return environ | {"WARMD_WORKERS": workers, "WARMD_MODELS": f"tiny={self.model}"}
 
     def _start(
@@ -235,10 +245,10 @@ def other_version(folder: Path, version: str, *, schema: int) -> Path:
 
 
 @contextmanager
-def cluster(model: Path) -> Iterator[Cluster]:
+def cluster(model: Path, run_store: str | None = None) -> Iterator[Cluster]:
     """A cluster in a folder with a short path: socket paths are limited."""
     with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
-        made = Cluster(Path(folder), model)
+        made = Cluster(Path(folder), model, run_store)
         try:
             yield made
         finally:

@@ -1,4 +1,4 @@
-"""A TCP proxy that can hang: connections stay open, and nothing gets through."""
+"""A TCP proxy that can hang: connections stay open, and nothing gets through. Or it is cut."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ class HangingProxy:
         self._target_port = target_port
         self._flows = threading.Event()
         self._flows.set()
+        self._is_cut = False
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=100)
         self._sockets: list[socket.socket] = []
         self.port: int = self._listener.getsockname()[1]
@@ -24,6 +25,16 @@ class HangingProxy:
 
     def go_on(self) -> None:
         self._flows.set()
+
+    def cut(self) -> None:
+        """End all connections, and every new one at once."""
+        self._is_cut = True
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def mend(self) -> None:
+        self._is_cut = False
 
     def close(self) -> None:
         self._flows.set()
@@ -36,6 +47,9 @@ class HangingProxy:
         with contextlib.suppress(OSError):  # closed
             while True:
                 client, _ = self._listener.accept()
+                if self._is_cut:
+                    client.close()
+                    continue
                 server = socket.create_connection(("127.0.0.1", self._target_port))
                 self._sockets += [client, server]
                 for source, sink in ((client, server), (server, client)):

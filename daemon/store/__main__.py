@@ -1,0 +1,149 @@
+"""The uploader's process: `python -m warmd.daemon.store HOME PARENT`, its settings on stdin.
+
+It does nothing that cannot be repeated: after a kill the next one uploads again what was not
+committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from ...jobs.errors import Conflict, NotFound, SpecError
+from ...jobs.files.atomic import write_atomic
+from ..host.home import Home
+from ..host.messages import UploaderSettings, decode
+from ..host.parent_death import end_with_parent
+from ..runs.fence import NAME as FENCE_NAME, Superseded
+from ..runs.rundir import RunDir
+from . import index
+from .bucket import Bucket, StoreUnavailable
+from .pending import PendingUploads
+from .upload import RunUpload
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 0.2
+_MAX_WAIT_S = 30.0  # between two attempts while the store is unavailable
+_THREADS = 4  # jobs that are uploaded at the same time
+_NICENESS = 10  # below the training's
+
+
+class Uploader:
+    """Uploads the pending run directories of one home."""
+
+    def __init__(self, home: Home, bucket: Bucket) -> None:
+        self._runs = home.runs
+        self._bucket = bucket
+        self._pending = PendingUploads(home)
+        self._uploads: dict[str, RunUpload] = {}
+        self._running: dict[str, Future[bool]] = {}
+        self._pool = ThreadPoolExecutor(_THREADS)
+        self._failures = 0  # in a row
+        self._retry_at = 0.0
+        self._local_problem: str | None = None
+
+    def run(self) -> None:
+        """Upload for ever."""
+        self._pending.note_problem(None)
+        while True:
+            self._collect()
+            if time.monotonic() >= self._retry_at:
+                for job_id in self._pending.jobs():
+                    if job_id not in self._running:
+                        self._running[job_id] = self._pool.submit(self._advance, job_id)
+            time.sleep(_TICK_S)
+
+    def _collect(self) -> None:
+        """Take the outcomes of the threads."""
+        for job_id, future in list(self._running.items()):
+            if not future.done():
+                continue
+            del self._running[job_id]
+            try:
+                has_uploaded = future.result()
+            except StoreUnavailable as error:
+                self._uploads.pop(job_id, None)  # what it knows of the store may be out of date
+                self._note_failure(str(error))
+            except OSError as error:  # the local disk
+                self._uploads.pop(job_id, None)
+                self._note_failure(f"{job_id}: {error}")
+            else:
+                if has_uploaded:
+                    self._note_success()
+
+    def _advance(self, job_id: str) -> bool:
+        """Upload what is due of a job; return whether it was. Raises StoreUnavailable, OSError."""
+        pending = self._pending.read(job_id)
+        if pending is None:
+            return False
+        rundir = RunDir(self._runs / job_id)
+        try:
+            upload = self._uploads.get(job_id)
+            if upload is None or upload.execution != pending.execution:
+                upload = self._uploads[job_id] = RunUpload(self._bucket, rundir, pending)
+            if not pending.has_ended and not upload.is_due():
+                return False
+            upload.advance(is_last=pending.has_ended)
+            if pending.has_ended:
+                upload.remove_unused()
+                self._finish(job_id, pending.execution)
+        except Superseded as error:
+            log.warning("%s", error)
+            self._raise_fence(rundir)
+            self._finish(job_id, pending.execution)
+        except (Conflict, NotFound) as error:  # it was removed, or its index is damaged
+            log.error("%s: not uploaded: %s", job_id, error)
+            self._finish(job_id, pending.execution)
+        return True
+
+    def _finish(self, job_id: str, execution: int) -> None:
+        """Forget an upload, unless the next execution has begun here meanwhile."""
+        self._uploads.pop(job_id, None)
+        with self._pending.fetching(job_id):
+            now = self._pending.read(job_id)
+            if now is not None and now.execution == execution:
+                self._pending.remove(job_id)
+
+    def _raise_fence(self, rundir: RunDir) -> None:
+        """Let the late execution on this machine end: it may still compute."""
+        try:
+            latest = index.read(self._bucket, rundir.path.name).execution
+        except (NotFound, Conflict):
+            return
+        write_atomic(rundir.path / FENCE_NAME, b"%d\n" % latest)
+
+    def _note_failure(self, problem: str) -> None:
+        if self._failures == 0:
+            log.error("%s; uploads are retried", problem)
+            self._pending.note_problem(problem)
+        self._failures += 1
+        self._retry_at = time.monotonic() + min(2.0 ** (self._failures - 1), _MAX_WAIT_S)
+
+    def _note_success(self) -> None:
+        if self._failures:
+            log.info("run store: %s can be written again", self._bucket.name)
+            self._pending.note_problem(None)
+            self._failures = 0
+
+
+def main() -> None:
+    """Upload until the supervisor is gone."""
+    end_with_parent(int(sys.argv[2]))
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    settings = decode(sys.stdin.buffer.read())
+    assert isinstance(settings, UploaderSettings)
+    os.nice(_NICENESS)
+    try:
+        bucket = Bucket(settings.runs)
+    except (SpecError, StoreUnavailable) as error:
+        raise SystemExit(str(error)) from None
+    Uploader(Home(Path(sys.argv[1])), bucket).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""The objects of a run store: reading, writing and conditional writing, by obstore.
+
+Every problem with the service becomes StoreUnavailable, with one line that holds no credentials.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from ...configs.run_store import parse_location
+from ...jobs.errors import NotFound, SpecError, Unavailable
+
+PART_BYTES = 8 << 20  # of a large object; S3 takes 10,000 parts: objects of up to 80 GB
+_READ_BYTES = 1 << 20
+_RETRIES = 2  # of one request; callers wait longer
+_TIMEOUT_S = 30.0
+_MOST_PROBLEM = 300  # characters
+_HTTP_STATUS = re.compile(r"non-2xx status code: (.{3,60}?)(?::|$)")
+_NO_BUCKET = "NoSuchBucket"
+_SERVICE_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
+
+
+class StoreUnavailable(Unavailable):
+    """The service cannot be reached, or refuses a request."""
+
+
+class Changed(Exception):
+    """A conditional write failed: another process has written the object."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """A small object as it was read."""
+
+    data: bytes
+    tag: str  # for a conditional write
+
+
+class Bucket:
+    """The objects below the URL's prefix."""
+
+    def __init__(self, url: str) -> None:
+        """Raises SpecError without the library."""
+        try:
+            import obstore
+            from obstore.store import S3Store
+        except ImportError:
+            raise SpecError("runs", "needs obstore for s3://…: pip install 'warmd[s3]'") from None
+        location = parse_location(url)
+        self.name = location.name
+        self._library: Any = obstore
+        options: dict[str, Any] = {}
+        if location.endpoint is not None:
+            options["endpoint"] = location.endpoint
+        if location.region is not None:
+            options["region"] = location.region
+        with self._translated():
+            self._store: Any = S3Store(
+                location.bucket,
+                prefix=location.prefix or None,
+                client_options={
+                    "allow_http": (location.endpoint or "").startswith("http://"),
+                    "connect_timeout": timedelta(seconds=5),
+                    "timeout": timedelta(seconds=_TIMEOUT_S),
+                },
+                retry_config={
+                    "max_retries": _RETRIES,
+                    "retry_timeout": timedelta(seconds=_TIMEOUT_S),
+                },
+                **options,
+            )
+
+    def get(self, key: str) -> Content | None:
+        """Return a small object; None if there is none."""
+        with self._translated():
+            try:
+                found = self._library.get(self._store, key)
+                return Content(bytes(found.bytes()), str(found.meta["e_tag"]))
+            except FileNotFoundError as error:
+                if _NO_BUCKET in str(error):
+                    raise
+                return None
+
+    def read(self, key: str) -> Iterator[bytes]:
+        """Yield an object's content in blocks. Raises NotFound."""
+        with self._translated():
+            try:
+                found = self._library.get(self._store, key)
+            except FileNotFoundError:
+                raise NotFound(f"run store: {key} is missing in {self.name}") from None
+            for block in found.stream(min_chunk_size=_READ_BYTES):
+                yield bytes(block)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write a small object."""
+        with self._translated():
+            self._library.put(self._store, key, data, use_multipart=False)
+
+    def put_blocks(self, key: str, blocks: Iterable[bytes]) -> None:
+        """Write a large object, in parts; it is there at the end or not at all."""
+        with self._translated():
+            self._library.put(self._store, key, blocks, chunk_size=PART_BYTES, max_concurrency=2)
+
+    def put_if(self, key: str, data: bytes, tag: str | None) -> None:
+        """Replace an object that still has this tag; None: create it. Raises Changed."""
+        mode = "create" if tag is None else {"e_tag": tag}
+        errors = self._library.exceptions
+        with self._translated():
+            try:
+                self._library.put(self._store, key, data, mode=mode, use_multipart=False)
+            except (errors.AlreadyExistsError, errors.PreconditionError):
+                raise Changed(key) from None
+            except FileNotFoundError as error:  # S3's answer when it was to be replaced
+                if _NO_BUCKET in str(error):
+                    raise
+                raise Changed(key) from None
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Return the keys below a prefix, sorted, each with its bytes."""
+        with self._translated():
+            found = self._library.list(self._store, prefix)
+            return dict(sorted((meta["path"], meta["size"]) for page in found for meta in page))
+
+    def folders(self) -> list[str]:
+        """Return the first parts of all keys, sorted."""
+        with self._translated():
+            found = self._library.list_with_delimiter(self._store)
+            return sorted(name.strip("/") for name in found["common_prefixes"])
+
+    def delete(self, keys: list[str]) -> None:
+        """Delete objects; those that are not there are no problem."""
+        if keys:
+            with self._translated():
+                self._library.delete(self._store, keys)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (self._library.exceptions.BaseError, FileNotFoundError) as error:
+            raise StoreUnavailable(f"run store {self.name}: {_problem(error)}") from None
+
+
+def _problem(error: Exception) -> str:
+    """The reason in a message of obstore, which adds URLs, counts and a dump of the error."""
+    text = str(error)
+    status, code = _HTTP_STATUS.search(text), _SERVICE_CODE.search(text)
+    if status is not None:
+        return f"{status[1]} ({code[1]})" if code is not None else status[1]
+    plain = " ".join(text.partition("Debug source")[0].split())
+    return plain[-_MOST_PROBLEM:] or type(error).__name__

@@ -1,0 +1,110 @@
+"""The event log of a job in the store: segments, as an object cannot be appended to.
+
+A segment is named by the execution that wrote it and by its offset in the log. The latest one of
+an execution is written again while it grows. A segment of a later execution cuts off what earlier
+ones have at its offset and beyond: what a late writer still uploads is not part of the log.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ...jobs.errors import Conflict
+from ...jobs.files.atomic import whole_file
+from .bucket import Bucket
+
+_SEGMENT_BYTES = 1 << 18  # from this size on, a segment is not written again
+_NAME = re.compile(r".*/events/(\d+)-(\d+)\.jsonl")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Bytes of the log that an object holds."""
+
+    key: str
+    execution: int
+    offset: int
+    bytes: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.bytes
+
+
+def segments(bucket: Bucket, job_id: str) -> list[Segment]:
+    """Return what the log consists of, in order, without what was cut off. Raises Conflict."""
+    log: list[Segment] = []
+    for segment in _found(bucket, job_id):
+        log = [
+            replace(one, bytes=min(one.bytes, segment.offset - one.offset))
+            for one in log
+            if one.offset < segment.offset
+        ]
+        if segment.offset != (log[-1].end if log else 0):
+            raise Conflict(f"job: a part of the events of {job_id} is missing in {bucket.name}")
+        log.append(segment)
+    return log
+
+
+def length(log: list[Segment]) -> int:
+    """Return the bytes of a log."""
+    return log[-1].end if log else 0
+
+
+def download(bucket: Bucket, log: list[Segment], path: Path) -> None:
+    """Write a log to `path`, atomically."""
+    with whole_file(path, mode=0o600) as file:
+        for segment in log:
+            content = bucket.get(segment.key)
+            data = b"" if content is None else content.data[: segment.bytes]
+            if len(data) < segment.bytes:
+                raise Conflict(f"run store: {segment.key} in {bucket.name} is cut off")
+            file.write(data)
+
+
+class EventUpload:
+    """Uploads the events of one execution."""
+
+    def __init__(
+        self, bucket: Bucket, job_id: str, path: Path, *, execution: int, start: int
+    ) -> None:
+        """`start`: the length of the log in the store when the execution began."""
+        self._bucket = bucket
+        self._path = path
+        self._folder = f"{job_id}/events"
+        self._execution = execution
+        own = [one for one in _found(bucket, job_id) if one.execution == execution]
+        # Of another process that uploaded for this execution and was killed.
+        self._offset = own[-1].offset if own else start
+        self._sent = own[-1].end if own else start
+
+    def upload(self) -> None:
+        """Upload the whole events that are not in the store. Raises OSError."""
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            size = os.fstat(descriptor).st_size
+            data = os.pread(descriptor, max(size - self._offset, 0), self._offset)
+        finally:
+            os.close(descriptor)
+        data = data[: data.rfind(b"\n") + 1]
+        if self._offset + len(data) <= self._sent:
+            return
+        name = f"{self._execution:06d}-{self._offset:015d}.jsonl"
+        self._bucket.put(f"{self._folder}/{name}", data)
+        self._sent = self._offset + len(data)
+        if len(data) >= _SEGMENT_BYTES:
+            self._offset = self._sent
+
+
+def _found(bucket: Bucket, job_id: str) -> list[Segment]:
+    found = []
+    for key, size in bucket.sizes(f"{job_id}/events").items():
+        if match := _NAME.fullmatch(key):
+            found.append(Segment(key, int(match[1]), int(match[2]), size))
+    return sorted(found, key=lambda one: (one.execution, one.offset))

@@ -1,0 +1,136 @@
+"""Makes the run directory of a job complete on this machine, for an execution that begins.
+
+What is here is kept where it is the same, or where this machine is ahead of the store: then the
+latest execution ran here and was killed before everything was uploaded. Of the checkpoints only the
+latest whole one is fetched; the others are folders with a manifest alone, so that training counts
+them, judges them, and removes them as if they were here.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from ...jobs.context import MANIFEST, step_of
+from ...jobs.errors import CheckpointDamaged, Conflict, NotFound
+from ...jobs.files.atomic import whole_folder
+from ..host.home import Home
+from ..runs.checkpoints import Checkpoints, verify
+from ..runs.rundir import RunDir
+from . import event_segments, index
+from .bucket import Bucket
+from .content import OnBytes, download, is_safe, is_same
+from .index import Index, StoredFile
+from .pending import Pending, PendingUploads
+
+log = logging.getLogger(__name__)
+
+_OUTCOME = ("result.json", "model")  # of an execution that others have passed since
+
+
+def open_rundir(home: Home, bucket: Bucket, job_id: str, execution: int) -> Index:
+    """Claim a job for an execution, and fetch all but checkpoints; return the index.
+
+    Raises Superseded, StoreUnavailable, Conflict, NotFound and OSError.
+    """
+    pending = PendingUploads(home)
+    rundir = RunDir(home.runs / job_id)
+    with pending.fetching(job_id):
+        old, new = index.claim(bucket, job_id, execution)
+        unsent = pending.read(job_id)
+        is_ahead = unsent is not None and unsent.execution == old.execution
+        log_segments = event_segments.segments(bucket, job_id)
+        if is_ahead:
+            by_people = ("spec.json", "labels.json")
+            fetch_files(bucket, rundir.path, {n: f for n, f in new.files.items() if n in by_people})
+        else:
+            remove_others(rundir, new)
+            fetch_small(bucket, rundir, new)
+            event_segments.download(bucket, log_segments, rundir.events)
+        started = Pending(execution, event_segments.length(log_segments))
+        pending.write(job_id, started)
+    return new
+
+
+def fetch_small(bucket: Bucket, rundir: RunDir, now: Index) -> None:
+    """Fetch all files but those of checkpoints, of which only the manifests."""
+    files = {
+        name: file
+        for name, file in now.files.items()
+        if not name.startswith("checkpoints/") or name.endswith(f"/{MANIFEST}")
+    }
+    fetch_files(bucket, rundir.path, files)
+
+
+def fetch_files(
+    bucket: Bucket,
+    folder: Path,
+    files: dict[str, StoredFile],
+    *,
+    on_bytes: OnBytes = lambda number: None,
+) -> None:
+    """Fetch files that are not in the folder, or not the same there."""
+    for name, file in files.items():
+        if not is_safe(name):
+            raise Conflict(f"run store: {name!r} is not a path in a run directory")
+        if not is_same(folder / name, file):
+            download(bucket, file, folder / name, on_bytes=on_bytes)
+
+
+def fetch_checkpoint(
+    bucket: Bucket,
+    rundir: RunDir,
+    now: Index,
+    *,
+    step: int | None = None,
+    on_begin: Callable[[str, int], None] = lambda name, total: None,
+    on_bytes: OnBytes = lambda number: None,
+) -> Path | None:
+    """Make a checkpoint whole on this machine, by default the latest; return its folder.
+
+    None: there is none. A checkpoint that is damaged in the store is skipped for the one before,
+    unless it is asked for. Raises CheckpointDamaged.
+    """
+    here = {step_of(path): path for path in Checkpoints(rundir.checkpoints).list()}
+    stored = now.checkpoints()
+    for number in sorted({*here, *stored} if step is None else {step} & {*here, *stored})[::-1]:
+        path = rundir.checkpoints / f"checkpoint-{number}"
+        if number in here and _is_whole(path):
+            return path
+        if number not in stored:
+            continue
+        files = now.below(stored[number])
+        on_begin(path.name, sum(file.bytes for file in files.values()))
+        try:
+            with whole_folder(path) as staging:
+                fetch_files(bucket, staging, files, on_bytes=on_bytes)
+            verify(path)
+        except (Conflict, NotFound, CheckpointDamaged) as problem:
+            if step is not None:
+                raise CheckpointDamaged(f"{path.name}: {problem}") from None
+            log.warning("%s: %s: %s", rundir.path.name, path.name, problem)
+            continue
+        return path
+    return None
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        verify(path)
+    except CheckpointDamaged:
+        return False
+    return True
+
+
+def remove_others(rundir: RunDir, now: Index) -> None:
+    """Remove what an execution left here that others have passed since."""
+    stored = now.checkpoints()
+    for path in Checkpoints(rundir.checkpoints).list():
+        if step_of(path) not in stored:
+            shutil.rmtree(path)
+    for name in _OUTCOME:
+        if name not in now.files and not now.below(name):
+            path = rundir.path / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

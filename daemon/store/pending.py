@@ -1,0 +1,91 @@
+"""The run directories of a home that are not completely in the store: a file each in HOME/store.
+
+A worker writes it when an execution begins, and marks it when the execution ends; the uploader
+removes it when all is uploaded. A worker reports the end of a training only then. The files survive
+kills and power failures: what they name is uploaded after the next start.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+
+import orjson
+
+from ...jobs.files.atomic import write_atomic
+from ..host.home import Home
+from ..runs.rundir import is_job_id
+
+_PROBLEM = "problem"
+_LOCKS = 16  # files that jobs share: one for each would stay for ever
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An execution whose run directory is to be uploaded."""
+
+    execution: int
+    events_from: int  # length of the event log in the store when it began
+    has_ended: bool = False  # nothing more is written: remove the file after the next upload
+
+
+class PendingUploads:
+    """The files in HOME/store."""
+
+    def __init__(self, home: Home) -> None:
+        self.folder = home.store
+
+    def jobs(self) -> list[str]:
+        """Return the ids of all jobs with such a file, in the order of their creation."""
+        with suppress(FileNotFoundError):
+            return sorted(filter(is_job_id, os.listdir(self.folder)))
+        return []
+
+    def read(self, job_id: str) -> Pending | None:
+        """Return what a job's file says; None: all of the job is in the store."""
+        with suppress(OSError, orjson.JSONDecodeError, TypeError):
+            return Pending(**orjson.loads((self.folder / job_id).read_bytes()))
+        return None
+
+    def write(self, job_id: str, pending: Pending) -> None:
+        """Note an execution. Raises OSError."""
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        write_atomic(self.folder / job_id, orjson.dumps(asdict(pending)))
+
+    def is_uploaded(self, job_id: str) -> bool:
+        """Whether all of a job is in the store."""
+        return not (self.folder / job_id).exists()
+
+    def remove(self, job_id: str) -> None:
+        """Note that all of a job is in the store."""
+        (self.folder / job_id).unlink(missing_ok=True)
+
+    @contextmanager
+    def fetching(self, job_id: str) -> Iterator[None]:
+        """Keep other processes of this home from writing a job's run directory from the store."""
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        path = self.folder / f".lock-{zlib.crc32(job_id.encode()) % _LOCKS:02d}"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def problem(self) -> str | None:
+        """Return why nothing can be uploaded now; None: it can."""
+        with suppress(FileNotFoundError):
+            return (self.folder / _PROBLEM).read_text()
+        return None
+
+    def note_problem(self, problem: str | None) -> None:
+        """Note why nothing can be uploaded, for the workers of this home."""
+        if problem is None:
+            (self.folder / _PROBLEM).unlink(missing_ok=True)
+        else:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            write_atomic(self.folder / _PROBLEM, problem.encode())

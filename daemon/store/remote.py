@@ -1,0 +1,193 @@
+"""The run directories of a home and their counterparts in the run store, for those who read,
+submit and remove jobs.
+
+`publish` and `withdraw` are called where a job enters or leaves Redis (queue.jobs, queue.removal).
+`refresh` brings what people look at to this machine: everything but weights.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from ...jobs.context import MANIFEST
+from ...jobs.errors import NotFound
+from ..host.home import Home
+from ..runs.checkpoints import Checkpoints
+from ..runs.rundir import RunDir, is_job_id
+from . import event_segments, fetching, index
+from .bucket import Bucket
+from .content import Transfer, is_same
+from .event_segments import EventUpload
+from .index import Index, StoredFile
+from .pending import PendingUploads
+
+_LARGE_BYTES = 16 << 20  # larger files are not fetched for reading
+_THREADS = 16  # of small requests at the same time
+_BY_PEOPLE = ("spec.json", "labels.json")
+_SUMMARY = (*_BY_PEOPLE, "result.json")  # what lists of jobs show
+_NOT_STORED = ("lock", "execution", "events.jsonl")
+
+
+class RemoteRuns:
+    """The run store of one home."""
+
+    def __init__(self, home: Home, url: str) -> None:
+        """Raises SpecError without the library for it."""
+        self.bucket = Bucket(url)
+        self._home = home
+        self._pending = PendingUploads(home)
+
+    # --- changes by people ------------------------------------------------------------------
+
+    def publish(self, job_id: str) -> None:
+        """Make a run directory of this machine known to all, or what people changed in it.
+
+        Raises StoreUnavailable, Conflict and OSError.
+        """
+        path = self._home.runs / job_id
+        if not (path / "spec.json").is_file():
+            return
+        try:
+            now = index.read(self.bucket, job_id)
+        except NotFound:
+            self._create(job_id, path)
+            return
+        transfer = Transfer(self.bucket, job_id, now.execution)
+        known = {file.content: file for file in now.files.values()}
+        changed = {
+            name: transfer.upload(path / name, known)
+            for name in _BY_PEOPLE
+            if (path / name).is_file()
+            and (name not in now.files or not is_same(path / name, now.files[name]))
+        }
+        if changed:
+            self._replace(job_id, lambda old: replace(old, files={**old.files, **changed}))
+
+    def _create(self, job_id: str, path: Path) -> None:
+        transfer = Transfer(self.bucket, job_id, 0)
+        files: dict[str, StoredFile] = {}
+        known: dict[tuple[str, int], StoredFile] = {}
+        for name, file in _files(path):
+            files[name] = transfer.upload(file, known)
+            known[files[name].content] = files[name]
+        EventUpload(self.bucket, job_id, path / "events.jsonl", execution=0, start=0).upload()
+        index.create(self.bucket, job_id, files)
+
+    def note_removed_checkpoints(self, job_id: str) -> None:
+        """Remove the checkpoints and initial weights that are not on this machine any more.
+
+        Called after a refresh, which had placed the folders of all of them.
+        """
+        rundir = RunDir(self._home.runs / job_id)
+        here = {path.name for path in Checkpoints(rundir.checkpoints).list()}
+        has_init = (rundir.path / "init").is_dir()
+
+        def is_kept(name: str) -> bool:
+            parts = name.split("/")
+            if parts[0] == "checkpoints":
+                return parts[1] in here
+            return parts[0] != "init" or has_init
+
+        self._replace(
+            job_id,
+            lambda old: replace(old, files={n: f for n, f in old.files.items() if is_kept(n)}),
+        )
+
+    def withdraw(self, job_id: str) -> None:
+        """Remove a job from the store: first its index, so that it is gone even if interrupted."""
+        self.bucket.delete([f"{job_id}/{index.NAME}"])
+        self.bucket.delete(list(self.bucket.sizes(job_id)))
+        self._pending.remove(job_id)
+
+    def _replace(self, job_id: str, change: index.Change) -> None:
+        old, new = index.commit(self.bucket, job_id, change)
+        self.bucket.delete(index.unused(old, new))
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def ids(self) -> list[str]:
+        """Return the ids of all jobs in the store."""
+        return [name for name in self.bucket.folders() if is_job_id(name)]
+
+    def refresh(self, job_id: str) -> None:
+        """Bring everything of a job but weights up to date on this machine.
+
+        Of checkpoints the manifests. A job that is not in the store, or runs here, is left alone.
+        """
+        with self._reading(job_id) as now:
+            if now is None:
+                return
+            rundir = RunDir(self._home.runs / job_id)
+            small = {
+                name: file
+                for name, file in now.files.items()
+                if (
+                    file.bytes <= _LARGE_BYTES
+                    and name.partition("/")[0] not in ("checkpoints", "init", "model")
+                )
+                or name.endswith(f"/{MANIFEST}")
+            }
+            fetching.fetch_files(self.bucket, rundir.path, small)
+            log = event_segments.segments(self.bucket, job_id)
+            if not _has_length(rundir.events, event_segments.length(log)):
+                event_segments.download(self.bucket, log, rundir.events)
+            fetching.remove_others(rundir, now)
+
+    def refresh_summaries(self, job_ids: Collection[str]) -> None:
+        """Bring what lists show of these jobs up to date, many at a time."""
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(self._refresh_summary, job_ids))
+
+    def _refresh_summary(self, job_id: str) -> None:
+        if (self._home.runs / job_id / "result.json").is_file():
+            return  # it has ended: a request for each such job would make lists slow
+        with self._reading(job_id) as now:
+            if now is not None:
+                files = {name: file for name, file in now.files.items() if name in _SUMMARY}
+                fetching.fetch_files(self.bucket, self._home.runs / job_id, files)
+
+    def fetch_model(self, job_id: str) -> None:
+        """Make the final model of a job whole on this machine, if it has one."""
+        with self._reading(job_id) as now:
+            if now is not None:
+                model = {n: f for n, f in now.files.items() if n.startswith("model/")}
+                fetching.fetch_files(self.bucket, self._home.runs / job_id, model)
+
+    def fetch_checkpoint(self, job_id: str, step: int | None) -> None:
+        """Make a checkpoint whole on this machine; None: the latest. Raises CheckpointDamaged."""
+        with self._reading(job_id) as now:
+            if now is not None:
+                rundir = RunDir(self._home.runs / job_id)
+                fetching.fetch_checkpoint(self.bucket, rundir, now, step=step)
+
+    @contextmanager
+    def _reading(self, job_id: str) -> Iterator[Index | None]:
+        """Keep workers from using the run directory in the block; None if they do."""
+        with self._pending.fetching(job_id):
+            now = None
+            if self._pending.is_uploaded(job_id):
+                with suppress(NotFound):
+                    now = index.read(self.bucket, job_id)
+            yield now
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            path = Path(root, name)
+            relative = str(path.relative_to(folder))
+            if not name.startswith(".") and relative not in _NOT_STORED:
+                yield relative, path
+
+
+def _has_length(path: Path, length: int) -> bool:
+    try:
+        return path.stat().st_size == length
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,98 @@
+"""A job's run directory on its way from the run store to this machine, in a thread of the worker.
+
+The worker's loop polls it: it never waits for the network.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+from ...jobs.errors import WarmdError
+from ..host.home import Home
+from ..runs.fence import Superseded
+from ..runs.rundir import RunDir
+from ..store import fetching
+from ..store.bucket import Bucket, StoreUnavailable
+
+log = logging.getLogger(__name__)
+
+_MAX_WAIT_S = 30.0  # between two attempts while the store is unavailable
+
+
+class _Canceled(Exception):
+    """Nobody needs the run directory any more."""
+
+
+class RunFetch:
+    """Makes one run directory complete; its attributes are read by the worker's loop."""
+
+    def __init__(self, home: Home, bucket: Bucket, job_id: str, execution: int) -> None:
+        self.rundir = RunDir(home.runs / job_id)
+        self.is_open = False  # spec, labels and events are here
+        self.is_done = False
+        self.is_superseded = False  # a later execution has claimed the job
+        self.failure: str | None = None  # why the job cannot be run
+        self.checkpoint: str | None = None  # the one that is being fetched
+        self.bytes = 0  # of it, so far
+        self.total_bytes = 0
+        self._home = home
+        self._bucket = bucket
+        self._execution = execution
+        self._canceled = threading.Event()
+        threading.Thread(target=self._run, name=f"fetch {job_id}", daemon=True).start()
+
+    def cancel(self) -> None:
+        """End the thread soon."""
+        self._canceled.set()
+
+    def _run(self) -> None:
+        wait_s = 0.0
+        try:
+            while not self._canceled.wait(wait_s):
+                try:
+                    self._fetch()
+                    return
+                except StoreUnavailable as error:
+                    if wait_s == 0.0:
+                        log.error("%s: %s; it is tried again", self.rundir.path.name, error)
+                    wait_s = min(2 * wait_s + 1, _MAX_WAIT_S)
+        except _Canceled:
+            pass
+        except Superseded as error:
+            log.warning("%s", error)
+            self.is_superseded = True
+        except WarmdError as error:
+            self.failure = str(error)
+        except OSError as error:
+            self.failure = f"run directory: {error}"
+        finally:
+            self.is_done = True
+
+    def _fetch(self) -> None:
+        job_id = self.rundir.path.name
+        now = fetching.open_rundir(self._home, self._bucket, job_id, self._execution)
+        self.is_open = True
+        fetching.fetch_checkpoint(
+            self._bucket, self.rundir, now, on_begin=self._begin, on_bytes=self._count
+        )
+
+    def _begin(self, checkpoint: str, total_bytes: int) -> None:
+        self.checkpoint, self.bytes, self.total_bytes = checkpoint, 0, total_bytes
+
+    def _count(self, number: int) -> None:
+        if self._canceled.is_set():
+            raise _Canceled
+        self.bytes += number
+
+
+def path_here(rundir: RunDir, path: str) -> str:
+    """Return where the weights of a job are that another machine has placed in its run directory.
+
+    Other paths are returned as they are.
+    """
+    folder = Path(path)
+    is_own = folder.is_absolute() and folder.parts[-2:] == (rundir.path.name, "init")
+    own = rundir.path / "init"
+    return str(own) if is_own and own.is_dir() else path

@@ -1,0 +1,106 @@
+"""What a worker does for run directories that are kept in a run store.
+
+It lets them be fetched when an execution begins, and when one ends it notes so for the uploader
+and waits until everything is in the store: a training whose result could still be lost with this
+machine has not ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from ...configs.queues import TRAIN
+from ..host.home import Home
+from ..store.bucket import Bucket
+from ..store.pending import PendingUploads
+from .attempt import Attempt
+from .run_fetches import RunFetch
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0  # between two looks whether uploads fail
+
+
+class StoredRuns:
+    """The run directories of a worker's attempts."""
+
+    def __init__(self, home: Home, bucket: Bucket) -> None:
+        self._home = home
+        self._bucket = bucket
+        self._pending = PendingUploads(home)
+        self._looked = 0.0
+        self._marked: set[tuple[str, int]] = set()  # executions whose end the uploader knows
+
+    def begin(self, attempt: Attempt) -> None:
+        """Start to fetch the run directory of an attempt."""
+        attempt.is_stored = attempt.job.origin != TRAIN
+        attempt.fetch = RunFetch(self._home, self._bucket, attempt.job.id, attempt.started.number)
+
+    def advance(self, attempts: Sequence[Attempt]) -> list[Attempt]:
+        """Return the attempts whose run directories have become complete."""
+        complete = []
+        for attempt in attempts:
+            fetch = attempt.fetch
+            if fetch is None:
+                continue
+            if attempt.settle is not None:  # canceled meanwhile
+                fetch.cancel()
+                attempt.fetch = None
+                continue
+            is_done = fetch.is_done  # before the others: they are set first
+            if fetch.is_open and not attempt.has_rundir:
+                attempt.set_rundir(fetch.rundir)
+            attempt.report_fetch()
+            if not is_done:
+                continue
+            attempt.fetch = None
+            if fetch.is_superseded:
+                attempt.supersede()
+            elif fetch.failure is not None:
+                attempt.fail(fetch.failure)
+            else:
+                complete.append(attempt)
+        self._report_problem(attempts)
+        return complete
+
+    def end(self, attempt: Attempt) -> bool:
+        """Note that an attempt has ended; return whether its end may be reported."""
+        execution = (attempt.job.id, attempt.started.number)
+        if not attempt.has_rundir:
+            attempt.is_stored = True
+        elif execution not in self._marked:
+            try:
+                self._mark(*execution)
+            except OSError as error:
+                log.error("%s: its end cannot be noted for the upload: %s", execution[0], error)
+                return False
+            self._marked.add(execution)
+        if not attempt.is_stored and self._is_uploaded(*execution):
+            attempt.is_stored = True
+        if attempt.is_stored:
+            self._marked.discard(execution)
+        return attempt.is_stored
+
+    def _mark(self, job_id: str, execution: int) -> None:
+        pending = self._pending.read(job_id)
+        if pending is not None and pending.execution == execution:
+            self._pending.write(job_id, replace(pending, has_ended=True))
+
+    def _is_uploaded(self, job_id: str, execution: int) -> bool:
+        pending = self._pending.read(job_id)
+        return pending is None or pending.execution != execution
+
+    def _report_problem(self, attempts: Sequence[Attempt]) -> None:
+        if time.monotonic() - self._looked < _LOOK_S:
+            return
+        self._looked = time.monotonic()
+        problem: str | None = None
+        with suppress(OSError):
+            problem = self._pending.problem()
+        for attempt in attempts:
+            if attempt.has_rundir and attempt.job.origin == TRAIN:
+                attempt.note_store(problem)

@@ -1,0 +1,337 @@
+"""The run store: uploads, fences and fetches of run directories, on a real S3 server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from s3_servers import S3Server, s3_server
+
+from warmd.daemon.host.home import Home
+from warmd.daemon.runs import events
+from warmd.daemon.runs.checkpoints import Checkpoints, verify
+from warmd.daemon.runs.events import EventLog
+from warmd.daemon.runs.fence import Superseded
+from warmd.daemon.runs.rundir import RunDir
+from warmd.daemon.store import fetching, index
+from warmd.daemon.store.bucket import Bucket, StoreUnavailable
+from warmd.daemon.store.pending import PendingUploads
+from warmd.daemon.store.remote import RemoteRuns
+from warmd.daemon.store.upload import RunUpload
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with s3_server() as made:
+        yield made
+
+
+class Machine:
+    """A home of its own, with what its daemon does for run directories."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.url = url
+        self.home = Home(folder)
+        self.home.create()
+        self.remote = RemoteRuns(self.home, url)
+        self.bucket = self.remote.bucket
+        self.pending = PendingUploads(self.home)
+
+    def rundir(self, job_id: str) -> RunDir:
+        return RunDir(self.home.runs / job_id)
+
+    def submit(self) -> str:
+        rundir = RunDir.create(self.home.runs, "grpo", {"spec": {}})
+        self.remote.publish(rundir.path.name)
+        return rundir.path.name
+
+    def begin(self, job_id: str, execution: int) -> Path | None:
+        """Begin an execution; return the checkpoint that it resumes from."""
+        now = fetching.open_rundir(self.home, self.bucket, job_id, execution)
+        fetching.fetch_checkpoint(self.bucket, self.rundir(job_id), now)
+        return Checkpoints(self.rundir(job_id).checkpoints).latest()
+
+    def upload(self, job_id: str) -> RunUpload:
+        found = self.pending.read(job_id)
+        assert found is not None
+        return RunUpload(self.bucket, self.rundir(job_id), found)
+
+    def step(self, job_id: str, execution: int, *steps: int) -> None:
+        with EventLog(self.rundir(job_id).events, execution=execution) as log:
+            for step in steps:
+                log.emit("step", step=step)
+
+    def checkpoint(self, job_id: str, step: int, content: bytes = b"weights") -> None:
+        with Checkpoints(self.rundir(job_id).checkpoints, keep=2).commit(step) as staging:
+            (staging.path / "weights").write_bytes(content)
+            (staging.path / "state").write_bytes(b"%d" % step)
+
+    def end(self, job_id: str) -> None:
+        """The end of an execution, with all of its uploads."""
+        upload = self.upload(job_id)
+        upload.advance(is_last=True)
+        upload.remove_unused()
+        self.pending.remove(job_id)
+
+    def steps(self, job_id: str) -> list[int]:
+        return [event["step"] for event in events.read(self.rundir(job_id).events)]
+
+
+@pytest.fixture
+def machines(server: S3Server, tmp_path: Path) -> tuple[Machine, Machine]:
+    url = server.url(tmp_path.name)
+    return Machine(tmp_path / "a", url), Machine(tmp_path / "b", url)
+
+
+def test_another_machine_resumes_from_the_latest_checkpoint_with_all_events_before_it(machines):
+    one, other = machines
+    job_id = one.submit()
+    assert one.begin(job_id, 1) is None
+    one.step(job_id, 1, 1, 2)
+    one.checkpoint(job_id, 2)
+    one.step(job_id, 1, 3, 4)
+    one.checkpoint(job_id, 4, b"later")
+    one.upload(job_id).advance(is_last=False)
+    one.step(job_id, 1, 5)  # lost with the machine
+    resumed = other.begin(job_id, 2)
+    assert resumed is not None
+    assert (resumed.name, (resumed / "weights").read_bytes()) == ("checkpoint-4", b"later")
+    assert other.steps(job_id) == [1, 2, 3, 4]
+    earlier = other.rundir(job_id).checkpoints / "checkpoint-2"
+    assert [path.name for path in earlier.iterdir()] == ["manifest.json"]  # counted, not fetched
+
+
+def test_a_late_writer_commits_nothing_and_its_events_are_no_part_of_the_log(machines):
+    one, other = machines
+    job_id = one.submit()
+    one.begin(job_id, 1)
+    one.step(job_id, 1, 1, 2)
+    one.checkpoint(job_id, 2)
+    late = one.upload(job_id)
+    late.advance(is_last=False)
+    other.begin(job_id, 2)
+    one.step(job_id, 1, 3, 4)
+    one.checkpoint(job_id, 4, b"of the late writer")
+    with pytest.raises(Superseded, match=r"execution 1 of .* superseded by execution 2"):
+        late.advance(is_last=False)
+    with pytest.raises(Superseded):
+        fetching.open_rundir(one.home, one.bucket, job_id, 1)
+    other.step(job_id, 2, 3)
+    other.end(job_id)
+    third = Machine(one.home.path.parent / "c", one.url)
+    assert third.begin(job_id, 3) is not None
+    assert list(index.read(third.bucket, job_id).checkpoints()) == [2]
+    assert third.steps(job_id) == [1, 2, 3]
+
+
+def test_a_kill_at_any_step_of_an_upload_leaves_whole_checkpoints_only(machines):
+    one, other = machines
+    job_id = one.submit()
+    one.begin(job_id, 1)
+    one.step(job_id, 1, 1, 2)
+    one.checkpoint(job_id, 2)
+    one.upload(job_id).advance(is_last=False)
+    one.step(job_id, 1, 3, 4)
+    one.checkpoint(job_id, 4, b"later")
+    writes = 0
+    while True:  # one write more each time, until an upload ends
+        upload = one.upload(job_id)  # what the next process does
+        try:
+            with dying_after(upload, writes):
+                upload.advance(is_last=False)
+        except Killed:
+            found = index.read(other.bucket, job_id)
+            assert list(found.checkpoints()) in ([2], [2, 4])
+            is_whole(other, job_id)
+            writes += 1
+        else:
+            break
+    assert writes >= 4  # the events, two files and the manifest before the index
+    assert list(index.read(other.bucket, job_id).checkpoints()) == [2, 4]
+    one.end(job_id)
+    used = {file.key for file in index.read(other.bucket, job_id).files.values()}
+    assert set(other.bucket.sizes(f"{job_id}/data")) == used  # nothing is left of killed uploads
+
+
+class Killed(Exception):
+    """The process has died here."""
+
+
+@contextmanager
+def dying_after(upload: RunUpload, number: int) -> Iterator[None]:
+    """Let an upload die before a write: as many are done before."""
+    bucket, left = upload._bucket, number
+    originals = {name: getattr(bucket, name) for name in ("put", "put_blocks", "put_if")}
+
+    def dying(write: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            nonlocal left
+            if left == 0:
+                raise Killed
+            left -= 1
+            write(*args)
+
+        return call
+
+    for name, write in originals.items():
+        setattr(bucket, name, dying(write))
+    try:
+        yield
+    finally:
+        for name in originals:
+            delattr(bucket, name)
+
+
+def is_whole(machine: Machine, job_id: str) -> None:
+    """Fetch all checkpoints of a job as another machine would; they are verified."""
+    machine.remote.refresh(job_id)
+    for step in index.read(machine.bucket, job_id).checkpoints():
+        machine.remote.fetch_checkpoint(job_id, step)
+        verify(machine.rundir(job_id).checkpoints / f"checkpoint-{step}")
+
+
+def test_a_machine_that_is_ahead_of_the_store_resumes_from_its_own_disk(machines):
+    one, _ = machines
+    job_id = one.submit()
+    one.begin(job_id, 1)
+    one.step(job_id, 1, 1, 2)
+    one.checkpoint(job_id, 2)  # killed before any upload
+    resumed = one.begin(job_id, 2)
+    assert resumed is not None
+    assert resumed.name == "checkpoint-2"
+    one.step(job_id, 2, 3)
+    one.end(job_id)
+    assert list(index.read(one.bucket, job_id).checkpoints()) == [2]
+    third = Machine(one.home.path.parent / "c", one.url)
+    third.remote.refresh(job_id)
+    assert third.steps(job_id) == [1, 2, 3]
+
+
+def test_checkpoints_that_training_prunes_go_from_the_store_also_on_the_next_machine(machines):
+    one, other = machines
+    job_id = one.submit()
+    one.begin(job_id, 1)
+    for step in (2, 4):
+        one.checkpoint(job_id, step)
+    one.upload(job_id).advance(is_last=False)
+    other.begin(job_id, 2)
+    other.checkpoint(job_id, 6)  # keeps two: the folder of step 2, which was not fetched, goes
+    upload = other.upload(job_id)
+    upload.advance(is_last=False)
+    upload.advance(is_last=False)
+    assert list(index.read(other.bucket, job_id).checkpoints()) == [4, 6]
+
+
+def test_a_machine_drops_what_its_superseded_execution_left(machines):
+    one, other = machines
+    job_id = one.submit()
+    one.begin(job_id, 1)
+    one.checkpoint(job_id, 2)
+    one.upload(job_id).advance(is_last=False)
+    one.checkpoint(job_id, 4, b"never uploaded")
+    other.begin(job_id, 2)
+    other.step(job_id, 2, 3)
+    other.end(job_id)
+    resumed = one.begin(job_id, 3)
+    assert resumed is not None
+    assert resumed.name == "checkpoint-2"
+    assert one.steps(job_id) == [3]
+
+
+def test_equal_files_are_stored_once_and_growing_ones_as_they_are_at_the_end(machines):
+    one, other = machines
+    job_id = one.submit()
+    one.begin(job_id, 1)
+    one.checkpoint(job_id, 2, b"x" * 100_000)
+    path = one.rundir(job_id).path
+    (path / "model").mkdir()
+    os.link(path / "checkpoints/checkpoint-2/weights", path / "model" / "weights")
+    (path / "rows.jsonl").write_text("1\n")
+    one.upload(job_id).advance(is_last=False)
+    (path / "rows.jsonl").write_text("1\n2\n")
+    one.end(job_id)
+    found = index.read(other.bucket, job_id)
+    assert found.files["model/weights"] == found.files["checkpoints/checkpoint-2/weights"]
+    other.remote.refresh(job_id)
+    assert (other.rundir(job_id).path / "rows.jsonl").read_text() == "1\n2\n"
+
+
+def test_large_files_are_uploaded_in_parts_and_verified_when_they_are_fetched(machines):
+    one, other = machines
+    job_id = one.submit()
+    one.begin(job_id, 1)
+    one.checkpoint(job_id, 2, content := os.urandom(20_000_000))
+    one.end(job_id)
+    resumed = other.begin(job_id, 2)
+    assert resumed is not None
+    assert (resumed / "weights").read_bytes() == content
+
+
+def test_a_checkpoint_that_is_damaged_in_the_store_is_skipped_for_the_one_before(machines):
+    one, other = machines
+    job_id = one.submit()
+    one.begin(job_id, 1)
+    for step in (2, 4):
+        one.checkpoint(job_id, step, b"of step %d" % step)
+    one.end(job_id)
+    name = "checkpoints/checkpoint-4/weights"
+    key = index.read(one.bucket, job_id).files[name].key
+    one.bucket.put(key, b"of step 5")
+    resumed = other.begin(job_id, 2)
+    assert resumed is not None
+    assert resumed.name == "checkpoint-2"
+
+
+def test_of_two_that_change_an_index_at_once_both_changes_count(machines):
+    one, other = machines
+    job_id = one.submit()
+
+    def add(machine: Machine, name: str) -> None:
+        for number in range(10):
+            file = index.StoredFile(f"{name}{number}", 1, "")
+            index.commit(
+                machine.bucket,
+                job_id,
+                lambda old: replace(old, files={**old.files, file.key: file}),  # noqa: B023
+            )
+
+    threads = [Thread(target=add, args=pair) for pair in ((one, "a"), (other, "b"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(index.read(one.bucket, job_id).files) == 1 + 20
+
+
+def test_a_removed_job_leaves_nothing_and_a_late_writer_does_not_bring_it_back(machines):
+    one, other = machines
+    job_id = one.submit()
+    one.begin(job_id, 1)
+    one.checkpoint(job_id, 2)
+    upload = one.upload(job_id)
+    other.remote.withdraw(job_id)
+    with pytest.raises(Superseded, match="was removed"):
+        upload.advance(is_last=True)
+    assert not index_exists(one, job_id)
+
+
+def index_exists(machine: Machine, job_id: str) -> bool:
+    return machine.bucket.get(f"{job_id}/{index.NAME}") is not None
+
+
+def test_a_store_that_cannot_be_used_is_one_line_without_keys(server, tmp_path):
+    gone = Bucket("s3://runs/x?endpoint=http://127.0.0.1:9&region=us-east-1")
+    with pytest.raises(StoreUnavailable) as caught:
+        gone.get("key")
+    text = str(caught.value)
+    assert text.startswith("run store s3://runs/x: ")
+    assert "\n" not in text
+    missing = Bucket(server.url().replace("s3://runs/", "s3://not-there/"))
+    with pytest.raises(StoreUnavailable, match=r"404 .*NoSuchBucket"):
+        missing.put("key", b"")

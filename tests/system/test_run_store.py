@@ -1,0 +1,145 @@
+"""Nodes with disks of their own and run directories in a bucket."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from clusters import Cluster, cluster, kill_tree
+from s3_servers import KEYS, S3Server, s3_server
+from safetensors.torch import load_file
+from waiting import wait_until
+
+from warmd.daemon.runs import events
+from warmd.daemon.runs.rundir import RunDir
+from warmd.daemon.store import index
+from warmd.daemon.store.bucket import Bucket
+from warmd.jobs.models.adapters import is_model
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with s3_server() as made:
+        yield made
+
+
+@pytest.fixture
+def machines(tiny_model: Path, tmp_path: Path, server: S3Server) -> Iterator[Cluster]:
+    with cluster(tiny_model, server.url(tmp_path.name)) as made:
+        yield made
+
+
+def weights_of(cluster: Cluster, job_id: str) -> dict[str, torch.Tensor]:
+    cluster.client.fetch_weights(job_id, final=True)
+    return load_file(cluster.client.rundir(job_id).path / "model" / "model.safetensors")
+
+
+def test_a_job_of_a_node_that_lost_its_power_ends_on_another_disk_with_the_same_weights(
+    machines: Cluster,
+):
+    options = {"epochs": 8, "save_every": 3}
+    first = machines.node("first", "--queues", "train")
+    machines.wait_ready("first")
+    straight = machines.submit(**options)
+    assert machines.wait(straight)["status"] == "finished"
+    job_id = machines.submit(**options)
+    remote = machines.client.remote
+    assert remote is not None
+    wait_until(lambda: index.read(remote.bucket, job_id).checkpoints(), timeout_s=60)
+    kill_tree(first)
+    machines.node("second", "--queues", "train")
+    job = machines.wait(job_id)
+    assert (job["status"], job["execution"]) == ("finished", 2)
+    steps = [event["step"] for event in machines.events(job_id, "step")]
+    assert steps == list(range(1, job["steps_total"] + 1))
+    one, other = weights_of(machines, straight), weights_of(machines, job_id)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    is_read_and_removed_from_anywhere(machines, straight, job_id)
+    for path in machines.folder.rglob("*"):
+        if path.is_file():
+            assert KEYS["AWS_SECRET_ACCESS_KEY"].encode() not in path.read_bytes(), path
+
+
+def is_read_and_removed_from_anywhere(machines: Cluster, straight: str, job_id: str) -> None:
+    """What commands show on a machine that has Redis and the store only."""
+
+    def run(*command: str) -> str:
+        environ = {
+            **os.environ,
+            "WARMD_HOME": str(machines.home("desk").path),
+            "WARMD_REDIS_URL": machines.url,
+            "WARMD_RUNS": str(machines.run_store),
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "warmd.cli", *command],
+            env=environ,
+            capture_output=True,
+            text=True,
+            cwd=machines.folder,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert {job_id, straight} <= {line.split()[0] for line in run("jobs").splitlines() if line}
+    assert (
+        json.loads(run("result", job_id, "--json"))["steps"]
+        == machines.client.result(job_id)["steps"]
+    )
+    assert json.loads(run("show", job_id, "--json"))["execution"] == 2
+    told = [json.loads(line) for line in run("tail", job_id, "--json").splitlines()]
+    steps = [event["step"] for event in told if event["type"] == "step"]
+    assert steps == list(range(1, len(steps) + 1))
+    listed = [json.loads(row) for row in run("checkpoints", "list", job_id, "--json").splitlines()]
+    assert len(listed) == 3
+    assert all(row["error"] is None and row["bytes"] > 10_000 for row in listed)
+    run("checkpoints", "export", job_id, "exported", "--step", str(listed[0]["step"]))
+    assert is_model(machines.folder / "exported")
+    run("note", job_id, "seen from the desk")
+    machines.client.rundir(job_id)
+    assert [note.text for note in machines.client.labels(job_id).notes] == ["seen from the desk"]
+    run("rm", job_id)
+    remote = machines.client.remote
+    assert remote is not None
+    assert remote.ids() == [straight]
+    assert list(remote.bucket.sizes(job_id)) == []
+
+
+def test_a_training_continues_while_the_store_is_away_and_ends_when_it_is_durable(
+    machines: Cluster, server: S3Server
+):
+    machines.node("first", "--queues", "train")
+    machines.wait_ready("first")
+    job_id = machines.submit(epochs=8, save_every=3)
+    machines.wait(job_id, "started")
+    rundir = RunDir(machines.home("first").runs / job_id)
+    wait_until(lambda: list(rundir.checkpoints.glob("checkpoint-*")), timeout_s=60)
+    server.proxy.cut()
+    try:
+        wait_until(lambda: rundir.read_result() is not None, timeout_s=90)
+
+        def warnings() -> list[str]:
+            found = events.read(rundir.events)
+            return [event["message"] for event in found if event["type"] == "warning"]
+
+        wait_until(warnings, timeout_s=30)
+        assert machines.client.store.fetch(job_id).get_status() == "started"
+    finally:
+        server.proxy.mend()
+    job = machines.wait(job_id)
+    assert (job["status"], job["execution"]) == ("finished", 1)
+    assert len(warnings()) == 1
+    assert f"run store {machines.run_store.partition('?')[0]}: " in warnings()[0]
+    stored = index.read(Bucket(machines.run_store), job_id)
+    assert {"result.json", "model/model.safetensors"} <= stored.files.keys()
+    told = [event["step"] for event in machines.events(job_id, "step")]
+    assert told == list(range(1, job["steps_total"] + 1))
+    assert machines.log("first").count("uploads are retried") == 1
+    assert machines.log("first").count("can be written again") == 1
