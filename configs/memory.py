@@ -1,4 +1,4 @@
-"""The memory of this machine, or what a container, a unit of systemd or a Slurm job may use of it."""
+"""The memory of this machine, or what a container, systemd unit or Slurm job may use of it."""
 
 from __future__ import annotations
 
