@@ -16,12 +16,14 @@ from typing import Any
 import orjson
 import torch
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from transformers import PrinterCallback
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from ..compute.device import has_bfloat16
+from ..compute.frozen_int8 import quantize_linears
 from ..grpo.packed_trainer import PackedTrainer
 from ..training.reference import weight_sharing_clone
 from . import machine, model
@@ -34,7 +36,7 @@ def run(side: str, work: GrpoWork, folder: Path, steps: int) -> dict[str, Any]:
     return timed(
         side,
         lambda output: _trainer(side, work, folder, steps + 1, output),
-        lambda parameters, rates: work.floor_s(parameters, rates.flops, rates.bytes_s),
+        lambda _, rates: work.floor_s(work.shape.parameters, rates.flops, rates.bytes_s),
     )
 
 
@@ -60,30 +62,48 @@ def _trainer(side: str, work: GrpoWork, folder: Path, steps: int, output: str) -
         logging_steps=1,
         disable_tqdm=True,
     )
-    reference = model.read(folder) if work.beta else None
+    is_ours, adapter = side == "warmd", _adapter(work)
+    reference = model.read(folder) if work.beta and adapter is None else None
     # As in a GRPO job: the reference model has the warm weights, the policy shares them.
-    is_copy = side == "warmd" and reference is not None
+    is_copy = is_ours and reference is not None
     policy: Any = weight_sharing_clone(reference) if is_copy else model.read(folder)
-    kind = PackedTrainer if side == "warmd" else GRPOTrainer
+    if is_ours and work.base_precision == "int8":
+        quantize_linears(policy, kept=policy.get_output_embeddings())
+    if adapter is None:
+        policy.requires_grad_(True)
+    elif is_ours:
+        policy, adapter = get_peft_model(policy, adapter), None
+    else:  # TRL wraps it: a model with an adapter would get a second one as its reference
+        config.beta = work.beta
+    kind = PackedTrainer if is_ours else GRPOTrainer
     trainer: Any = kind(
-        model=policy.requires_grad_(True),
+        model=policy,
         args=config,
         processing_class=model.tokenizer(work.shape),
         train_dataset=Dataset.from_list(
             [{"prompt": prompt} for prompt in model.prompts(work.shape, work.prompt, steps)]
         ),
         reward_funcs=_rewards,
+        peft_config=adapter,
     )
     trainer.remove_callback(PrinterCallback)
     if isinstance(trainer, PackedTrainer):
         trainer.rollout_dtype = work.rollout_dtype
-        if reference is not None:
+        if work.beta:
             trainer.set_reference(reference, work.beta)
     elif reference is not None:
         config.beta = trainer.beta = work.beta
         add_fused_lm_head(reference, temperature=trainer.temperature)
         trainer.ref_model = reference
     return trainer
+
+
+def _adapter(work: GrpoWork) -> LoraConfig | None:
+    if work.lora is None:
+        return None
+    return LoraConfig(
+        r=work.lora, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
 
 
 def _rewards(completions: Sequence[str], **_: Any) -> list[float | None]:

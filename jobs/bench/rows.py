@@ -62,7 +62,9 @@ def grpo(works: list[str], effort: Effort, report: OnProgress) -> Iterator[Row]:
     for work in works:
         made = GRPO[work]
         beta = f", beta {made.beta}" if made.beta else ""
-        text = f"GRPO {work}: {made.generations} x {made.prompt}+{made.completion}{beta}, a step"
+        lora = f", rank {made.lora}" if made.lora else ""
+        sizes = f"{made.generations} x {made.prompt}+{made.completion}"
+        text = f"GRPO {work}: {sizes}{beta}{lora}, a step"
         yield _steps_row(text, *_steps("grpo", work, effort, report))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...configs.precision import NATIVE
@@ -25,6 +25,15 @@ class Shape:
     def head(self) -> int:
         """Number of weights of the vocabulary head, which is tied to the embedding."""
         return self.vocab_size * self.hidden_size
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters: weights, biases of queries, keys and values, RMSNorm weights."""
+        hidden = self.hidden_size
+        kept = 2 * self.key_value_heads * (hidden // self.heads)  # keys and values
+        attention = 2 * hidden * hidden + hidden + kept * (hidden + 1)
+        layer = attention + 3 * hidden * self.intermediate_size + 2 * hidden
+        return self.head + self.layers * layer + hidden
 
     def settings(self) -> dict[str, Any]:
         """Return the fields of transformers' config."""
@@ -53,42 +62,47 @@ class GrpoWork:
     accumulation: int = 1
     beta: float = 0.0
     rollout_dtype: str = "float32"  # precision of warmd's rollouts
+    lora: int | None = None  # rank of an adapter of all linear layers; None: full training
+    base_precision: str = NATIVE  # of warmd's frozen model, with an adapter
 
     def floor_s(self, parameters: int, flops: float, bytes_s: float) -> float:
         """Return the minimum seconds of a step: GEMMs, weight traffic of decoding, AdamW.
 
-        The prompt counts once per group. Decoding reads every weight once per token.
+        The prompt counts once per group. Decoding reads every weight once per token. A frozen
+        model has no gradients of weights and no AdamW; those of an adapter are neglected.
         """
         backbone = parameters - self.shape.head
         tokens = self.prompt + self.generations * (self.completion - 1)
         scored = self.generations * self.completion
-        gemms = 3 if self.beta == 0 else 4  # forward, two backward; the reference's forward
+        gemms = 3 if self.lora is None else 2  # forward, and one or two backward
+        if self.beta:
+            gemms += 1  # the reference's forward
         operations = 2 * gemms * (tokens * backbone + scored * self.shape.head)
         operations += 2 * self.prompt * backbone  # prefill
-        weight_bytes = 1 if self.rollout_dtype == "int8" else 4
+        head_bytes = 1 if self.rollout_dtype == "int8" else 4
+        backbone_bytes = 1 if self.base_precision == "int8" else head_bytes
+        read = (backbone * backbone_bytes + self.shape.head * head_bytes) * self.completion
         # AdamW reads four arrays and writes three.
-        moved = parameters * (weight_bytes * self.completion + 4 * 7)
-        return operations / flops + moved / bytes_s
+        updated = 4 * 7 * parameters if self.lora is None else 0
+        return operations / flops + (read + updated) / bytes_s
 
+
+_FULL = GrpoWork(
+    shape=Shape(layers=24), prompt=73, completion=64, generations=2, accumulation=2, beta=0.1
+)
+_LORA = replace(_FULL, lora=16)
 
 GRPO = {
-    "0.5b": GrpoWork(
-        shape=Shape(layers=24), prompt=73, completion=64, generations=2, accumulation=2, beta=0.1
-    ),
-    "0.5b-int8": GrpoWork(
-        shape=Shape(layers=24),
-        prompt=73,
-        completion=64,
-        generations=2,
-        accumulation=2,
-        beta=0.1,
-        rollout_dtype="int8",
-    ),
+    "0.5b": _FULL,
+    "0.5b-int8": replace(_FULL, rollout_dtype="int8"),
+    "0.5b-lora": _LORA,
+    "0.5b-lora-int8": replace(_LORA, base_precision="int8"),
     "4-layers": GrpoWork(shape=Shape(layers=4), prompt=128, completion=64, generations=8),
     "4-layers-long-prompt": GrpoWork(
         shape=Shape(layers=4), prompt=512, completion=32, generations=8
     ),
     "tiny": GrpoWork(shape=_TINY, prompt=8, completion=4, generations=2, beta=0.1),
+    "tiny-lora": GrpoWork(shape=_TINY, prompt=8, completion=4, generations=2, beta=0.1, lora=4),
 }
 
 

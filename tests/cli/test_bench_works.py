@@ -27,13 +27,20 @@ def test_the_floor_counts_gemms_decoding_and_adamw():
     assert work.floor_s(140, 1e12, 8.0) == pytest.approx(4 * 140 * 10 / 8, rel=1e-3)
     int8 = replace(work, rollout_dtype="int8")
     assert int8.floor_s(140, 1e12, 8.0) == pytest.approx(140 * (3 + 4 * 7) / 8, rel=1e-3)
+    # Of a frozen model weights have no gradients, and AdamW does not write them.
+    lora = replace(work, lora=8)
+    operations = 2 * 2 * (9 * 100 + 6 * 40) + 2 * 5 * 100
+    assert lora.floor_s(140, 10.0, 1e9) == pytest.approx(operations / 10, rel=1e-3)
+    assert lora.floor_s(140, 1e12, 8.0) == pytest.approx(140 * 4 * 3 / 8, rel=1e-3)
+    base = replace(lora, base_precision="int8")
+    assert base.floor_s(140, 1e12, 8.0) == pytest.approx((100 + 40 * 4) * 3 / 8, rel=1e-3)
 
 
 def test_the_0_5b_workload_has_as_many_weights_as_the_model_of_that_name():
     config = AutoConfig.for_model("qwen2", **works.GRPO["0.5b"].shape.settings())
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config)
-    assert model.num_parameters() == 494_032_768
+    assert model.num_parameters() == works.GRPO["0.5b"].shape.parameters == 494_032_768
 
 
 def test_prompts_have_the_length_that_the_table_says():
@@ -62,6 +69,12 @@ def test_grpo_is_compared_with_trl_in_time_and_memory(tmp_path):
     assert row["faster"] == row["stock"] / row["warmd"]
     assert row["share"] == row["floor"] / row["warmd"]
     assert min(row["stock_private_bytes"], row["warmd_private_bytes"]) > 10**8
+
+
+@pytest.mark.slow
+def test_grpo_with_an_adapter_is_compared_with_trl_and_peft(tmp_path):
+    [row] = rows(tmp_path, "grpo", "--work", "tiny-lora")
+    assert row["work"] == "GRPO tiny-lora: 2 x 8+4, beta 0.1, rank 4, a step"
 
 
 @pytest.mark.slow
