@@ -88,6 +88,18 @@ def test_a_job_of_two_processes_is_paused_stopped_and_resumed(sturdy: Daemon, tm
     assert sturdy.events(job_id, "checkpoint")[-1]["step"] == stopped
 
 
+@pytest.mark.slow
+def test_a_request_to_stop_may_be_sent_to_all_processes(sturdy: Daemon, tmp_path: Path):
+    job_id = sturdy.client.submit(spec(tmp_path, epochs=20))
+    wait_until(lambda: sturdy.events(job_id, "step"), timeout_s=60)
+    for rank in processes_of(sturdy, job_id) or []:
+        rank.terminate()
+    assert sturdy.wait(job_id, timeout_s=120)["status"] == "finished"
+    [requeued] = sturdy.events(job_id, "requeued")
+    assert requeued["reason"] == "the daemon stops"
+    assert sturdy.events(job_id, "begin")[-1]["resumed_from"] == requeued["step"]
+
+
 def test_more_processes_than_cores_are_refused(shared_daemon: Daemon, tmp_path: Path):
     job_id = shared_daemon.client.submit(spec(tmp_path, processes=num_cores() + 1))
     job = shared_daemon.wait(job_id)
