@@ -90,7 +90,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(path)
 
 
-CASES = {
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "sft": (sft, {"batch_size": 3, "gradient_accumulation": 2}),
     "sft, lora": (sft, {"batch_size": 4, "lora": 2}),
     "dpo": (dpo, {"batch_size": 3, "gradient_accumulation": 2}),
