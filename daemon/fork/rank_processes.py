@@ -125,6 +125,10 @@ class RankProcesses:
         pid = os.fork()
         if pid == 0:
             end_with_parent(parent)
+            # A request to stop is for the horse; a container or a group may send it to all. Not
+            # SIG_IGN for SIGTERM: programs that the job starts would inherit it.
+            signal.signal(signal.SIGTERM, lambda *_: None)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             for descriptor in (reads, self._wake, self._waker):
                 os.close(descriptor)
             for other in self._ranks:

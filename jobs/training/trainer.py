@@ -155,7 +155,7 @@ class JobTrainer(CheckpointingTrainer):
         with algorithms(deterministic=self.is_deterministic):
             loss = super().training_step(*args, **kwargs)
         if self.ranks.size > 1 and self.accelerator.sync_gradients:  # the step's last micro-batch
-            sum_gradients(self.model.parameters(), self.ranks)
+            sum_gradients(cast(nn.Module, self.model).parameters(), self.ranks)
         self.require_finite("the loss", float(loss), step=self.state.global_step + 1)
         return loss
 
@@ -164,7 +164,7 @@ class JobTrainer(CheckpointingTrainer):
 
         Those of all other parts of a step are the same on every rank, and so in a checkpoint.
         """
-        stack = cast(ExitStack, super().compute_loss_context_manager())
+        stack = super().compute_loss_context_manager()
         if self.ranks.size > 1:
             self._losses_begun += 1
             numbers = (self.args.seed, self.ranks.rank, self.state.global_step, self._losses_begun)

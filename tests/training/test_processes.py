@@ -90,13 +90,20 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(path)
 
 
-CASES = {
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "sft": (sft, {"batch_size": 3, "gradient_accumulation": 2}),
     "sft, lora": (sft, {"batch_size": 4, "lora": 2}),
     "dpo": (dpo, {"batch_size": 3, "gradient_accumulation": 2}),
     "grpo": (grpo, {}),
     "grpo, one prompt": (grpo, {"prompts_per_step": 1, "steps": 6}),
     "grpo, beta": (grpo, {"beta": 0.1, "num_iterations": 2, "batch_size": 3}),
+    "grpo, batch scale": (grpo, {"scale_rewards": "batch", "rollout_dtype": "int8"}),
+    "grpo, lora, beta": (grpo, {"lora": 2, "beta": 0.1, "num_iterations": 2}),
+    "grpo, replay": (
+        grpo,
+        {"resample": 2, "replay": 2, "reward": ["tiny:begins_with_digit"], "steps": 6},
+    ),
+    "grpo, reward process": (grpo, {"reward_timeout": 60, "loss_type": "grpo"}),
     "mlm": (mlm, {"batch_size": 3}),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,10 @@ def processes_of(daemon: Daemon, job_id: str) -> list[psutil.Process] | None:
         return None
 
 
+def all_gone(processes: list[psutil.Process]) -> bool:
+    return all(gone(process) for process in processes)
+
+
 @pytest.mark.slow
 def test_a_job_whose_ranks_are_killed_ends_with_the_weights_of_a_straight_run(
     sturdy: Daemon, tmp_path: Path
@@ -61,7 +66,7 @@ def test_a_job_whose_ranks_are_killed_ends_with_the_weights_of_a_straight_run(
 
         ranks = wait_until(reached, timeout_s=90)
         os.kill(choice.choice(ranks).pid, signal.SIGKILL)
-        wait_until(lambda ranks=ranks: all(gone(rank) for rank in ranks), timeout_s=20)
+        wait_until(partial(all_gone, ranks), timeout_s=20)
     assert sturdy.wait(killed, timeout_s=120)["status"] == "finished"
     assert len(sturdy.events(killed, "requeued")) == 5
     ours, theirs = weights(sturdy, killed), weights(sturdy, straight)
@@ -83,9 +88,21 @@ def test_a_job_of_two_processes_is_paused_stopped_and_resumed(sturdy: Daemon, tm
     wait_until(lambda: sturdy.events(job_id, "unpaused"), timeout_s=60)
     sturdy.client.cancel(job_id)
     assert sturdy.wait(job_id, timeout_s=60)["status"] == "stopped"
-    wait_until(lambda: all(gone(rank) for rank in ranks), timeout_s=20)
+    wait_until(partial(all_gone, ranks), timeout_s=20)
     stopped = sturdy.events(job_id, "stopped")[-1]["step"]
     assert sturdy.events(job_id, "checkpoint")[-1]["step"] == stopped
+
+
+@pytest.mark.slow
+def test_a_request_to_stop_may_be_sent_to_all_processes(sturdy: Daemon, tmp_path: Path):
+    job_id = sturdy.client.submit(spec(tmp_path, epochs=20))
+    wait_until(lambda: sturdy.events(job_id, "step"), timeout_s=60)
+    for rank in processes_of(sturdy, job_id) or []:
+        rank.terminate()
+    assert sturdy.wait(job_id, timeout_s=120)["status"] == "finished"
+    [requeued] = sturdy.events(job_id, "requeued")
+    assert requeued["reason"] == "the daemon stops"
+    assert sturdy.events(job_id, "begin")[-1]["resumed_from"] == requeued["step"]
 
 
 def test_more_processes_than_cores_are_refused(shared_daemon: Daemon, tmp_path: Path):
