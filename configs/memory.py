@@ -1,4 +1,4 @@
-"""The memory of this machine, or what a container, a unit of systemd or a Slurm job may use of it."""
+"""The memory that this process may use: of the machine, or of its container, unit or Slurm job."""
 
 from __future__ import annotations
 

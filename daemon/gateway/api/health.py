@@ -1,4 +1,4 @@
-"""`/health`, `/livez` and `/readyz` for load balancers and Kubernetes, `/metrics` for Prometheus."""
+"""`/health`, `/livez` and `/readyz` for load balancers and probes, `/metrics` for Prometheus."""
 
 from __future__ import annotations
 
