@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = {".ci", "cli", "configs", "daemon", "deploy", "docs", "jobs", "src", "tests"}
 FILES = {
+    ".dockerignore",
     ".gitignore",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
