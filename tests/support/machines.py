@@ -67,6 +67,11 @@ class Machines(Cluster):
         options += ["--unixsocket", str(self.folder / "redis.sock")]
         return ["nsenter", f"--net={self._namespaces['hub']}", find_binary(None), *options]
 
+    def name_of(self, name: str) -> str:
+        # A home's key depends on the host name, and this process has another one.
+        names = [node.name for node in self.client.nodes() if node.machine == name]
+        return names[0] if names else name
+
     def cable(self, name: str, state: str, *, delay_s: float = 0.0, jitter_s: float = 0.0) -> None:
         """Change the cable of a machine: "up", "cut", "deaf" or "reset"."""
         assert self._cables.stdin is not None
