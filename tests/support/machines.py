@@ -140,8 +140,16 @@ class Machines(Cluster):
 
     def drain(self, name: str) -> None:
         """Send SIGTERM to a node, as an init system does; its jobs are saved and requeued."""
-        _, command, *_ = self.processes(name)  # after the shell
-        command.send_signal(signal.SIGTERM)
+
+        def stop() -> bool:
+            for process in self.processes(name)[1:]:  # after the shell
+                with suppress(psutil.NoSuchProcess):
+                    if "warmd.cli" in process.cmdline():
+                        process.send_signal(signal.SIGTERM)
+                        return True
+            return self.has_ended(name)
+
+        wait_until(stop)  # it may be about to start
 
     def has_ended(self, name: str) -> bool:
         return self._boots[name].poll() is not None
