@@ -26,7 +26,7 @@ class SharedClock:
 
     def __init__(self, connection: redis.Redis) -> None:
         self._connection = connection
-        self._offset_s = 0.0
+        self.latest_offset_s = 0.0  # as it was measured last; needs no Redis
         self._measured_at = float("-inf")
 
     def offset_s(self) -> float:
@@ -40,9 +40,9 @@ class SharedClock:
             found: Any = self._connection.time()
             received = time.time()
             ahead = found[0] + found[1] / 1e6 - (sent + received) / 2
-            self._offset_s = ahead if abs(ahead) > abs(received - sent) / 2 else 0.0
+            self.latest_offset_s = ahead if abs(ahead) > abs(received - sent) / 2 else 0.0
             self._measured_at = clock()
-        return self._offset_s
+        return self.latest_offset_s
 
     def now(self) -> float:
         """Unix seconds. Raises RedisError."""

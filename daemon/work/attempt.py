@@ -420,7 +420,7 @@ class Attempt:
             with EventLog(
                 self._rundir.events,
                 execution=self.started.number,
-                clock_offset_s=self.request.clock_offset_s if self.request is not None else 0.0,
+                clock_offset_s=self._store.shared_clock.latest_offset_s,
                 publish=self._publisher.publish,
                 patience_s=_LOG_LOCK_TIMEOUT_S,
             ) as events:

@@ -67,6 +67,11 @@ class Machines(Cluster):
         options += ["--unixsocket", str(self.folder / "redis.sock")]
         return ["nsenter", f"--net={self._namespaces['hub']}", find_binary(None), *options]
 
+    def name_of(self, name: str) -> str:
+        # A home's key depends on the host name, and this process has another one.
+        names = [node.name for node in self.client.nodes() if node.machine == name]
+        return names[0] if names else name
+
     def cable(self, name: str, state: str, *, delay_s: float = 0.0, jitter_s: float = 0.0) -> None:
         """Change the cable of a machine: "up", "cut", "deaf" or "reset"."""
         assert self._cables.stdin is not None
@@ -135,8 +140,16 @@ class Machines(Cluster):
 
     def drain(self, name: str) -> None:
         """Send SIGTERM to a node, as an init system does; its jobs are saved and requeued."""
-        _, command, *_ = self.processes(name)  # after the shell
-        command.send_signal(signal.SIGTERM)
+
+        def stop() -> bool:
+            for process in self.processes(name)[1:]:  # after the shell
+                with suppress(psutil.NoSuchProcess):
+                    if "warmd.cli" in process.cmdline():
+                        process.send_signal(signal.SIGTERM)
+                        return True
+            return self.has_ended(name)
+
+        wait_until(stop)  # it may be about to start
 
     def has_ended(self, name: str) -> bool:
         return self._boots[name].poll() is not None

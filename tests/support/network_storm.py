@@ -53,7 +53,7 @@ LOCKS_S = 2.0  # between two removals of the locks of run directories
 # A worker looks at its lease four times a second, and the machine is busy: so long after it was
 # resumed, a horse whose job has gone elsewhere must have ended.
 GONE_S = 10.0
-BLOWS = {"cut": 4, "deaf": 2, "reset": 2, "slow": 2, "suspend": 2, "power": 2, "drain": 1}
+BLOWS = {"cut": 4, "deaf": 2, "reset": 2, "slow": 2, "suspend": 3, "power": 1, "drain": 1}
 REDIS_SHARE = 0.08  # of all blows
 
 
@@ -97,6 +97,7 @@ class Storm:
             threading.Thread(target=thread, daemon=True).start()
         for name in self.machines.clocks:
             self.machines.boot(name, "--queues", "train")
+        self.machines.wait_ready(*self.machines.clocks, timeout_s=CALM_S)
         begin = time.monotonic()
         end = begin + seconds
         while time.monotonic() < end or len(self.jobs) < self._wanted:

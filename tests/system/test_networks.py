@@ -46,8 +46,8 @@ def network(shared: Machines) -> Iterator[Machines]:
 def machine_of(network: Machines, job_id: str) -> str:
     """The machine whose worker runs a job."""
     worker = network.client.job(job_id)["worker"]
-    by_key = {network.home(name).key: name for name in EVERYWHERE}
-    return by_key[worker.split(":")[1]]
+    (name,) = [name for name in EVERYWHERE if worker.split(":")[1] in network.name_of(name)]
+    return name
 
 
 def horses(network: Machines, name: str, job_id: str) -> list[psutil.Process]:
@@ -77,7 +77,7 @@ def is_exact(network: Machines, job_id: str) -> bool:
 
 def begin(network: Machines, **options: Any) -> tuple[str, str]:
     """Submit a long job; return it and its machine once it has a checkpoint."""
-    job_id = network.submit(**{"epochs": 12, **options})
+    job_id = network.submit(**{"epochs": 6, **options})
     wait_until(lambda: network.events(job_id, "checkpoint"), timeout_s=120)
     return job_id, machine_of(network, job_id)
 
@@ -108,7 +108,7 @@ def test_times_go_by_the_clock_of_redis_whatever_the_clocks_of_machines_say(netw
 
 
 def test_an_eta_does_not_depend_on_the_clock_of_the_machine(network: Machines):
-    jobs = [network.submit(epochs=4) for _ in EVERYWHERE]
+    jobs = [network.submit(epochs=3) for _ in EVERYWHERE]
     seen: dict[str, float] = {}
 
     def all_seen() -> bool:
@@ -144,21 +144,24 @@ def test_a_machine_that_is_cut_off_ends_its_job_before_another_takes_it(network:
     assert "could not renew its lease" in network.log(name)
 
 
-@pytest.mark.parametrize("state", ["cut", "deaf", "reset"])
-def test_a_cut_that_is_shorter_than_the_lease_ends_no_job(network: Machines, state: str):
-    job_id, name = begin(network)
-    network.cable(name, state)
-    time.sleep(6)
-    network.cable(name, "up")
-    job = network.wait(job_id, timeout_s=120)
-    assert (job["status"], job["execution"]) == ("finished", 1)
-    assert is_exact(network, job_id)
+def test_cuts_that_are_shorter_than_the_lease_end_no_job(network: Machines):
+    jobs = [network.submit(epochs=6) for _ in EVERYWHERE]
+    wait_until(lambda: all(network.events(one, "step") for one in jobs), timeout_s=120)
+    for name, state in zip(EVERYWHERE, ("cut", "deaf", "reset"), strict=True):
+        network.cable(name, state)
+    time.sleep(LEASE_S / 3)
+    for name in EVERYWHERE:
+        network.cable(name, "up")
+    for job_id in jobs:
+        job = network.wait(job_id, timeout_s=120)
+        assert (job["status"], job["execution"]) == ("finished", 1)
+        assert is_exact(network, job_id)
 
 
 def test_slow_networks_cost_time_and_no_executions(network: Machines):
     for name in EVERYWHERE:
         network.cable(name, "up", delay_s=0.1, jitter_s=0.025)  # on each way
-    jobs = [network.submit(epochs=2) for _ in range(6)]
+    jobs = [network.submit() for _ in range(6)]
     for job_id in jobs:
         job = network.wait(job_id, timeout_s=180)
         assert (job["status"], job["execution"]) == ("finished", 1)
@@ -168,7 +171,7 @@ def test_slow_networks_cost_time_and_no_executions(network: Machines):
 
 def test_redis_that_restarts_while_a_machine_is_cut_off_loses_nothing(network: Machines):
     job_id, name = begin(network)
-    others = [network.submit(epochs=2) for _ in range(3)]
+    others = [network.submit() for _ in range(3)]
     network.cable(name, "cut")
     network.kill_redis()
     network.start_redis()
@@ -179,22 +182,35 @@ def test_redis_that_restarts_while_a_machine_is_cut_off_loses_nothing(network: M
     assert network.client.job(job_id)["execution"] == 2
 
 
-@pytest.mark.parametrize("state", ["cut", "deaf"])
-def test_a_job_that_ends_while_its_machine_is_cut_off_ends_once(network: Machines, state: str):
-    job_id, name = begin(network, epochs=4)
-    total = network.client.job(job_id)["steps_total"]
-    wait_until(lambda: len(network.events(job_id, "step")) >= total - 1, timeout_s=120)
-    network.cable(name, state)
-    wait_until(lambda: network.events(job_id, "finished"), timeout_s=30)
-    result = (network.runs / job_id / "result.json").read_bytes()
-    job = network.wait(job_id, timeout_s=60)
-    assert job["status"] == "finished", job["error"]
-    network.cable(name, "up")
-    network.wait_ready(name)
-    assert len(network.events(job_id, "finished")) == 1
-    assert (network.runs / job_id / "result.json").read_bytes() == result
-    assert is_exact(network, job_id)
-    assert network.client.job(job_id)["status"] == "finished"
+def test_jobs_that_end_while_their_machines_are_cut_off_end_once(network: Machines):
+    jobs = [network.submit(epochs=4) for _ in EVERYWHERE]
+    wait_until(lambda: all(network.events(one, "step") for one in jobs), timeout_s=120)
+    states = dict(zip(jobs, ("cut", "deaf", "reset"), strict=True))
+    machine = {job_id: machine_of(network, job_id) for job_id in jobs}
+    total = network.client.job(jobs[0])["steps_total"]
+    left = set(jobs)
+
+    def cut_before_its_end() -> bool:
+        for job_id in list(left):
+            if len(network.events(job_id, "step")) >= total - 1:
+                network.cable(machine[job_id], states[job_id])
+                left.remove(job_id)
+        return not left
+
+    wait_until(cut_before_its_end, timeout_s=120)
+    # On a busy machine, one may be ended by its own node before: then it finishes elsewhere.
+    ends = ("finished", "requeued")
+    wait_until(lambda: all(any(network.events(one, e) for e in ends) for one in jobs), timeout_s=60)
+    paths = [network.runs / one / "result.json" for one in jobs]
+    results = {path: path.read_bytes() for path in paths if path.exists()}
+    for name in EVERYWHERE:
+        network.cable(name, "up")
+    for job_id in jobs:
+        job = network.wait(job_id, timeout_s=60)
+        assert job["status"] == "finished", job["error"]
+        assert len(network.events(job_id, "finished")) == 1
+        assert is_exact(network, job_id)
+    assert results == {path: path.read_bytes() for path in results}
 
 
 def test_commands_answer_in_a_line_while_redis_hangs(network: Machines):

@@ -1,0 +1,25 @@
+"""Random cuts, power losses and suspensions of three machines lose nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from machines import check_tools
+
+SCRIPT = Path(__file__).parents[1] / "support" / "network_storm.py"
+NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # the script gives up by itself, when nothing ends for minutes
+def test_random_faults_of_three_machines_lose_nothing():
+    check_tools()
+    done = subprocess.run(
+        [*NAMESPACE, sys.executable, str(SCRIPT), "--seconds", "45", "--jobs", "12"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "nothing lost: 12 jobs", done.stdout + done.stderr
