@@ -12,9 +12,12 @@ import click
 from ..shared.app import App, common_options
 from ..view import render
 from ..view.times import parse_past
+from .sweep import score_of, values_of
 
 if TYPE_CHECKING:
-    from ...daemon.client.digest import Digest, Line
+    from ...daemon.client.digest import Digest, Group, Line
+
+_GROUPS = "Sweeps and curricula"
 
 
 @click.command()
@@ -51,6 +54,11 @@ def _text(found: Digest) -> Iterator[str]:
         yield click.style(title, bold=True)
         for line in lines:
             yield "  " + "  ".join(_words(line))
+    if found.groups:
+        yield ""
+        yield click.style(_GROUPS, bold=True)
+        for group in found.groups:
+            yield "  " + "  ".join(_group_words(group))
     yield ""
     yield _rest(found)
 
@@ -64,6 +72,11 @@ def _markdown(found: Digest) -> Iterator[str]:
         for line in lines:
             job_id, *words = _words(line)
             yield f"- `{job_id}` " + ", ".join(map(_escaped, words))
+    if found.groups:
+        yield from ("", f"## {_GROUPS}", "")
+        for group in found.groups:
+            group_id, *words = _group_words(group)
+            yield f"- `{group_id}` " + ", ".join(map(_escaped, words))
     yield ""
     yield f"{_rest(found)}."
 
@@ -105,6 +118,23 @@ def _words(line: Line) -> list[str]:
     if line.interruptions:
         cost = render.duration(line.lost_s)
         words.append(f"interrupted {line.interruptions} times, which cost {cost}")
+    return words
+
+
+def _group_words(group: Group) -> list[str]:
+    """A sweep or a curriculum in words: id, name, status, the best values or the decisions."""
+    words = [group.id]
+    if group.name:
+        words.append(render.one_line(group.name))
+    words.append(group.status)
+    if group.problem:
+        words.append(render.one_line(group.problem))
+    if group.best is not None:
+        words.append(f"best {values_of(group.best)}  {group.metric} {score_of(group.best)}")
+    if group.decisions:
+        words += [f"{name} {times}x" for name, times in group.decisions.items()]
+    if group.model is not None:
+        words.append(f"model {group.model}")
     return words
 
 

@@ -94,7 +94,7 @@ def print_sweep(found: Mapping[str, Any]) -> None:
     if best is not None:
         point = found["points"][best]
         click.echo()
-        click.echo(f"best: {values_of(point)}  {found['metric']} {_score(point)}")
+        click.echo(f"best: {values_of(point)}  {found['metric']} {score_of(point)}")
         click.echo(f"jobs: {' '.join(job['id'] for job in point['jobs'])}")
 
 
@@ -124,7 +124,8 @@ def _value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _score(point: Mapping[str, Any]) -> str:
+def score_of(point: Mapping[str, Any]) -> str:
+    """The score of a point: 0.64 (0.558 to 0.722, 3 seeds)."""
     mean = render.number(point["mean"])
     if point["low"] is None:
         return mean

@@ -10,11 +10,10 @@ from __future__ import annotations
 from .comparison import Comparing
 from .digest import Digesting
 from .estimating import Estimating
-from .grouping import Grouping
 from .labeling import Labeling
 from .leaderboard import Ranking
 from .nodes import Nodes
 
 
-class Client(Grouping, Digesting, Estimating, Labeling, Comparing, Ranking, Nodes):
+class Client(Digesting, Estimating, Labeling, Comparing, Ranking, Nodes):
     """The jobs of one home."""

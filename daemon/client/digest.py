@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,12 @@ from ...configs.queues import TRAIN
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, NotFound
 from ...jobs.statistics import wilson
+from ..curriculum.folder import curriculum_ids
 from ..runs import events
 from ..runs.rundir import RunDir, by_time, job_ids
+from ..sweeps.folder import sweep_ids
+from .grouping import Grouping
 from .lookup import PENDING
-from .reading import Reading
 
 _ENDS = (*events.TERMINAL, "paused")  # after these a later start was wanted
 
@@ -51,6 +54,20 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Group:
+    """A sweep or a curriculum with a job in the digest."""
+
+    id: str
+    name: str | None
+    status: str
+    problem: str | None
+    metric: str | None = None  # the rest of a sweep
+    best: Mapping[str, Any] | None = None  # its best point, as `Client.sweep` has it
+    model: str | None = None  # the rest of a curriculum: the latest job that a gate let through
+    decisions: Mapping[str, int] | None = None  # how often each was taken
+
+
+@dataclass(frozen=True)
 class Digest:
     """What happened in a home from `since` until `until`."""
 
@@ -58,11 +75,12 @@ class Digest:
     until: float
     ended: tuple[Line, ...]  # latest last
     pending: tuple[Line, ...]  # run or wait
+    groups: tuple[Group, ...]
     answers: int  # other jobs with an event in the span
     disk_free_bytes: int
 
 
-class Digesting(Reading):
+class Digesting(Grouping):
     """Summarizes a time span. Reads run directories where no daemon runs."""
 
     def digest(self, *, since: float) -> Digest:
@@ -88,9 +106,39 @@ class Digesting(Reading):
             pending=tuple(
                 self._line(job, since) for job in pending.values() if _is_line(job["id"])
             ),
+            groups=tuple(self._groups({*lines, *pending})),
             answers=answers,
             disk_free_bytes=shutil.disk_usage(self.home.runs).free,
         )
+
+    def _groups(self, ids: Set[str]) -> Iterator[Group]:
+        """Yield the sweeps and curricula of these jobs."""
+        for sweep_id in sweep_ids(self.home):
+            with suppress(Conflict, NotFound):
+                if not ids.isdisjoint(self.sweep_members(sweep_id)):
+                    found = self.sweep(sweep_id)
+                    best = None if found["best"] is None else found["points"][found["best"]]
+                    yield Group(
+                        sweep_id,
+                        found["name"],
+                        found["status"],
+                        found["error"],
+                        metric=found["metric"],
+                        best=best,
+                    )
+        for curriculum_id in curriculum_ids(self.home):
+            with suppress(Conflict, NotFound):
+                if not ids.isdisjoint(self.curriculum_jobs(curriculum_id)):
+                    found = self.curriculum(curriculum_id)
+                    decided = [one["decision"] for one in found["attempts"] if one["decision"]]
+                    yield Group(
+                        curriculum_id,
+                        found["name"],
+                        found["status"],
+                        found["problem"],
+                        model=found["model"],
+                        decisions=Counter(decided),
+                    )
 
     def _line(self, job: Mapping[str, Any], since: float) -> Line:
         found = list(events.read(RunDir(self.home.runs / job["id"]).events))

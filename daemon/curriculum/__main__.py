@@ -42,15 +42,22 @@ def main() -> None:
     home = Home(Path(sys.argv[1]))
     remote = None if settings.runs is None else RemoteRuns(home, settings.runs)
     store = JobStore(keys.connect(settings.url), remote)
+    problems: dict[str, str] = {}  # of the latest turn, by group
     while found := list(_active(home, store)):
         for group_id, advance in found:
+            problem = ""
             try:
                 advance()
             except (WarmdError, OSError, redis.RedisError) as error:
                 # A full disk, a Redis that restarts, a group that was removed: tried again.
-                log.warning("%s: %s", group_id, error)
-            except Exception:  # one that is damaged must not stop the others
-                log.exception("%s: cannot be advanced", group_id)
+                problem = str(error)
+                if problem != problems.get(group_id):
+                    log.warning("%s: %s", group_id, problem)
+            except Exception as error:  # one that is damaged must not stop the others
+                problem = repr(error)
+                if problem != problems.get(group_id):
+                    log.exception("%s: cannot be advanced", group_id)
+            problems[group_id] = problem
         time.sleep(_INTERVAL_S)
 
 

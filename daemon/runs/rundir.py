@@ -32,11 +32,11 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import xxhash
 
 from ...jobs.errors import Conflict, NotFound, SpecError
 from ...jobs.files.atomic import fsync, write_atomic
 from .fence import Fence
+from .seal import DAMAGED, is_whole, sealed
 
 SCHEMA = 1
 
@@ -44,8 +44,6 @@ _PARTS = {"id": str, "kind": str, "revision": int, "spec": dict}  # of spec.json
 _ID = re.compile(r"[a-z][a-z0-9]{0,15}-\d{8}-\d{6}-[a-z0-9]{4}")
 _ID_PREFIX = re.compile(r"[a-z0-9-]{1,40}")
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"  # without similar ones, in sorting order
-_SEAL = "digest"  # the field of a document with the digest of the others
-_SEAL_PREFIX = "xxh3:"
 _LONGEST_SIGNATURE = 100  # bytes
 REMOVED = ".removed-"  # prefix of a run directory that is being removed
 _STAGING = ".new-"  # prefix of one that is being created
@@ -149,10 +147,10 @@ class RunDir:
                 staging.mkdir(mode=0o700)
                 spec = _spec_json(job_id, kind, document)
                 if durable:
-                    write_atomic(staging / "spec.json", _sealed(spec))
+                    write_atomic(staging / "spec.json", sealed(spec))
                 else:
                     (staging / "spec.json").touch(mode=0o600)
-                    (staging / "spec.json").write_bytes(_sealed(spec))
+                    (staging / "spec.json").write_bytes(sealed(spec))
                 staging.rename(runs / job_id)
             except FileExistsError:
                 continue  # another process is creating this id
@@ -177,7 +175,7 @@ class RunDir:
             shutil.rmtree(staging, ignore_errors=True)  # of a process that was killed
             staging.mkdir(mode=0o700)
             kind = job_id.partition("-")[0]
-            write_atomic(staging / "spec.json", _sealed(_spec_json(job_id, kind, document)))
+            write_atomic(staging / "spec.json", sealed(_spec_json(job_id, kind, document)))
             staging.rename(runs / job_id)
             fsync(runs)
         return cls(runs / job_id)
@@ -196,7 +194,7 @@ class RunDir:
 
     def annotate(self, **parts: Any) -> None:
         """Change parts of spec.json that do not affect the job's result, which stays valid."""
-        write_atomic(self.path / "spec.json", _sealed({**self.read_spec(), **parts}))
+        write_atomic(self.path / "spec.json", sealed({**self.read_spec(), **parts}))
 
     def remove(self) -> None:
         """Remove the directory; for a job that was never queued."""
@@ -216,8 +214,8 @@ class RunDir:
                 f"{self.path}: written by a later warmd (schema {document['schema']}, this one "
                 f"reads up to {SCHEMA}): upgrade warmd"
             )
-        if not _is_whole(document):
-            raise Conflict(f"{path}: damaged, or changed by hand: then remove its digest")
+        if not is_whole(document):
+            raise Conflict(f"{path}: {DAMAGED}")
         for name, wanted in _PARTS.items():
             if not isinstance(document.get(name), wanted):
                 raise Conflict(f"{path}: {name} must be {wanted.__name__}")
@@ -251,7 +249,7 @@ class RunDir:
         """Change parts of spec.json as a new revision; a result of the old one is invalid."""
         document = {**self.read_spec(), **parts}
         document["revision"] += 1
-        write_atomic(self.path / "spec.json", _sealed(document))
+        write_atomic(self.path / "spec.json", sealed(document))
 
     def read_result(self) -> dict[str, Any] | None:
         """Return the result for the current revision of the spec, or None.
@@ -263,7 +261,7 @@ class RunDir:
         except (OSError, orjson.JSONDecodeError):
             return None
         is_result = isinstance(document, dict) and isinstance(document.get("result"), dict)
-        if not is_result or not _is_whole(document):
+        if not is_result or not is_whole(document):
             return None
         if document.get("revision") != self.read_spec()["revision"]:
             return None
@@ -278,7 +276,7 @@ class RunDir:
         if fence is not None:
             document["execution"] = fence.execution
             fence.check()
-        write_atomic(self.path / "result.json", _sealed(document))
+        write_atomic(self.path / "result.json", sealed(document))
 
     @contextmanager
     def unused(self) -> Iterator[None]:
@@ -373,27 +371,3 @@ def _holder_of(lock: int) -> int | None:
     signature = os.pread(lock, _LONGEST_SIGNATURE, 0)
     pid = signature.partition(b" ")[0]
     return int(pid) if pid.isdigit() and signature == _signature(int(pid)) else None
-
-
-def _sealed(document: dict[str, Any]) -> bytes:
-    """Return a document as JSON with a digest of all its other fields."""
-    # Read back first: a NaN is written as null, a number of numpy as a plain one.
-    plain = orjson.loads(orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY))
-    sealed = {**plain, _SEAL: _digest(plain)}
-    return orjson.dumps(sealed, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-
-
-def _is_whole(document: dict[str, Any]) -> bool:
-    """Whether a document has the digest that it was written with, which is taken out of it.
-
-    Earlier versions wrote none.
-    """
-    found = document.pop(_SEAL, None)
-    if found is None:  # or the name of the field is damaged
-        texts = (value for value in document.values() if isinstance(value, str))
-        return not any(text.startswith(_SEAL_PREFIX) for text in texts)
-    return bool(found == _digest(document))
-
-
-def _digest(document: dict[str, Any]) -> str:
-    return f"{_SEAL_PREFIX}{xxhash.xxh3_64_hexdigest(orjson.dumps(document))}"

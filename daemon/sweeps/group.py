@@ -18,6 +18,7 @@ import orjson
 
 from ...jobs.errors import Conflict, NotFound
 from ...jobs.files.atomic import fsync, locked, write_atomic
+from ..runs.seal import DAMAGED, is_whole, sealed
 
 RUNNING, PAUSED, CANCELED = "running", "paused", "canceled"  # phases of all groups
 
@@ -92,7 +93,7 @@ class GroupFolder:
 
     def write_state(self, state: Mapping[str, Any]) -> None:
         """Replace state.json; within `changing`."""
-        write_atomic(self.path / _STATE, _dumps(state))
+        write_atomic(self.path / _STATE, sealed(state))
 
     def _load(self, name: str) -> dict[str, Any]:
         try:
@@ -103,6 +104,8 @@ class GroupFolder:
             raise Conflict(f"{self.path / name}: cannot be read: {error}") from error
         if not isinstance(document, dict):
             raise Conflict(f"{self.path / name}: must be a JSON object")
+        if not is_whole(document):
+            raise Conflict(f"{self.path / name}: {DAMAGED}")
         return document
 
     @contextmanager
@@ -124,8 +127,8 @@ def creating(
     try:
         staging.mkdir(mode=0o700)
         (staging / "active").touch()
-        write_atomic(staging / _PLAN, _dumps(plan))
-        write_atomic(staging / _STATE, _dumps(state))
+        write_atomic(staging / _PLAN, sealed(plan))
+        write_atomic(staging / _STATE, sealed(state))
         yield staging
         staging.rename(parent / group_id)
     except BaseException:
@@ -183,7 +186,3 @@ def finish_removals(parent: Path) -> None:
         for name in os.listdir(parent):
             if name.startswith(_REMOVED):
                 shutil.rmtree(parent / name, ignore_errors=True)
-
-
-def _dumps(value: Mapping[str, Any]) -> bytes:
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2)

@@ -212,10 +212,9 @@ def test_canceling_and_resuming_a_curriculum(desk):
 def test_a_gate_of_a_masked_language_model_is_refused(desk, tmp_path):
     home = mlm_jobs.make_home(tmp_path)
     stages = "gate: {samples: 4}\nstages: [{steps: 2}, {steps: 2}]"
-    bert = (
-        f"objective: mlm\ndata: {home}/texts.jsonl\ntokenizer: train\narchitecture: {home}/bert\n"
-    )
-    (tmp_path / "job.yaml").write_text(bert + stages)
+    data = f"objective: mlm\ndata: {home}/texts.jsonl\nseq_len: 32\n"
+    model = f"tokenizer: train\narchitecture: {home}/bert\n"
+    (tmp_path / "job.yaml").write_text(data + model + stages)
     done = desk.warmd("submit", "mlm", "--config", str(tmp_path / "job.yaml"))
     assert done.is_refusal(2)
     assert done.err == "Error: gate: must be of a model that generates text, got a new model\n"

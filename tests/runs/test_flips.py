@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
 import pytest
+from flips import flipped
 
 from warmd.daemon.runs import events
 from warmd.daemon.runs.events import EventLog
@@ -25,17 +25,6 @@ def rundir(tmp_path: Path) -> RunDir:
         for step in (1, 2):
             log.emit("step", step=step, loss=0.5)
     return made
-
-
-def flipped(path: Path) -> Iterator[None]:
-    """Flip one bit of each byte of a file, one after another."""
-    whole = path.read_bytes()
-    for place in range(len(whole)):
-        changed = bytearray(whole)
-        changed[place] ^= 1 << place % 7
-        path.write_bytes(changed)
-        yield
-    path.write_bytes(whole)
 
 
 def test_a_spec_with_a_flipped_bit_is_refused_or_the_same(rundir: RunDir):

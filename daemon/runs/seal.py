@@ -1,0 +1,38 @@
+"""JSON files with a digest of their content, so that a flipped bit is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+import xxhash
+
+_SEAL = "digest"  # the field of a document with the digest of the others
+_SEAL_PREFIX = "xxh3:"
+
+DAMAGED = "damaged, or changed by hand: then remove its digest"
+
+
+def sealed(document: Mapping[str, Any]) -> bytes:
+    """Return a document as JSON with a digest of all its other fields."""
+    # Read back first: a NaN is written as null, a number of numpy as a plain one.
+    plain = orjson.loads(orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY))
+    document = {**plain, _SEAL: _digest(plain)}
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def is_whole(document: dict[str, Any]) -> bool:
+    """Whether a document has the digest that it was written with, which is taken out of it.
+
+    Earlier versions wrote none.
+    """
+    found = document.pop(_SEAL, None)
+    if found is None:  # or the name of the field is damaged
+        texts = (value for value in document.values() if isinstance(value, str))
+        return not any(text.startswith(_SEAL_PREFIX) for text in texts)
+    return bool(found == _digest(document))
+
+
+def _digest(document: dict[str, Any]) -> str:
+    return f"{_SEAL_PREFIX}{xxhash.xxh3_64_hexdigest(orjson.dumps(document))}"
