@@ -35,7 +35,7 @@ import orjson
 import xxhash
 
 from ...jobs.errors import Conflict, NotFound, SpecError
-from ...jobs.files.atomic import fsync, write_atomic
+from ...jobs.files.atomic import fsync, locked, write_atomic
 from .fence import Fence
 
 SCHEMA = 1
@@ -240,12 +240,8 @@ class RunDir:
     @contextmanager
     def revising(self) -> Iterator[None]:
         """Lock the directory for a change of spec.json; other processes wait."""
-        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        with locked(self.path):
             yield
-        finally:
-            os.close(fd)
 
     def revise(self, **parts: Any) -> None:
         """Change parts of spec.json as a new revision; a result of the old one is invalid."""
