@@ -139,7 +139,7 @@ def test_what_a_killed_writer_of_a_folder_left_goes_with_the_next_and_a_living_o
     assert names(tmp_path) == [".lock-dead", ".staging-dead"]
     with whole_folder(tmp_path / "alive"):
         recover(tmp_path)
-        assert names(tmp_path) == [".staging-alive"]
+        assert names(tmp_path) == [".lock-alive", ".staging-alive"]
 
 
 def test_locks_are_on_files_that_are_open_for_writing_as_nfs_wants(tmp_path, monkeypatch):
