@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from ...jobs.errors import Conflict, NotFound, SpecError
@@ -131,7 +132,8 @@ class Uploader:
     def _note_failure(self, problem: str) -> None:
         if self._failures == 0:
             log.error("%s; uploads are retried", problem)
-            self._pending.note_problem(problem)
+            with suppress(OSError):  # the local disk is full
+                self._pending.note_problem(problem)
         self._failures += 1
         self._retry_at = time.monotonic() + min(2.0 ** (self._failures - 1), _MAX_WAIT_S)
 

@@ -16,6 +16,7 @@ the last copy is closed, and a process that user code forked meanwhile has a cop
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -180,9 +181,28 @@ def recover(parent: Path) -> None:
 
 @contextmanager
 def locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Hold the lock of a folder. Raises BlockingIOError with LOCK_NB when it is taken."""
-    with _held(folder / _LOCK, how):
+    """Hold the lock of a folder. Raises BlockingIOError with LOCK_NB when it is taken.
+
+    Where the disk has no room for the lock file the folder itself is locked, which holds on this
+    machine: a removal that makes room must be possible.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(_held(folder / _LOCK, how))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            stack.enter_context(_held_folder(folder, how))
         yield
+
+
+@contextmanager
+def _held_folder(folder: Path, how: int) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with _closed(descriptor):
+        fcntl.flock(descriptor, how)
+        with _released(descriptor):
+            yield
 
 
 @contextmanager
