@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -307,6 +308,29 @@ def _check_server_answers(url: str) -> Check:
     return Check("server", "ok", about)
 
 
+def check_runs(config: DaemonConfig) -> Check:
+    """Whether the place of run directories can be used; a bucket only if it can be written."""
+    if config.run_store is None:
+        folder = config.runs_folder or config.home / "runs"
+        return Check("runs", "ok", str(folder))
+    from ...daemon.store.bucket import Bucket, Changed
+
+    try:
+        bucket = Bucket(config.run_store)
+        key = f".doctor-{os.getpid()}-{time.time_ns()}"
+        bucket.put_if(key, b"", None)
+        try:
+            bucket.put_if(key, b"", None)
+        except Changed:
+            bucket.delete([key])
+            return Check("runs", "ok", bucket.name)
+        bucket.delete([key])
+        problem = f"{bucket.name}: its service ignores If-None-Match: writes are not conditional"
+        return Check("runs", "fail", problem, "use a service with conditional writes")
+    except WarmdError as error:
+        return Check("runs", "fail", str(error), "check the URL, the keys (AWS_…) and the network")
+
+
 def check_models(config: DaemonConfig) -> Check:
     """Whether the configured models that are local folders are there."""
     from ...daemon.host.fetch import hub_id, local_folder
@@ -339,6 +363,7 @@ _CONFIG_CHECKS: tuple[Callable[[DaemonConfig], Check], ...] = (
     check_uploads,
     check_sockets,
     check_redis,
+    check_runs,
     check_models,
     check_daemon,
 )

@@ -62,6 +62,8 @@ class Lookup:
             raise SpecError(
                 "job", f"must be a job id such as grpo-20260131-184200-x7f2, got {text[:80]!r}"
             )
+        if is_job_id(text) and self._remote is not None:
+            self._remote.refresh(text)
         if is_job_id(text) and (self._runs / text).is_dir():
             return text
         matches = [job_id for job_id in job_ids(self._runs) if job_id.startswith(text)]

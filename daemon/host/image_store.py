@@ -57,7 +57,8 @@ class ImageStore:
     def _unneeded(self) -> Iterator[os.DirEntry[str]]:
         for image in os.scandir(self.folder):
             # Nobody is between storing one and its link: that is done under the lock.
-            if image.stat(follow_symlinks=False).st_nlink == 1:
+            is_image = not image.name.startswith(".")
+            if is_image and image.stat(follow_symlinks=False).st_nlink == 1:
                 yield image
 
 

@@ -19,10 +19,9 @@ from ...jobs.errors import Conflict
 from ...jobs.files.atomic import locked, write_atomic
 from ..host.home import Home
 from ..store.bucket import Bucket, Changed
+from ..store.copies import ID
 from ..store.remote import RemoteRuns
 from . import keys
-
-_ID = ".id"  # file or object with the id
 
 
 def claim(connection: redis.Redis, home: Home, remote: RemoteRuns | None = None) -> None:
@@ -51,14 +50,14 @@ def claim(connection: redis.Redis, home: Home, remote: RemoteRuns | None = None)
 def _id_in(bucket: Bucket) -> str:
     """Return the random id of a run store; the first caller creates it."""
     with suppress(Changed):
-        bucket.put_if(_ID, secrets.token_hex(16).encode(), None)
-    found = bucket.get(_ID)
+        bucket.put_if(ID, secrets.token_hex(16).encode(), None)
+    found = bucket.get(ID)
     return "" if found is None else found.data.decode(errors="replace")
 
 
 def _id_of(runs: Path) -> str:
     """Return the random id of a folder of run directories; the first caller creates it."""
-    path = runs / _ID
+    path = runs / ID
     if not path.exists():
         with locked(runs):
             if not path.exists():  # no other process created it meanwhile

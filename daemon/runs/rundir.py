@@ -34,7 +34,7 @@ from typing import Any
 import orjson
 
 from ...jobs.errors import Conflict, NotFound, SpecError
-from ...jobs.files.atomic import fsync, write_atomic
+from ...jobs.files.atomic import fsync, locked, write_atomic
 from .fence import Fence
 from .seal import DAMAGED, is_whole, sealed
 
@@ -238,12 +238,8 @@ class RunDir:
     @contextmanager
     def revising(self) -> Iterator[None]:
         """Lock the directory for a change of spec.json; other processes wait."""
-        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        with locked(self.path):
             yield
-        finally:
-            os.close(fd)
 
     def revise(self, **parts: Any) -> None:
         """Change parts of spec.json as a new revision; a result of the old one is invalid."""

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from ...jobs.errors import Conflict, NotFound, SpecError
@@ -20,7 +21,7 @@ from ..host.messages import UploaderSettings, decode
 from ..host.parent_death import end_with_parent
 from ..runs.fence import NAME as FENCE_NAME, Superseded
 from ..runs.rundir import RunDir
-from . import index
+from . import copies, index
 from .bucket import Bucket, StoreUnavailable
 from .pending import PendingUploads
 from .upload import RunUpload
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 _TICK_S = 0.2
 _MAX_WAIT_S = 30.0  # between two attempts while the store is unavailable
 _THREADS = 4  # jobs that are uploaded at the same time
+_SWEEP_S = 600.0  # between two looks for copies of removed jobs
 _NICENESS = 10  # below the training's
 
 
@@ -45,7 +47,7 @@ class Uploader:
         self._pool = ThreadPoolExecutor(_THREADS)
         self._failures = 0  # in a row
         self._retry_at = 0.0
-        self._local_problem: str | None = None
+        self._sweep_at = time.monotonic() + _SWEEP_S
 
     def run(self) -> None:
         """Upload for ever."""
@@ -56,7 +58,17 @@ class Uploader:
                 for job_id in self._pending.jobs():
                     if job_id not in self._running:
                         self._running[job_id] = self._pool.submit(self._advance, job_id)
+            if time.monotonic() >= self._sweep_at:
+                self._sweep_at = time.monotonic() + _SWEEP_S
+                self._sweep()
             time.sleep(_TICK_S)
+
+    def _sweep(self) -> None:
+        try:
+            for job_id in copies.remove_outdated(self._bucket, self._runs, self._pending):
+                log.info("%s: local copy removed, it is not in the run store any more", job_id)
+        except (StoreUnavailable, OSError) as error:
+            log.warning("run store: copies of removed jobs stay for now: %s", error)
 
     def _collect(self) -> None:
         """Take the outcomes of the threads."""
@@ -120,7 +132,8 @@ class Uploader:
     def _note_failure(self, problem: str) -> None:
         if self._failures == 0:
             log.error("%s; uploads are retried", problem)
-            self._pending.note_problem(problem)
+            with suppress(OSError):  # the local disk is full
+                self._pending.note_problem(problem)
         self._failures += 1
         self._retry_at = time.monotonic() + min(2.0 ** (self._failures - 1), _MAX_WAIT_S)
 

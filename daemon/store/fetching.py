@@ -19,7 +19,7 @@ from ...jobs.files.atomic import whole_folder
 from ..host.home import Home
 from ..runs.checkpoints import Checkpoints, verify
 from ..runs.rundir import RunDir
-from . import event_segments, index
+from . import copies, event_segments, index
 from .bucket import Bucket
 from .content import OnBytes, download, is_safe, is_same
 from .index import Index, StoredFile
@@ -49,6 +49,7 @@ def open_rundir(home: Home, bucket: Bucket, job_id: str, execution: int) -> Inde
             remove_others(rundir, new)
             fetch_small(bucket, rundir, new)
             event_segments.download(bucket, log_segments, rundir.events)
+        copies.mark(bucket, rundir.path)
         started = Pending(execution, event_segments.length(log_segments))
         pending.write(job_id, started)
     return new

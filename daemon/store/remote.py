@@ -19,7 +19,7 @@ from ...jobs.errors import NotFound
 from ..host.home import Home
 from ..runs.checkpoints import Checkpoints
 from ..runs.rundir import RunDir, is_job_id
-from . import event_segments, fetching, index
+from . import copies, event_segments, fetching, index
 from .bucket import Bucket
 from .content import Transfer, is_same
 from .event_segments import EventUpload
@@ -70,6 +70,7 @@ class RemoteRuns:
 
     def _create(self, job_id: str, path: Path) -> None:
         transfer = Transfer(self.bucket, job_id, 0)
+        copies.mark(self.bucket, path)
         files: dict[str, StoredFile] = {}
         known: dict[tuple[str, int], StoredFile] = {}
         for name, file in _files(path):

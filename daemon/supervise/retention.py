@@ -24,6 +24,7 @@ from ..host.image_store import ImageStore
 from ..queue import index_builder, keys, removal
 from ..queue.jobs import Job, JobStore
 from ..runs.rundir import RunDir, is_job_id
+from ..store.bucket import StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class Retention:
                     index_builder.build(self._store.connection, self._home.runs)
                     is_prepared = True
                 self.remove_due()
-            except (redis.RedisError, OSError) as error:
+            except (redis.RedisError, StoreUnavailable, OSError) as error:
                 log.warning("retention: %s", error)
 
     def remove_due(self) -> None:

@@ -52,6 +52,7 @@ from ..queue.due import DueJobs
 from ..queue.jobs import JobStore
 from ..queue.lease import LEASE_S
 from ..runs.rundir import remove_stale_staging
+from ..store.bucket import StoreUnavailable
 from ..store.remote import RemoteRuns
 from ..sweeps import group
 from .children import MAX_QUICK_KILLS, Child, GatewayChild, OptionalChild, WorkerChild
@@ -260,7 +261,7 @@ class Supervisor:
         with keys.connect(self.url) as connection:  # with a timeout for a remote Redis
             check_redis(connection, self.config.redis_url)
             if self.redis is None:
-                runs_owner.claim(connection, self.home, self.store.remote)
+                self._claim_runs(connection)
             info: Any = connection.info("memory")
         self.report(
             BootProgress(
@@ -271,6 +272,14 @@ class Supervisor:
                 memory_bytes=info.get("used_memory_rss"),
             )
         )
+
+    def _claim_runs(self, connection: redis.Redis) -> None:
+        try:
+            runs_owner.claim(connection, self.home, self.store.remote)
+        except StoreUnavailable as error:
+            if not self._flags.was_warm:  # else it was right before, and jobs can wait
+                raise
+            log.error("supervisor: %s", error)
 
     def _start_zygote(self) -> None:
         self._start_zygote_as(self.zygote, is_next=False)

@@ -1,9 +1,13 @@
 """Atomic writes: files and folders appear on disk complete or not at all, also after a crash.
 
 A folder is written under a hidden name next to its target, flushed, and renamed. The writer holds a
-lock (flock) on it, which the kernel releases when the process dies: this distinguishes leftovers
-from work in progress. Writers of different folders exclude each other only during the renames, by a
-lock on the parent folder.
+lock (flock), which the kernel releases when the process dies: this distinguishes leftovers from
+work in progress. Writers of different folders exclude each other only during the renames, by a lock
+for the parent folder.
+
+Locks are on hidden files, never on folders: NFS applies flock between machines only for files that
+are open for writing. A lock file is removed by its holder; whoever waited for it notices that the
+file has gone, and opens the next one.
 
 A lock is released explicitly. Closing its descriptor is not enough: it releases the lock only when
 the last copy is closed, and a process that user code forked meanwhile has a copy.
@@ -12,6 +16,7 @@ the last copy is closed, and a process that user code forked meanwhile has a cop
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -25,6 +30,8 @@ _NOW = fcntl.LOCK_EX | fcntl.LOCK_NB
 _WAIT_S = 0.05  # between two tries to get a lock, where waiting for it can be interrupted
 _STAGING = ".staging-"  # being filled; never valid
 _REPLACED = ".replaced-"  # prefix of the old folder while it is replaced
+_LOCK = ".lock"  # of a folder
+_WRITING = ".lock-"  # prefix of the lock of a folder that is being filled
 
 
 def write_atomic(path: Path, content: bytes, *, mode: int = 0o600) -> None:
@@ -60,16 +67,20 @@ def _create(path: Path, mode: int) -> int:
 
 
 def _open_locked(
-    open_it: Callable[[], int], path: Path, *, while_waiting: Callable[[], None] | None = None
+    open_it: Callable[[], int],
+    path: Path,
+    how: int = fcntl.LOCK_EX,
+    *,
+    while_waiting: Callable[[], None] | None = None,
 ) -> int:
-    """Return a descriptor of `path` with an exclusive lock.
+    """Return a descriptor of `path` with a lock.
 
     `while_waiting` is called periodically; an exception of it ends the wait.
     """
     while True:
         descriptor = open_it()
         try:
-            _lock(descriptor, while_waiting)
+            _lock(descriptor, how, while_waiting)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), path.stat()):
                     return descriptor
@@ -79,13 +90,13 @@ def _open_locked(
         release(descriptor)  # its previous holder has renamed or removed the file
 
 
-def _lock(descriptor: int, while_waiting: Callable[[], None] | None) -> None:
+def _lock(descriptor: int, how: int, while_waiting: Callable[[], None] | None) -> None:
     if while_waiting is None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, how)
         return
     while True:
         try:
-            return fcntl.flock(descriptor, _NOW)
+            return fcntl.flock(descriptor, how | fcntl.LOCK_NB)
         except BlockingIOError:
             while_waiting()
             time.sleep(_WAIT_S)
@@ -138,9 +149,9 @@ def whole_folder(
     target.parent.mkdir(parents=True, exist_ok=True)
     recover(target.parent)
     staging = target.with_name(_STAGING + target.name)
-    descriptor = _open_locked(lambda: _make(staging), staging, while_waiting=while_waiting)
-    with _closed(descriptor), _released(descriptor):
+    with _held(_writing(target), while_waiting=while_waiting):
         try:
+            staging.mkdir(exist_ok=True)
             _empty(staging)
             yield staging
             _fsync_tree(staging)
@@ -151,15 +162,9 @@ def whole_folder(
             raise
 
 
-def _make(folder: Path) -> int:
-    while True:
-        folder.mkdir(exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # its owner has just renamed or removed it
-            return _open_folder(folder)
-
-
-def _open_folder(folder: Path) -> int:
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _writing(target: Path) -> Path:
+    """Return the lock file of the writer of a folder."""
+    return target.with_name(_WRITING + target.name)
 
 
 def recover(parent: Path) -> None:
@@ -167,19 +172,59 @@ def recover(parent: Path) -> None:
     with contextlib.suppress(BlockingIOError, FileNotFoundError), locked(parent, _NOW):
         for aside in parent.glob(f"{_REPLACED}*"):
             _finish_replacement(aside)
-        for staging in parent.glob(f"{_STAGING}*"):
-            with contextlib.suppress(BlockingIOError, FileNotFoundError), locked(staging, _NOW):
-                shutil.rmtree(staging)
+        left = {path.name.removeprefix(_STAGING) for path in parent.glob(f"{_STAGING}*")}
+        left |= {path.name.removeprefix(_WRITING) for path in parent.glob(f"{_WRITING}*")}
+        for name in left:
+            with contextlib.suppress(BlockingIOError), _held(_writing(parent / name), _NOW):
+                shutil.rmtree(parent / (_STAGING + name), ignore_errors=True)
 
 
 @contextmanager
 def locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Hold the lock of a folder. Raises BlockingIOError with LOCK_NB when it is taken."""
-    descriptor = _open_folder(folder)
+    """Hold the lock of a folder. Raises BlockingIOError with LOCK_NB when it is taken.
+
+    Where the disk has no room for the lock file the folder itself is locked, which holds on this
+    machine: a removal that makes room must be possible.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(_held(folder / _LOCK, how))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            stack.enter_context(_held_folder(folder, how))
+        yield
+
+
+@contextmanager
+def _held_folder(folder: Path, how: int) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with _closed(descriptor):
         fcntl.flock(descriptor, how)
         with _released(descriptor):
             yield
+
+
+@contextmanager
+def _held(
+    path: Path, how: int = fcntl.LOCK_EX, *, while_waiting: Callable[[], None] | None = None
+) -> Iterator[None]:
+    """Hold a lock file. Raises BlockingIOError with LOCK_NB when it is taken."""
+    descriptor = _open_locked(
+        lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600),
+        path,
+        how,
+        while_waiting=while_waiting,
+    )
+    owner = os.getpid()
+    with _closed(descriptor), _released(descriptor):
+        try:
+            yield
+        finally:
+            # Others may hold a shared lock, too; and a process forked in the block holds none.
+            if how & fcntl.LOCK_EX and os.getpid() == owner:
+                with contextlib.suppress(FileNotFoundError):  # with its folder
+                    path.unlink()
 
 
 def _finish_replacement(aside: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import stat
@@ -9,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from fcntl import LOCK_EX, LOCK_NB
+from fcntl import LOCK_EX, LOCK_NB, LOCK_UN
 from pathlib import Path
 
 import pytest
@@ -135,7 +136,46 @@ def test_what_a_killed_writer_of_a_folder_left_goes_with_the_next_and_a_living_o
             (staging / "half").touch()
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
-    assert names(tmp_path) == [".staging-dead"]
+    assert names(tmp_path) == [".lock-dead", ".staging-dead"]
     with whole_folder(tmp_path / "alive"):
         recover(tmp_path)
-        assert names(tmp_path) == [".staging-alive"]
+        assert names(tmp_path) == [".lock-alive", ".staging-alive"]
+
+
+def test_locks_are_on_files_that_are_open_for_writing_as_nfs_wants(tmp_path, monkeypatch):
+    """NFS ignores flock on folders, and refuses exclusive locks on files open for reading."""
+    taken = []
+
+    def flock(descriptor: int, how: int) -> None:
+        if how != LOCK_UN:
+            mode = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+            taken.append((stat.S_ISREG(os.fstat(descriptor).st_mode), mode != os.O_RDONLY))
+        real(descriptor, how)
+
+    real = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", flock)
+    write_atomic(tmp_path / "state", b"x")
+    with whole_folder(tmp_path / "model") as staging:
+        (staging / "weights").touch()
+    recover(tmp_path)
+    with locked(tmp_path):
+        pass
+    assert set(taken) == {(True, True)}
+    assert names(tmp_path) == ["model", "state"]
+
+
+def test_of_many_that_want_the_lock_of_a_folder_one_has_it_at_a_time(tmp_path):
+    inside, most = 0, 0
+
+    def enter(_: int) -> None:
+        nonlocal inside, most
+        with locked(tmp_path):
+            inside += 1
+            most = max(most, inside)
+            os.sched_yield()
+            inside -= 1
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(enter, range(400)))
+    assert most == 1
+    assert names(tmp_path) == []

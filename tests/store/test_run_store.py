@@ -19,7 +19,7 @@ from warmd.daemon.runs.checkpoints import Checkpoints, verify
 from warmd.daemon.runs.events import EventLog
 from warmd.daemon.runs.fence import Superseded
 from warmd.daemon.runs.rundir import RunDir
-from warmd.daemon.store import fetching, index
+from warmd.daemon.store import copies, fetching, index
 from warmd.daemon.store.bucket import Bucket, StoreUnavailable
 from warmd.daemon.store.pending import PendingUploads
 from warmd.daemon.store.remote import RemoteRuns
@@ -335,3 +335,25 @@ def test_a_store_that_cannot_be_used_is_one_line_without_keys(server, tmp_path):
     missing = Bucket(server.url().replace("s3://runs/", "s3://not-there/"))
     with pytest.raises(StoreUnavailable, match=r"404 .*NoSuchBucket"):
         missing.put("key", b"")
+
+
+def test_copies_of_jobs_that_others_have_removed_go_and_nothing_else(machines):
+    one, other = machines
+    one.bucket.put(copies.ID, b"the id of this store")
+    removed, kept, running = (one.submit() for _ in range(3))
+    other.begin(removed, 1)
+    other.end(removed)
+    other.begin(running, 1)
+    other.remote.refresh(kept)
+    foreign = RunDir.create(other.home.runs, "grpo", {"spec": {}}).path.name  # never in the store
+    for job_id in (removed, running):
+        one.remote.withdraw(job_id)
+    for job_id in (removed, kept, running, foreign):
+        os.utime(other.home.runs / job_id, (0, 0))
+    assert copies.remove_outdated(other.bucket, other.home.runs, other.pending) == [removed]
+    left = {path.name for path in other.home.runs.iterdir()}
+    assert left == {kept, running, foreign}
+    one.bucket.delete([copies.ID])
+    one.remote.withdraw(kept)  # as if the bucket had been emptied
+    os.utime(other.home.runs / kept, (0, 0))
+    assert copies.remove_outdated(other.bucket, other.home.runs, other.pending) == []

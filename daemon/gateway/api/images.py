@@ -39,12 +39,13 @@ class HasUrl(Protocol):
 
 
 def collect(
-    images: Iterable[HasUrl], param: str, files: Path | None, store: ImageStore
+    images: Iterable[HasUrl], param: str, files: Path | None, store: ImageStore | None
 ) -> dict[Path, bytes]:
     """Check the headers of a request's images and point their URLs at paths in the image store.
 
     Returns the bytes to store under each path. Decodes nothing. Raises SpecError. `files` is the
-    folder below which file:// URLs are allowed (None: not allowed).
+    folder below which file:// URLs are allowed (None: not allowed). Without a `store` the images
+    become data URLs: another machine, without this disk, may answer.
     """
     images = list(images)
     if len(images) > MAX_IMAGES:
@@ -59,12 +60,15 @@ def collect(
             raise SpecError(param, f"must have at most {MAX_PIXELS_TOGETHER:,} pixels of images")
         if time.thread_time() - began > MAX_COMPUTED_S:
             raise SpecError(param, f"{which}: its header takes too long to read")
-        place = store.place_of(raw)
+        place = Path(str(number)) if store is None else store.place_of(raw)
         taken[place] = raw
-        image.url = f"{FILE}{place}"
+        if store is not None:
+            image.url = f"{FILE}{place}"
+        elif image.url.startswith(FILE):
+            image.url = f"data:image/any;base64,{base64.b64encode(raw).decode()}"
         if sum(map(len, taken.values())) > MAX_BYTES:
             raise SpecError(param, f"must have at most {MAX_BYTES:,} bytes of images")
-    return taken
+    return {} if store is None else taken
 
 
 def _bytes(url: str, param: str, which: str, files: Path | None) -> bytes:

@@ -61,7 +61,8 @@ class AppState:
         self.files = FileStore(
             self.client.home, max_bytes=config.max_uploads_bytes, keep_s=config.keep_uploads_s
         )
-        self.images = ImageStore(self.client.home.runs)
+        has_folder = self.client.remote is None
+        self.images = ImageStore(self.client.home.runs) if has_folder else None
         self.eta = StartEstimator(config)
         self.overview = Overview(self.client, self.in_thread, self.in_control_thread)
         self.stopping = asyncio.Event()

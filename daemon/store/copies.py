@@ -1,0 +1,46 @@
+"""Removes local copies of run directories that other machines have removed from the store.
+
+Only of directories that were in this very store: each copy has a mark with the store's id, so that
+another bucket, or one that was emptied, never costs a run directory.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from ...jobs.files.atomic import write_atomic
+from ..runs.rundir import RunDir, is_job_id, job_ids
+from .bucket import Bucket
+from .pending import PendingUploads
+
+ID = ".id"  # the object with the random id of a store
+_MARK = ".store"  # in a run directory: the id of the store that has it
+_GRACE_S = 3600.0  # minimum age of a copy that is removed
+
+
+def mark(bucket: Bucket, folder: Path) -> None:
+    """Note that a run directory is in this store. Raises OSError."""
+    path = folder / _MARK
+    if not path.exists() and (found := bucket.get(ID)) is not None:
+        write_atomic(path, found.data)
+
+
+def remove_outdated(bucket: Bucket, runs: Path, pending: PendingUploads) -> list[str]:
+    """Remove the copies of jobs that are not in the store any more; return their ids."""
+    found = bucket.get(ID)
+    if found is None:
+        return []
+    stored = set(filter(is_job_id, bucket.folders()))
+    removed = []
+    for job_id in set(job_ids(runs)) - stored:
+        with pending.fetching(job_id), suppress(FileNotFoundError):
+            rundir = RunDir(runs / job_id)
+            is_ours = (rundir.path / _MARK).read_bytes() == found.data
+            is_old = time.time() - rundir.path.stat().st_mtime > _GRACE_S
+            if is_ours and is_old and pending.is_uploaded(job_id) and not rundir.is_held():
+                shutil.rmtree(rundir.path)
+                removed.append(job_id)
+    return removed
