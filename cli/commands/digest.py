@@ -35,8 +35,8 @@ def digest(app: App, since: str, markdown: bool) -> None:
     """Summarize what happened since a time.
 
     Training jobs that finished, failed or were stopped, each with its evaluation; interruptions
-    and what they cost; what still runs, and until when; free disk space. Reads the run directories
-    where no daemon runs.
+    and what they cost; what still runs, and until when; sweeps with their best values, curricula
+    with their decisions; free disk space. Reads the run directories where no daemon runs.
     """
     begin = parse_past("since", since, now=datetime.now().astimezone())
     found = app.reader().digest(since=begin.timestamp())

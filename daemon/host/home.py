@@ -205,6 +205,16 @@ class Home:
             else:
                 return fd
 
+    def is_removed(self, lock: int) -> bool:
+        """Whether the home of a lock was removed, or replaced by another one."""
+        try:
+            found = os.stat(self.path / "daemon.lock")
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:  # a file system that fails for a moment
+            return False
+        return not os.path.samestat(found, os.fstat(lock))
+
     def is_locked(self) -> bool:
         """Whether a daemon runs here now."""
         try:

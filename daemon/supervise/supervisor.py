@@ -163,6 +163,10 @@ class Supervisor:
                 self._retention.start(self.node.election.was_leader)
                 while self.stopping is None:
                     self._tick()
+                    if self.home.is_removed(lock):
+                        # Nothing can be kept any more, and `warmd stop` cannot find this daemon.
+                        self._fail(f"home: {self.home.path} was removed while the daemon ran")
+                        self.stopping = "now"
                 self._shut_down()
             finally:
                 control.close()

@@ -90,8 +90,8 @@ def render(
     if "memory" in answer:
         raise TooLarge(f"{field}: the chat template {answer['memory']}")
     said = answer.get("refused", answer.get("error"))
-    error = JobFailed(f"{field}: the chat template says: {said}")
-    raise error from (Refused(said) if "refused" in answer else None)
+    cause = Refused(said) if "refused" in answer else None
+    raise JobFailed(f"{field}: the chat template says: {said}") from cause
 
 
 def end_processes() -> None:

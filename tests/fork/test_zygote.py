@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -236,6 +237,24 @@ def test_load_refuses_a_folder_without_a_model(shared_daemon: Daemon, tmp_path: 
         control.load_model(shared_daemon.config, ModelConfig(name="bad", path=str(tmp_path)))
     with pytest.raises(WarmdError, match="no such folder"):
         control.load_model(shared_daemon.config, ModelConfig(name="bad", path="/nonexistent"))
+
+
+def test_the_code_of_a_model_is_never_run(shared_daemon: Daemon, tmp_path: Path, tiny_model: Path):
+    names = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    for folder, changes in {"known": {}, "unknown": {"model_type": "own"}}.items():
+        shutil.copytree(tiny_model, tmp_path / folder)
+        config = json.loads((tmp_path / folder / "config.json").read_text())
+        config |= {"auto_map": names, **changes}
+        (tmp_path / folder / "config.json").write_text(json.dumps(config))
+        (tmp_path / folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    known, unknown = (
+        ModelConfig(name=name, path=str(tmp_path / name)) for name in ("known", "unknown")
+    )
+    control.load_model(shared_daemon.config, known)  # by the class of transformers
+    control.unload_model(shared_daemon.config, "known")
+    with pytest.raises(WarmdError, match=r"unknown cannot be loaded from .*custom code"):
+        control.load_model(shared_daemon.config, unknown)
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -59,12 +60,12 @@ class Answerer(threading.Thread):
 
 
 @pytest.fixture(scope="module")
-def described(tiny_model: Path) -> Iterator[Any]:
+def gateway(tiny_model: Path) -> Iterator[Gateway]:
     with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
         gateway = Gateway(Path(folder, "home"), tiny_model)
         answerer = Answerer(gateway)
         answerer.start()
-        yield schemathesis.openapi.from_url(f"{gateway.url}/openapi.json"), existing(gateway)
+        yield gateway
         answerer.done.set()
         answerer.join(10)
         gateway.close()
@@ -95,8 +96,9 @@ def existing(gateway: Gateway) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_no_request_makes_the_gateway_fail(described: Any) -> None:
-    schema, names = described
+def test_no_request_makes_the_gateway_fail(gateway: Gateway) -> None:
+    schema = schemathesis.openapi.from_url(f"{gateway.url}/openapi.json")
+    names = existing(gateway)
     operations = [found.ok() for found in schema.get_all_operations()]
     assert len(operations) > 15
     for operation in operations:
@@ -132,3 +134,62 @@ def fuzz(operation: Any, names: dict[str, str]) -> None:
             case.validate_response(response, checks=CHECKS)
 
     send()
+
+
+def job(method: str, **options: Any) -> dict[str, Any]:
+    return {
+        "model": "tiny",
+        "training_file": "arithmetic",
+        "seed": 1,
+        "suffix": "a",
+        "method": {"type": method, method: {"hyperparameters": options}},
+    }
+
+
+# Valid requests of the routes whose bodies are checked by warmd, not by their description alone.
+SWEEP = {**job("reinforcement", samples=4), "seeds": 2, "halving": 3, "metric": "reward"}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/warmd/sweeps": {**SWEEP, "sweep": {"learning_rate": [1e-4, 1e-3]}, "name": "a"},
+    "/v1/warmd/sweeps/check": {**SWEEP, "sweep": {"learning_rate": [1e-4, 1e-3]}, "tags": ["a"]},
+    "/v1/warmd/curricula": {
+        **job("reinforcement", samples=4),
+        "stages": [{"name": "a", "hyperparameters": {"learning_rate": 1e-4}, "gate": True}],
+        "gate": {"samples": 4, "max_tokens": 4},
+    },
+    "/v1/warmd/check": job("reinforcement", samples=4, learning_rate=1e-4),
+    "/v1/fine_tuning/jobs": job("reinforcement", samples=4, reward=["correctness"]),
+}
+HOSTILE: tuple[Any, ...] = (
+    *(None, True, -1, 0, 0.5, 10**30, 1e308, "", "x" * 100_000, "\x00\ud800", "../../etc/passwd"),
+    *([], [[]], [None] * 1000, {}, {"": None}, {"a": {"b": [{}]}}, ["os:system"]),
+)
+
+
+def mutated(value: Any) -> Iterator[Any]:
+    """Yield copies of a JSON value with one part replaced by a hostile value, or left out."""
+    yield from HOSTILE
+    if isinstance(value, dict):
+        for name, part in value.items():
+            rest = {key: other for key, other in value.items() if key != name}
+            yield rest
+            yield from ({**rest, name: changed} for changed in mutated(part))
+        yield {**value, "unknown": 1}
+    elif isinstance(value, list):
+        for place, part in enumerate(value):
+            yield from ([*value[:place], changed, *value[place + 1 :]] for changed in mutated(part))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", BODIES)
+def test_a_valid_request_with_one_wrong_part_is_refused_in_one_line_or_served(
+    gateway: Gateway, path: str
+) -> None:
+    headers = {"X-Warmd": "1", "content-type": "application/json"}
+    with httpx.Client(headers=headers, timeout=30) as client:
+        for body in mutated(BODIES[path]):
+            answer = client.post(gateway.url + path, content=json.dumps(body).encode())
+            assert answer.status_code < 500, (answer.text[:500], str(body)[:500])
+            if answer.status_code != 200:
+                message = answer.json()["error"]["message"]
+                assert len(message) < 1100, message[:200]
+                assert "\n" not in message, message

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from daemons import Daemon
+from daemons import Daemon, gone
 from waiting import wait_until
 
 from warmd.configs.config import ModelConfig, WorkerConfig
@@ -53,6 +53,27 @@ def test_start_reports_every_part_and_returns_when_workers_are_warm(sturdy_daemo
     assert status["zygote"]["state"] == "ready"
     assert [model["name"] for model in status["models"]] == ["tiny"]
     assert not Path(status["server"]["url"].removeprefix("unix://")).parent.stat().st_mode & 0o077
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_daemon_whose_home_is_removed_ends_with_all_its_processes(
+    make_daemon: MakeDaemon, is_replaced: bool
+):
+    daemon = make_daemon(http_port=0)
+    daemon.start()
+    job_id = daemon.submit("behaviours:gated")
+    wait_until(lambda: daemon.client.job(job_id)["status"] == "started")
+    processes = daemon.processes()
+    assert len(processes) > 5
+    daemon.client.close()
+    if is_replaced:
+        daemon.home.path.rename(daemon.home.path.with_name("moved"))
+        daemon.home.create()
+    else:
+        # The daemon writes meanwhile.
+        wait_until(lambda: shutil.rmtree(daemon.home.path, True) or not daemon.home.path.exists())
+    wait_until(lambda: all(map(gone, processes)), timeout_s=30)
 
 
 def test_a_second_daemon_in_a_home_reports_where_the_first_runs(shared_daemon: Daemon):

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from ....jobs.errors import Conflict, NotFound, SpecError, Unavailable, WarmdError
+from ....jobs.user_code.tracebacks import cut
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ _CODES = {413: "request_too_large", 507: "files_full"}
 _MEMBER = re.compile(r"(function-|constrained-|nullable\[|list\[|dict\[)|(str|int|float|bool)$")
 _RETRY_S = "2"  # Retry-After while a process is starting or being replaced
 _MAX_SHOWN = 40  # characters of a wrong value
+_MAX_MESSAGE, _MAX_PARAM = 1000, 200  # characters
 
 
 class ErrorDetail(BaseModel):
@@ -59,9 +61,9 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(cut(message, _MAX_MESSAGE))  # it may quote the request
         self.status = status
-        self.param = param
+        self.param = None if param is None else cut(param, _MAX_PARAM)
         self.code = code
         self.headers = dict(headers or {})
 
