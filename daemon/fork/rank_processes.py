@@ -148,7 +148,7 @@ class RankProcesses:
                 rank = running.pop(descriptor)
                 report = rank.report()
                 if report.startswith(_FAILED) and self._have_met:
-                    self._failure = report.removeprefix(_FAILED).decode()
+                    self._failure = report.removeprefix(_FAILED).decode(errors="replace")
                     self._has_failed.set()
                 elif report != _DONE:
                     log.critical("rank %d %s: ending the other ranks", rank.number, rank.end())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
 import pickle
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +18,16 @@ import torch
 from warmd.daemon.fork.rank_processes import run_in_processes
 from warmd.daemon.host.descendants import adopt_orphans
 from warmd.jobs.context import Context
+from warmd.jobs.errors import JobFailed, Stopped
+from warmd.jobs.training.gradients import sum_gradients
 from warmd.jobs.training.trainer import JobTrainer
 
 Run = Callable[[Context], dict[str, Any]]
 
-
-def digest(model: Any) -> str:
-    """A hash of every bit of the trained weights."""
-    found = hashlib.sha256()
-    for weight in model.parameters():
-        found.update(weight.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
-
-
-def fails_on_rank_1(
-    prompts: list[str], completions: list[str], answers: list[str | None]
-) -> list[float]:
-    """Of three groups, rank 0 scores one and rank 1 two."""
-    if len(prompts) > 4:
-        raise ValueError("no reward today")
-    return [1.0 for _ in prompts]
+# What the trainings import, besides this module: imported once, in a process that never computes.
+_KINDS = ("sft", "dpo", "grpo", "mlm")
+_IMPORTED = ["processes", "warmd.jobs.training.process_group"]
+_IMPORTED += [f"warmd.jobs.{kind}.{name}" for kind in _KINDS for name in ("kind", "trainer")]
 
 
 def run_apart(
@@ -43,29 +35,34 @@ def run_apart(
 ) -> tuple[list[dict[str, Any]], Any]:
     """Run a kind in `size` processes; return rank 0's events, and its result or its error.
 
-    The replicas are compared bit for bit after every step. `options`: attributes of the
-    Surroundings; `model`: the warm model.
+    They are forked from a process of one thread: a test may have computed with several. The
+    replicas are compared bit for bit after every step. `options`: attributes of the Surroundings;
+    `dropout`: of the warm model.
     """
-    reads, writes = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _run(size, run, folder, writes, options)
-    os.close(writes)
-    with open(reads, "rb") as file:
-        content = file.read()
-    os.waitpid(pid, 0)
-    assert content, "the processes have died"
-    events, outcome = pickle.loads(content)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED)
+    receives, sends = context.Pipe(duplex=False)
+    process = context.Process(target=_run, args=(size, run, folder, sends, options))
+    process.start()
+    sends.close()
+    try:
+        events, outcome = pickle.loads(receives.recv_bytes())
+    except EOFError:
+        raise AssertionError("the processes have died") from None
+    finally:
+        process.join()
+        process.close()
+        receives.close()
     return events, outcome
 
 
-def _run(size: int, run: Run, folder: Path, writes: int, options: dict[str, Any]) -> None:
+def _run(size: int, run: Run, folder: Path, sends: Connection, options: dict[str, Any]) -> None:
     outcome: Any
     try:
         adopt_orphans()
         torch.set_num_threads(1)
         JobTrainer.check_replicas = _check_every_bit  # type: ignore[method-assign]
-        around = tiny.surroundings(folder, options.pop("model", None))
+        around = tiny.surroundings(folder, tiny.model(dropout=options.pop("dropout", 0.0)))
         for name, value in options.items():
             setattr(around, name, value)
         try:
@@ -73,15 +70,45 @@ def _run(size: int, run: Run, folder: Path, writes: int, options: dict[str, Any]
                 outcome = run(around.ctx)
             else:
                 outcome = run_in_processes(size, run, lambda: None, around.ctx)
-        except BaseException as error:  # Stopped, too
-            traceback.print_exc()
+        except (JobFailed, Stopped) as error:
             outcome = error
-        content = pickle.dumps((around.events, outcome))
-        with open(writes, "wb") as file:
-            file.write(content)
+        except BaseException as error:
+            outcome = RuntimeError("".join(traceback.format_exception(error)))
+        sends.send_bytes(pickle.dumps((around.events, outcome)))
     finally:
         os._exit(0)
 
 
+def digest(model: Any) -> str:
+    """A hash of every bit of the weights."""
+    found = hashlib.sha256()
+    for weight in model.parameters():
+        found.update(weight.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
 def _check_every_bit(self: JobTrainer, norm: float) -> None:
     assert len(set(self.ranks.gather(digest(self.model)))) == 1
+
+
+# What the tests run in the processes.
+
+
+def fails_on_rank_1(
+    prompts: list[str], completions: list[str], answers: list[str | None]
+) -> list[float]:
+    """A reward: of three groups, rank 0 scores one and rank 1 two."""
+    if len(prompts) > 4:
+        raise ValueError("no reward today")
+    return [1.0 for _ in prompts]
+
+
+def add_gradients(ctx: Context) -> dict[str, Any]:
+    """Sum random gradients, which only the last rank has of every weight."""
+    torch.manual_seed(ctx.ranks.rank)
+    weights = [torch.nn.Parameter(torch.zeros(size)) for size in (5, 1000, 3)]
+    for weight in weights[: 1 + ctx.ranks.rank]:
+        weight.grad = torch.randn_like(weight)
+    given = ctx.ranks.gather([weight.grad for weight in weights])
+    sum_gradients(weights, ctx.ranks)
+    return {"given": given, "summed": ctx.ranks.gather([weight.grad for weight in weights])}

@@ -10,12 +10,10 @@ import dpo_jobs
 import mlm_jobs
 import pytest
 import sft_jobs
-import tiny
 import torch
-from processes import run_apart
+from processes import add_gradients, run_apart
 from safetensors.torch import load_file
 
-from warmd.jobs.context import Context
 from warmd.jobs.dpo.kind import run as run_dpo
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.grpo.kind import run as run_grpo
@@ -23,7 +21,6 @@ from warmd.jobs.grpo.options import GrpoSpec
 from warmd.jobs.mlm.kind import run as run_mlm
 from warmd.jobs.sft.kind import run as run_sft
 from warmd.jobs.training.compare import is_timing
-from warmd.jobs.training.gradients import sum_gradients
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
@@ -176,24 +173,13 @@ def test_a_rank_that_fails_fails_the_job_with_its_reason(tmp_path):
 
 
 def test_a_model_that_is_trained_by_padded_batches_needs_one_process(tmp_path):
-    model = tiny.model(dropout=0.1)
-    _, refused = run_apart(2, sft(tmp_path), tmp_path / "padded", model=model)
+    _, refused = run_apart(2, sft(tmp_path), tmp_path / "padded", dropout=0.1)
     assert isinstance(refused, JobFailed)
     assert str(refused).startswith("processes: must be 1 for a llama of this config")
 
 
 def test_gradients_of_three_ranks_are_summed_to_the_same_bits(tmp_path):
-    def add(ctx: Context) -> dict[str, Any]:
-        torch.manual_seed(ctx.ranks.rank)
-        weights = [torch.nn.Parameter(torch.zeros(size)) for size in (5, 1000, 3)]
-        for weight in weights[: 1 + ctx.ranks.rank]:
-            weight.grad = torch.randn_like(weight)
-        given = ctx.ranks.gather([w.grad for w in weights])
-        sum_gradients(weights, ctx.ranks)
-        summed = ctx.ranks.gather([w.grad for w in weights])
-        return {"given": given, "summed": summed}
-
-    _, found = run_apart(3, add, tmp_path / "sums")
+    _, found = run_apart(3, add_gradients, tmp_path / "sums")
     for number in range(3):
         first, *others = (of_rank[number] for of_rank in found["summed"])
         assert all(torch.equal(first, other) for other in others)

@@ -106,8 +106,9 @@ def test_a_request_to_stop_may_be_sent_to_all_processes(sturdy: Daemon, tmp_path
 
 
 def test_more_processes_than_cores_are_refused(shared_daemon: Daemon, tmp_path: Path):
-    job_id = shared_daemon.client.submit(spec(tmp_path, processes=num_cores() + 1))
+    more = num_cores() + 1
+    job_id = shared_daemon.client.submit(spec(tmp_path, processes=more, batch_size=more))
     job = shared_daemon.wait(job_id)
     assert job["status"] == "failed"
     reason = f"must be at most {num_cores()} (the cores of this machine)"
-    assert f"processes: {reason}, got {num_cores() + 1}" in job["error"]
+    assert f"processes: {reason}, got {more}" in job["error"]
