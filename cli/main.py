@@ -31,7 +31,7 @@ SECTIONS = {
             "Replace zygote and workers after an upgrade; running jobs end undisturbed.",
         ),
         "status": ("control", "Show the daemon, its workers, models and queues."),
-        "probe": ("probe", "Check for a service manager whether the daemon is live or ready."),
+        "probe": ("probe", "Exit with 0 if the daemon is live or ready, for containers."),
         "ui": ("ui", "Open the dashboard in the browser."),
         "logs": ("logs", "Show the log of the daemon, or of JOB (`-`: the latest)."),
         "doctor": ("doctor", "Check this machine and say what to do."),

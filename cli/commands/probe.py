@@ -15,10 +15,10 @@ _TIMEOUT_S = 5.0
 @common_options
 @click.pass_obj
 def probe(app: App, what: str) -> None:
-    """Exit with 0 if the daemon of this home is live or ready, else with 3 and the reason.
+    """Exit with 0 if the daemon is live or ready, for containers.
 
-    live: its main loop runs, also while it loads models or waits for Redis; if it is not, restart
-    it. ready: all its workers accept jobs.
+    Else it exits with 3 and the reason. live: its main loop runs, also while it loads models or
+    waits for Redis; if it is not live, restart it. ready: all its workers accept jobs.
     """
     from ...daemon.client import control
 

@@ -18,7 +18,7 @@ from waiting import wait_until
 
 from warmd.configs.config import ModelConfig, WorkerConfig
 from warmd.daemon.client import control
-from warmd.daemon.queue import keys
+from warmd.daemon.queue import keys, totals
 from warmd.daemon.queue.jobs import JobStore
 from warmd.daemon.queue.workers import WorkerRegistry
 from warmd.daemon.runs.rundir import RunDir
@@ -242,6 +242,7 @@ def test_job_that_makes_progress_between_kills_is_not_given_up(daemon: Daemon):
 @pytest.mark.slow
 def test_a_zygote_killed_while_starting_is_restarted(daemon: Daemon):
     old = daemon.pid("zygote")
+    counted = totals.read(daemon.client.connection).restarted
     daemon.kill("supervisor")
 
     def warming() -> psutil.Process | None:
@@ -253,6 +254,9 @@ def test_a_zygote_killed_while_starting_is_restarted(daemon: Daemon):
 
     wait_until(warming).kill()
     assert daemon.wait(daemon.submit())["status"] == "finished"
+    now = totals.read(daemon.client.connection).restarted
+    for process in ("supervisor", "zygote"):
+        assert now[process] == counted.get(process, 0) + 1
 
 
 @pytest.mark.slow

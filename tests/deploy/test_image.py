@@ -1,0 +1,58 @@
+"""The container image: it has all that warmd needs, and what it runs exists."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import click
+
+from warmd.cli.main import warmd
+from warmd.configs.config import DaemonConfig
+
+ROOT = Path(__file__).parents[2]
+CONTAINERFILE = (ROOT / "deploy" / "Containerfile").read_text()
+
+
+def copied() -> set[str]:
+    """What is copied from the checkout, by the names at its top level."""
+    lines = re.findall(r"^COPY (?!--from)(.*) \S+$", CONTAINERFILE, re.MULTILINE)
+    return {Path(name).parts[0] for line in lines for name in line.split()}
+
+
+def test_what_is_copied_is_there_and_not_ignored():
+    ignore = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line]
+    assert "*" in ignore
+    assert {line.removeprefix("!") for line in ignore if line.startswith("!")} == copied()
+    assert all((ROOT / name).exists() for name in copied())
+    # All that the package is built from.
+    links = {path.name for path in (ROOT / "src" / "warmd").iterdir() if path.is_symlink()}
+    assert links | {"src", "pyproject.toml", "README.md", "LICENSE"} <= copied()
+
+
+def test_its_commands_exist_and_it_is_not_root():
+    start = json.loads(re.findall(r"^CMD (.*)$", CONTAINERFILE, re.MULTILINE)[0])
+    (health,) = re.findall(r"^HEALTHCHECK .*CMD (.*)$", CONTAINERFILE, re.MULTILINE)
+    with click.Context(warmd) as context:
+        for name, *arguments in (start, json.loads(health)[1:]):
+            command = warmd.get_command(context, name)
+            assert command is not None
+            command.make_context(name, arguments)
+    assert re.findall(r"^USER (.*)$", CONTAINERFILE, re.MULTILINE) == ["1000:1000"]
+
+
+def test_compose_and_the_manual_give_jobs_the_time_to_save(tmp_path):
+    grace_s = DaemonConfig(home=tmp_path).stop_grace_s
+    manual = (ROOT / "deploy" / "README.md").read_text()
+    compose = (ROOT / "deploy" / "compose.yaml").read_text()
+    found = re.findall(r"--stop-timeout (\d+)", manual)
+    found += re.findall(r"stop_grace_period: (\d+)s", compose)
+    assert len(found) >= 3
+    assert all(int(seconds) > grace_s for seconds in found)
+
+
+def test_the_scripts_are_valid_bash():
+    for script in (ROOT / "deploy" / "slurm" / "node.sbatch", ROOT / ".ci" / "run"):
+        subprocess.run(["bash", "-n", str(script)], check=True)
