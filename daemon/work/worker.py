@@ -253,7 +253,9 @@ class Worker:
     def _take_job(self) -> None:
         """Start the next job if there is a free slot."""
         is_over, popped = self._mailbox.job()
-        if popped is not None:
+        if self._is_lease_over():
+            pass  # after a suspension: what was popped goes back, see below
+        elif popped is not None:
             self._start(popped)
         elif is_over:
             # A Redis that died may have popped a job without a reply; or a user moved one by hand.
@@ -294,7 +296,8 @@ class Worker:
         return self._may_take
 
     def _is_open(self) -> bool:
-        return self._has_room() and not self.draining and not self.closing
+        is_leaving = self.draining or self.closing
+        return self._has_room() and not is_leaving and not self._is_lease_over()
 
     def _has_room(self) -> bool:
         # Suspects without a horse take no slot.
@@ -412,7 +415,7 @@ class Worker:
 
     def _enforce_lease(self) -> None:
         """End all jobs before the lease runs out: after that, other machines may take them."""
-        is_over = self._is_shared and self._lease.is_running_out()
+        is_over = self._is_lease_over()
         if is_over and self.attempts and not self._has_given_back:
             log.error(
                 "%s: could not renew its lease for %g s: ending its jobs, other workers may take "
@@ -424,6 +427,9 @@ class Worker:
             for attempt in self.attempts:
                 attempt.give_back()  # in every tick: a horse may have been forked just now
         self._has_given_back = is_over
+
+    def _is_lease_over(self) -> bool:
+        return self._is_shared and self._lease.is_running_out()
 
     def _needs_horse(self, attempt: Attempt) -> bool:
         """Whether a job is to get a horse now. Suspects get one at a time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,3 +54,16 @@ def test_a_job_does_not_fail_when_redis_is_lost_between_its_begin_and_its_horse(
         prepare(nowhere, place.home.runs, NAME, WorkerConfig(name="infer-0", queue="infer"), *begun)
     # The worker finds, when Redis is back, that it holds a job that it does not run.
     assert place.registry.reclaim(NAME, "infer") == [job_id]
+
+
+def test_a_worker_without_a_lease_takes_no_jobs(place: Workplace):
+    with place.zygote() as zygote:
+        place.worker(slots=1, is_shared=True, lease_s=3.0)
+        place.connection.delete(keys.WORKERS)
+        place.connection.set(keys.WORKERS, "renewals fail")
+        time.sleep(3.0)  # the lease runs out
+        job_id = place.submit()
+        time.sleep(2.0)
+        assert place.status(job_id) == "queued"
+        place.connection.delete(keys.WORKERS)
+        assert zygote.fork().request.execution <= 2  # what it waited for before may have begun
