@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from s3_servers import KEYS, S3Server, s3_server
 from safetensors.torch import load_file
 from waiting import wait_until
 
+from warmd.daemon.host.machine import machine_name
 from warmd.daemon.runs import events
 from warmd.daemon.runs.rundir import RunDir
 from warmd.daemon.store import index
@@ -115,8 +117,16 @@ def is_read_and_removed_from_anywhere(machines: Cluster, straight: str, job_id: 
 def test_a_training_continues_while_the_store_is_away_and_ends_when_it_is_durable(
     machines: Cluster, server: S3Server
 ):
+    elsewhere = machines.folder / "model"
+    shutil.copytree(machines.model, elsewhere)
+    lacking = machines.submit(model=str(elsewhere))
+    shutil.rmtree(elsewhere)  # as on a machine that never had it
     machines.node("first", "--queues", "train")
     machines.wait_ready("first")
+    failed = machines.wait(lacking)
+    assert failed["status"] == "failed"
+    assert f"{elsewhere} must be a model folder" in failed["error"]
+    assert f"no such folder, on {machine_name()}: give each machine the model" in failed["error"]
     job_id = machines.submit(epochs=8, save_every=3)
     machines.wait(job_id, "started")
     rundir = RunDir(machines.home("first").runs / job_id)
