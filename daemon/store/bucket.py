@@ -5,6 +5,7 @@ Every problem with the service becomes StoreUnavailable, with one line that hold
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -58,12 +59,13 @@ class Bucket:
             options["endpoint"] = location.endpoint
         if location.region is not None:
             options["region"] = location.region
+        endpoint = location.endpoint or os.environ.get("AWS_ENDPOINT_URL", "")
         with self._translated():
             self._store: Any = S3Store(
                 location.bucket,
                 prefix=location.prefix or None,
                 client_options={
-                    "allow_http": (location.endpoint or "").startswith("http://"),
+                    "allow_http": endpoint.startswith("http://"),
                     "connect_timeout": timedelta(seconds=5),
                     "timeout": timedelta(seconds=_TIMEOUT_S),
                 },
