@@ -13,7 +13,7 @@ LOWEST := .venv-lowest
 LOWEST_TESTS := compute configs cli/test_commands.py codegraph/test_encoder.py engine/test_detokenizer.py \
 	engine/test_json_schemas.py engine/test_vision.py gateway/test_daemon.py gateway/test_routes.py \
 	grpo/test_grpo.py infer/test_infer.py mlm/test_corpus.py models/test_adapters.py project/test_versions.py \
-	queue/test_jobs.py queue/test_stream.py runs/test_checkpoints.py runs/test_saving.py \
+	queue/test_jobs.py queue/test_stream.py runs/test_checkpoints.py runs/test_saving.py store/test_run_store.py \
 	supervise/test_redis_server.py training/test_trainer.py
 
 .PHONY: help venv demo test test-slow test-all test-lowest lint bench check clean

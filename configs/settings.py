@@ -127,7 +127,10 @@ def _events(field: str, value: object) -> tuple[str, ...]:
 def _keys(field: str, value: object) -> Mapping[str, object]:
     if value is None:  # a key with nothing below it
         return {}
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+    are_keys = isinstance(value, Mapping) and all(
+        isinstance(key, str) and key.isprintable() for key in value
+    )
+    if not isinstance(value, Mapping) or not are_keys:
         raise wrong(field, "keys with values", value)
     return value
 

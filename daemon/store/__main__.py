@@ -95,6 +95,8 @@ class Uploader:
             return False
         rundir = RunDir(self._runs / job_id)
         try:
+            if not (rundir.path / "spec.json").is_file():
+                raise NotFound("its run directory has gone")
             upload = self._uploads.get(job_id)
             if upload is None or upload.execution != pending.execution:
                 upload = self._uploads[job_id] = RunUpload(self._bucket, rundir, pending)

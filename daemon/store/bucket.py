@@ -5,6 +5,7 @@ Every problem with the service becomes StoreUnavailable, with one line that hold
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,9 +17,8 @@ from ...configs.run_store import parse_location
 from ...jobs.errors import NotFound, SpecError, Unavailable
 
 PART_BYTES = 8 << 20  # of a large object; S3 takes 10,000 parts: objects of up to 80 GB
-_READ_BYTES = 1 << 20
 _RETRIES = 2  # of one request; callers wait longer
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 120.0  # of a request, of which the largest has a part
 _MOST_PROBLEM = 300  # characters
 _HTTP_STATUS = re.compile(r"non-2xx status code: (.{3,60}?)(?::|$)")
 _NO_BUCKET = "NoSuchBucket"
@@ -59,12 +59,13 @@ class Bucket:
             options["endpoint"] = location.endpoint
         if location.region is not None:
             options["region"] = location.region
+        endpoint = location.endpoint or os.environ.get("AWS_ENDPOINT_URL", "")
         with self._translated():
             self._store: Any = S3Store(
                 location.bucket,
                 prefix=location.prefix or None,
                 client_options={
-                    "allow_http": (location.endpoint or "").startswith("http://"),
+                    "allow_http": endpoint.startswith("http://"),
                     "connect_timeout": timedelta(seconds=5),
                     "timeout": timedelta(seconds=_TIMEOUT_S),
                 },
@@ -86,15 +87,16 @@ class Bucket:
                     raise
                 return None
 
-    def read(self, key: str) -> Iterator[bytes]:
-        """Yield an object's content in blocks. Raises NotFound."""
-        with self._translated():
-            try:
-                found = self._library.get(self._store, key)
-            except FileNotFoundError:
-                raise NotFound(f"run store: {key} is missing in {self.name}") from None
-            for block in found.stream(min_chunk_size=_READ_BYTES):
-                yield bytes(block)
+    def read(self, key: str, size: int) -> Iterator[bytes]:
+        """Yield an object of this size in parts, a request for each. Raises NotFound."""
+        for start in range(0, size, PART_BYTES):
+            end = min(start + PART_BYTES, size)
+            with self._translated():
+                try:
+                    part = self._library.get_range(self._store, key, start=start, end=end)
+                except FileNotFoundError:
+                    raise NotFound(f"run store: {key} is missing in {self.name}") from None
+            yield bytes(part)
 
     def put(self, key: str, data: bytes) -> None:
         """Write a small object."""

@@ -65,7 +65,7 @@ def download(
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     checksum, size = xxhash.xxh3_128(), 0
     with whole_file(target, mode=0o600) as local:
-        for block in bucket.read(file.key):
+        for block in bucket.read(file.key, file.bytes):
             checksum.update(block)
             size += len(block)
             local.write(block)

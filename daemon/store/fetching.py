@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from ...jobs.context import MANIFEST, step_of
@@ -25,15 +26,19 @@ from .content import OnBytes, download, is_safe, is_same
 from .index import Index, StoredFile
 from .pending import Pending, PendingUploads
 
+OnBegin = Callable[[str, int], None]  # what is fetched now, and its bytes
+
 log = logging.getLogger(__name__)
 
+_LARGE_BYTES = 16 << 20
 _OUTCOME = ("result.json", "model")  # of an execution that others have passed since
 
 
 def open_rundir(home: Home, bucket: Bucket, job_id: str, execution: int) -> Index:
-    """Claim a job for an execution, and fetch all but checkpoints; return the index.
+    """Claim a job for an execution, and fetch small files and events; return what is to follow.
 
-    Raises Superseded, StoreUnavailable, Conflict, NotFound and OSError.
+    That is the index, without files that this machine has newer. Raises Superseded,
+    StoreUnavailable, Conflict, NotFound and OSError.
     """
     pending = PendingUploads(home)
     rundir = RunDir(home.runs / job_id)
@@ -52,17 +57,34 @@ def open_rundir(home: Home, bucket: Bucket, job_id: str, execution: int) -> Inde
         copies.mark(bucket, rundir.path)
         started = Pending(execution, event_segments.length(log_segments))
         pending.write(job_id, started)
+    if is_ahead:
+        new = replace(new, files={n: f for n, f in new.files.items() if _is_of_checkpoint(n)})
     return new
 
 
 def fetch_small(bucket: Bucket, rundir: RunDir, now: Index) -> None:
-    """Fetch all files but those of checkpoints, of which only the manifests."""
+    """Fetch the small files, of checkpoints only the manifests."""
     files = {
         name: file
         for name, file in now.files.items()
-        if not name.startswith("checkpoints/") or name.endswith(f"/{MANIFEST}")
+        if (file.bytes < _LARGE_BYTES and not _is_of_checkpoint(name))
+        or name.endswith(f"/{MANIFEST}")
     }
     fetch_files(bucket, rundir.path, files)
+
+
+def fetch_large(
+    bucket: Bucket, rundir: RunDir, now: Index, *, on_begin: OnBegin, on_bytes: OnBytes
+) -> None:
+    """Fetch the files that `fetch_small` leaves out, except checkpoints."""
+    files = {
+        name: file
+        for name, file in now.files.items()
+        if file.bytes >= _LARGE_BYTES and not _is_of_checkpoint(name)
+    }
+    if files:
+        on_begin("files", sum(file.bytes for file in files.values()))
+        fetch_files(bucket, rundir.path, files, on_bytes=on_bytes)
 
 
 def fetch_files(
@@ -86,7 +108,7 @@ def fetch_checkpoint(
     now: Index,
     *,
     step: int | None = None,
-    on_begin: Callable[[str, int], None] = lambda name, total: None,
+    on_begin: OnBegin = lambda name, total: None,
     on_bytes: OnBytes = lambda number: None,
 ) -> Path | None:
     """Make a checkpoint whole on this machine, by default the latest; return its folder.
@@ -115,6 +137,10 @@ def fetch_checkpoint(
             continue
         return path
     return None
+
+
+def _is_of_checkpoint(name: str) -> bool:
+    return name.startswith("checkpoints/")
 
 
 def _is_whole(path: Path) -> bool:

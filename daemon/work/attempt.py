@@ -209,7 +209,7 @@ class Attempt:
         self._fetched_at = time.monotonic()
         self._log_event(
             "fetching",
-            checkpoint=fetch.checkpoint,
+            name=fetch.name,
             bytes=fetch.bytes,
             total_bytes=fetch.total_bytes,
         )

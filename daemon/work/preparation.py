@@ -24,6 +24,10 @@ from .run_fetches import path_here
 log = logging.getLogger(__name__)
 
 
+class _ModelNotHere(NotFound):
+    """The folder of a job's model is not on this machine."""
+
+
 @dataclass
 class Prepared:
     """A job that was read from its run directory."""
@@ -41,10 +45,13 @@ def prepare(
     config: WorkerConfig,
     job: Job,
     started: StartedExecution,
+    *,
+    machine: str | None = None,
 ) -> Prepared:
     """Read a started job. A damaged job fails, and must not end the worker.
 
-    Raises RedisError: that Redis cannot be reached is no fault of the job.
+    `machine`: the name of this one, if others take jobs from the same queue. Raises RedisError:
+    that Redis cannot be reached is no fault of the job.
     """
     prepared = Prepared()
     try:
@@ -57,6 +64,13 @@ def prepare(
         prepared.result = rundir.read_result()
         offset_s = store.shared_clock.offset_s()
         prepared.request = _request(rundir, worker, config, job, started, offset_s)
+    except _ModelNotHere as error:
+        prepared.failure = str(error)
+        if machine is not None:
+            prepared.failure += (
+                f", on {machine}: give each machine the model under this path, or submit the job "
+                "with a hub id, or with --needs for a label of the machines that have it"
+            )
     except WarmdError as error:
         prepared.failure = str(error)
     except redis.RedisError:
@@ -80,7 +94,10 @@ def _request(
     if (document := rundir.read_spec().get("model")) is not None:
         document = {**document, "path": path_here(rundir, document["path"])}
         model_config = ModelConfig(**document)
-        folder = fetch.folder_at_hand(model_config)
+        try:
+            folder = fetch.folder_at_hand(model_config)
+        except NotFound as error:
+            raise _ModelNotHere(str(error)) from error
         model = LocalModel(model_config, None if folder is None else str(folder))
     return RunJob(
         job_id=job.id,

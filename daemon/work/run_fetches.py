@@ -34,7 +34,7 @@ class RunFetch:
         self.is_done = False
         self.is_superseded = False  # a later execution has claimed the job
         self.failure: str | None = None  # why the job cannot be run
-        self.checkpoint: str | None = None  # the one that is being fetched
+        self.name = ""  # of the checkpoint that is being fetched, or "files"
         self.bytes = 0  # of it, so far
         self.total_bytes = 0
         self._home = home
@@ -74,12 +74,15 @@ class RunFetch:
         job_id = self.rundir.path.name
         now = fetching.open_rundir(self._home, self._bucket, job_id, self._execution)
         self.is_open = True
+        fetching.fetch_large(
+            self._bucket, self.rundir, now, on_begin=self._begin, on_bytes=self._count
+        )
         fetching.fetch_checkpoint(
             self._bucket, self.rundir, now, on_begin=self._begin, on_bytes=self._count
         )
 
-    def _begin(self, checkpoint: str, total_bytes: int) -> None:
-        self.checkpoint, self.bytes, self.total_bytes = checkpoint, 0, total_bytes
+    def _begin(self, name: str, total_bytes: int) -> None:
+        self.name, self.bytes, self.total_bytes = name, 0, total_bytes
 
     def _count(self, number: int) -> None:
         if self._canceled.is_set():

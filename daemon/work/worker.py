@@ -26,6 +26,7 @@ from ...configs.labels import SCHEMA as SCHEMA_LABEL, Labels, line_of
 from ..host.downloads import Downloads
 from ..host.heartbeat import Heartbeat
 from ..host.home import Home
+from ..host.machine import machine_name
 from ..host.messages import (
     ChildReady,
     JobActivity,
@@ -332,7 +333,10 @@ class Worker:
     def _prepare(self, attempt: Attempt) -> None:
         """Read the run directory of a started job, which is on this machine."""
         job, started = attempt.job, attempt.started
-        prepared = prepare(self.store, self.home.runs, self.name, self.config, job, started)
+        machine = machine_name() if self._is_shared else None
+        prepared = prepare(
+            self.store, self.home.runs, self.name, self.config, job, started, machine=machine
+        )
         request = attempt.request = prepared.request
         if prepared.rundir is not None and not attempt.has_rundir:
             attempt.set_rundir(prepared.rundir)

@@ -47,7 +47,7 @@ def test_a_folder_makes_the_runs_of_a_home_a_link_to_it(tmp_path):
     home = Home(config.home)
     home.create()
     for _ in range(2):
-        home.link_runs(config.runs_folder)
+        home.link_runs(tmp_path / "shared")
         assert home.runs.resolve() == tmp_path / "shared"
 
 

@@ -24,6 +24,7 @@ from PIL import Image
 from warmd.daemon.gateway.api import images
 from warmd.daemon.host.image_store import ImageStore, size_of
 from warmd.daemon.supervise.retention import Retention
+from warmd.jobs.engine.images import Budget, read
 from warmd.jobs.errors import SpecError
 
 
@@ -150,6 +151,15 @@ def test_image_crafted_to_be_parsed_slowly_is_refused_quickly(tmp_path, kind):
     with contextlib.suppress(SpecError):
         take(content, tmp_path)
     assert time.thread_time() - begun < 2
+
+
+def test_images_stay_in_the_request_where_another_machine_may_answer_it(tmp_path):
+    (tmp_path / "a.png").write_bytes(content := noise(6))
+    image = SimpleNamespace(url=f"file://{tmp_path}/a.png")
+    assert images.collect([image], "messages", tmp_path, None) == {}
+    assert read(image.url, Budget())[1] == read(url(content), Budget())[1]
+    with pytest.raises(SpecError, match="one of "):
+        images.collect([SimpleNamespace(url=url(b"no image"))], "messages", None, None)
 
 
 def test_file_replaced_by_a_link_after_the_check_is_not_read_by_the_job(tmp_path):

@@ -54,6 +54,15 @@ class Machine:
     def begin(self, job_id: str, execution: int) -> Path | None:
         """Begin an execution; return the checkpoint that it resumes from."""
         now = fetching.open_rundir(self.home, self.bucket, job_id, execution)
+        for name in (n for n in now.files if not n.startswith("checkpoints/")):
+            assert (self.rundir(job_id).path / name).is_file() or now.files[name].bytes > 10**7
+        fetching.fetch_large(
+            self.bucket,
+            self.rundir(job_id),
+            now,
+            on_begin=lambda name, total: None,
+            on_bytes=lambda number: None,
+        )
         fetching.fetch_checkpoint(self.bucket, self.rundir(job_id), now)
         return Checkpoints(self.rundir(job_id).checkpoints).latest()
 
@@ -267,10 +276,12 @@ def test_large_files_are_uploaded_in_parts_and_verified_when_they_are_fetched(ma
     job_id = one.submit()
     one.begin(job_id, 1)
     one.checkpoint(job_id, 2, content := os.urandom(20_000_000))
+    (one.rundir(job_id).path / "vectors.bin").write_bytes(content[::-1])
     one.end(job_id)
     resumed = other.begin(job_id, 2)
     assert resumed is not None
     assert (resumed / "weights").read_bytes() == content
+    assert (other.rundir(job_id).path / "vectors.bin").read_bytes() == content[::-1]
 
 
 def test_a_checkpoint_that_is_damaged_in_the_store_is_skipped_for_the_one_before(machines):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from s3_servers import KEYS, S3Server, s3_server
 from safetensors.torch import load_file
 from waiting import wait_until
 
+from warmd.daemon.host.machine import machine_name
 from warmd.daemon.runs import events
 from warmd.daemon.runs.rundir import RunDir
 from warmd.daemon.store import index
@@ -45,7 +48,7 @@ def weights_of(cluster: Cluster, job_id: str) -> dict[str, torch.Tensor]:
 def test_a_job_of_a_node_that_lost_its_power_ends_on_another_disk_with_the_same_weights(
     machines: Cluster,
 ):
-    options = {"epochs": 8, "save_every": 3}
+    options: dict[str, Any] = {"epochs": 8, "save_every": 3}
     first = machines.node("first", "--queues", "train")
     machines.wait_ready("first")
     straight = machines.submit(**options)
@@ -89,10 +92,9 @@ def is_read_and_removed_from_anywhere(machines: Cluster, straight: str, job_id: 
         return done.stdout
 
     assert {job_id, straight} <= {line.split()[0] for line in run("jobs").splitlines() if line}
-    assert (
-        json.loads(run("result", job_id, "--json"))["steps"]
-        == machines.client.result(job_id)["steps"]
-    )
+    here = machines.client.result(job_id)
+    assert here is not None
+    assert json.loads(run("result", job_id, "--json"))["steps"] == here["steps"]
     assert json.loads(run("show", job_id, "--json"))["execution"] == 2
     told = [json.loads(line) for line in run("tail", job_id, "--json").splitlines()]
     steps = [event["step"] for event in told if event["type"] == "step"]
@@ -115,8 +117,16 @@ def is_read_and_removed_from_anywhere(machines: Cluster, straight: str, job_id: 
 def test_a_training_continues_while_the_store_is_away_and_ends_when_it_is_durable(
     machines: Cluster, server: S3Server
 ):
+    elsewhere = machines.folder / "model"
+    shutil.copytree(machines.model, elsewhere)
+    lacking = machines.submit(model=str(elsewhere))
+    shutil.rmtree(elsewhere)  # as on a machine that never had it
     machines.node("first", "--queues", "train")
     machines.wait_ready("first")
+    failed = machines.wait(lacking)
+    assert failed["status"] == "failed"
+    assert f"{elsewhere} must be a model folder" in failed["error"]
+    assert f"no such folder, on {machine_name()}: give each machine the model" in failed["error"]
     job_id = machines.submit(epochs=8, save_every=3)
     machines.wait(job_id, "started")
     rundir = RunDir(machines.home("first").runs / job_id)
@@ -130,14 +140,17 @@ def test_a_training_continues_while_the_store_is_away_and_ends_when_it_is_durabl
             return [event["message"] for event in found if event["type"] == "warning"]
 
         wait_until(warnings, timeout_s=30)
-        assert machines.client.store.fetch(job_id).get_status() == "started"
+        waiting = machines.client.store.fetch(job_id)
+        assert waiting is not None
+        assert waiting.get_status() == "started"
     finally:
         server.proxy.mend()
     job = machines.wait(job_id)
     assert (job["status"], job["execution"]) == ("finished", 1)
     assert len(warnings()) == 1
-    assert f"run store {machines.run_store.partition('?')[0]}: " in warnings()[0]
-    stored = index.read(Bucket(machines.run_store), job_id)
+    bucket = Bucket(str(machines.run_store))
+    assert f"run store {bucket.name}: " in warnings()[0]
+    stored = index.read(bucket, job_id)
     assert {"result.json", "model/model.safetensors"} <= stored.files.keys()
     told = [event["step"] for event in machines.events(job_id, "step")]
     assert told == list(range(1, job["steps_total"] + 1))
