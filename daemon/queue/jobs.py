@@ -147,7 +147,7 @@ class JobStore(Executions, Pausing, Ordering):
         def write(pipeline: Pipeline) -> None:
             job._remove_from_registries(pipeline=pipeline)
             self._leave_set_aside(job, pipeline, needs)
-            fields = {"status": JobStatus.CANCELED, "ended_at": utcformat(ended_at)}
+            fields: dict[Any, Any] = {"status": JobStatus.CANCELED, "ended_at": utcformat(ended_at)}
             pipeline.hset(job.key, mapping=fields)
             pipeline.hdel(job.key, *TRANSIENT_FIELDS)
             CanceledJobRegistry(job.origin, connection=self.connection).add(

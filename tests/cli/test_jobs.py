@@ -244,8 +244,8 @@ def test_a_paused_job_counts_its_pause_from_the_pause_on(desk):
     (job,) = desk.rows("show", job_id)
     assert created + 0.1 < job["paused_at"] <= time.time()
     a_minute_ago = {**job, "paused_at": time.time() - 65}
-    assert watch.waiting_line(a_minute_ago).startswith("paused for 1m 05s")
+    assert watch.waiting_line(a_minute_ago, now=time.time()).startswith("paused for 1m 05s")
     of_an_earlier_version = {**job, "paused_at": None}
-    assert watch.waiting_line(of_an_earlier_version).startswith("paused, ")
+    assert watch.waiting_line(of_an_earlier_version, now=time.time()).startswith("paused, ")
     desk.warmd("unpause", job_id)
     assert desk.rows("show", job_id)[0]["paused_at"] is None

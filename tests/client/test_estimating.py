@@ -13,6 +13,7 @@ from warmd.daemon.runs import events
 from warmd.jobs import spec_class
 from warmd.jobs.bench.floor import ModelSize
 from warmd.jobs.codegraph.encoder import CodeGraphConfig, CodeGraphEncoder
+from warmd.jobs.mlm.options import MlmSpec
 
 ROWS = {
     "grpo": [{"prompt": f"{n}+1=", "answer": f"{n + 1}"} for n in range(8)],
@@ -52,7 +53,7 @@ def test_the_peak_memory_of_a_job_is_within_the_estimate(shared_daemon, tmp_path
 
 @pytest.mark.parametrize("sizes", [{}, {"layers": 2, "hidden_size": 96, "ffn_size": 200}])
 def test_the_size_of_a_new_model_is_known_before_it_is_made(sizes):
-    spec = spec_class("mlm").parse({"heads": 6, **sizes})
+    spec = MlmSpec.parse({"heads": 6, **sizes})
     with torch.device("meta"):
         model = CodeGraphEncoder(CodeGraphConfig(vocab_size=spec.vocab_size, **spec.sizes))
     size = ModelSize.of_new(spec)

@@ -168,7 +168,7 @@ def test_a_folder_renders_its_template_as_transformers_does(tiny_model, tmp_path
         config["chat_template"] = template if form == "config" else named
         config["eos_token"] = {"__type": "AddedToken", "content": "<eos>", "special": True}
         (model / "tokenizer_config.json").write_text(json.dumps(config))
-    chat = [
+    chat: list[dict[str, Any]] = [
         {"role": "system", "content": "<brief> & ä"},
         {"role": "user", "content": "1+1\n", "tool_calls": None},
         {"role": "user", "content": "", "reasoning": "2"},

@@ -7,7 +7,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import kubernetes_validate
@@ -188,7 +188,8 @@ def test_redis_takes_the_arguments_and_loses_nothing(where, tmp_path):
 
         def found() -> dict[str, str] | None:
             try:
-                return dict(connection.config_get("appendonly", "appendfsync", "maxmemory-policy"))
+                names = ("appendonly", "appendfsync", "maxmemory-policy")
+                return cast(dict[str, str], connection.config_get(*names))
             except redis.ConnectionError:
                 return None
 

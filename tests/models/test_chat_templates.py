@@ -153,8 +153,7 @@ def test_a_process_that_renders_for_ever_ends_soon_after_its_parent():
         f"render(ChatTemplate({ENDLESS!r}, {{}}), [], limit_s=2)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program])
-    children: list[psutil.Process] = []
-    wait_until(lambda: children.extend(psutil.Process(parent.pid).children()) or children)
+    children: list[psutil.Process] = wait_until(psutil.Process(parent.pid).children)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     # Its parent is now another one, so it is seen by its id.

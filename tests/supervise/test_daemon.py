@@ -72,8 +72,14 @@ def test_a_daemon_whose_home_is_removed_ends_with_all_its_processes(
         daemon.home.create()
     else:
         # The daemon writes meanwhile.
-        wait_until(lambda: shutil.rmtree(daemon.home.path, True) or not daemon.home.path.exists())
+        wait_until(lambda: removed(daemon.home.path))
     wait_until(lambda: all(map(gone, processes)), timeout_s=30)
+
+
+def removed(folder: Path) -> bool:
+    """Remove a folder that is being written to; return whether it is gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
 
 
 def test_a_second_daemon_in_a_home_reports_where_the_first_runs(shared_daemon: Daemon):

@@ -87,7 +87,11 @@ class Storm:
                 steps = 200 if long else 40
                 spec = mlm_jobs.text_spec(self._texts, steps=steps, save_every=5, keep=2)
                 return self.machines.client.submit(spec)
-        values = {"model": "tiny", "dataset": self._rows, "steps": 60 if long else 20}
+        values: dict[str, Any] = {
+            "model": "tiny",
+            "dataset": self._rows,
+            "steps": 60 if long else 20,
+        }
         values |= {"batch_size": 2, "save_every": 4, "learning_rate": 1e-3}
         return self.machines.client.submit(spec_class("sft").parse(values))
 
@@ -262,8 +266,8 @@ class Storm:
         self.problems += [f"left in Redis: {key}" for key in left]
 
     def _keys_of_workers(self) -> list[str]:
-        patterns = (keys.WORKERS, keys.NODES, keys.LEADER, keys.lease("*"), keys.taken("*"))
-        patterns += ("rq:worker*", "rq:wip:*", "rq:execution*")
+        patterns = [keys.WORKERS, keys.NODES, keys.LEADER, keys.lease("*"), keys.taken("*")]
+        patterns += ["rq:worker*", "rq:wip:*", "rq:execution*"]
         scan = self.machines.client.connection.scan_iter
         return sorted(keys.text(key) for pattern in patterns for key in scan(match=pattern))
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import psutil
 import pytest
+from cables import HUB
 from daemons import gone
-from machines import HUB, Machines, check_tools, machines
+from machines import Machines, check_tools, machines
 from waiting import wait_until
 
 from warmd.daemon.queue.lease import LEASE_S

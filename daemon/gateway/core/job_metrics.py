@@ -92,7 +92,7 @@ def _counters(found: Totals) -> Iterable[Metric]:
         labels=["kind", "reason"],
     )
     for labels, number in _with_zeros(found.requeued, totals.REASONS):
-        requeues.add_metric(labels, number)
+        requeues.add_metric(list(labels), number)
     alerts = CounterMetricFamily(
         "warmd_job_alerts",
         "Events of jobs that someone should look at: save_failed, stall, divergence, "
@@ -100,7 +100,7 @@ def _counters(found: Totals) -> Iterable[Metric]:
         labels=["kind", "type"],
     )
     for labels, number in _with_zeros(found.alerts, totals.ALERTS):
-        alerts.add_metric(labels, number)
+        alerts.add_metric(list(labels), number)
     restarts = CounterMetricFamily(
         "warmd_process_restarts",
         "Processes of a daemon that died and were started again.",
@@ -113,13 +113,13 @@ def _counters(found: Totals) -> Iterable[Metric]:
 
 def _with_zeros(
     found: Mapping[tuple[str, str], int], words: Iterable[str]
-) -> Iterable[tuple[list[str], int]]:
+) -> Iterable[tuple[tuple[str, str], int]]:
     """All pairs of a kind and one of the words, also those that never occurred.
 
     Prometheus sees no increase in a counter that begins with 1.
     """
     for kind, word in sorted({*found, *product(KINDS, words)}):
-        yield [kind, word], found.get((kind, word), 0)
+        yield (kind, word), found.get((kind, word), 0)
 
 
 def _buckets(duration: Durations) -> list[tuple[str, float]]:
