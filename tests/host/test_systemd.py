@@ -126,7 +126,12 @@ def test_a_daemon_is_ready_pings_while_its_main_loop_runs_and_reports_its_end(
         assert receiver.recv(100) == b"WATCHDOG=1"
         daemon.terminate()
         states: list[str] = []
-        wait_until(lambda: states.extend(received(receiver)) or "STOPPING=1" in states)
+
+        def is_stopping() -> bool:
+            states.extend(received(receiver))
+            return "STOPPING=1" in states
+
+        wait_until(is_stopping)
         assert daemon.wait(20) == 0
     finally:
         daemon.kill()
