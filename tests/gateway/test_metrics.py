@@ -6,7 +6,7 @@ import math
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import pytest
 from desks import Desk, Run
@@ -17,8 +17,6 @@ from warmd.daemon.gateway.core.metrics import Metrics
 from warmd.daemon.queue import keys, totals
 from warmd.daemon.queue.nodes import NodeRegistry
 from warmd.daemon.queue.workers import WorkerRegistry
-
-Labels = dict[str, str]
 
 
 @pytest.fixture
@@ -172,7 +170,7 @@ def test_the_oldest_waiting_job_is_found_behind_those_at_the_front(desk: Desk):
 def test_a_job_that_waits_for_a_node_with_labels_counts_as_waiting(desk: Desk):
     job_id = desk.submit("--needs", "gpu=h200")
     connection = desk.client.connection
-    popped = cast(bytes, connection.lmove("rq:queue:train", keys.taken("w"), "LEFT", "RIGHT"))
+    popped: Any = connection.lmove("rq:queue:train", keys.taken("w"), "LEFT", "RIGHT")
     assert desk.client.store.set_aside(popped, TRAIN, "w", {"schema": "9"}) is not None
     connection.hset(f"rq:job:{job_id}", "enqueued_at", "2020-01-01T00:00:00.000000Z")
     found = value(desk, "warmd_queue_oldest_waiting_seconds", queue="train")

@@ -125,7 +125,13 @@ def test_a_daemon_is_ready_pings_while_its_main_loop_runs_and_reports_its_end(
         os.kill(state["pid"], signal.SIGCONT)
         assert receiver.recv(100) == b"WATCHDOG=1"
         daemon.terminate()
-        wait_until(lambda: "STOPPING=1" in received(receiver))
+        states: list[str] = []
+
+        def is_stopping() -> bool:
+            states.extend(received(receiver))
+            return "STOPPING=1" in states
+
+        wait_until(is_stopping)
         assert daemon.wait(20) == 0
     finally:
         daemon.kill()

@@ -15,7 +15,6 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from ....configs.queues import QUEUES
 from ....jobs import KINDS
@@ -91,16 +90,16 @@ def _counters(found: Totals) -> Iterable[Metric]:
         "worker_died, or failed with retries left.",
         labels=["kind", "reason"],
     )
-    for labels, number in _with_zeros(found.requeued, totals.REASONS):
-        requeues.add_metric(list(labels), number)
+    for pair, number in _with_zeros(found.requeued, totals.REASONS):
+        requeues.add_metric(pair, number)
     alerts = CounterMetricFamily(
         "warmd_job_alerts",
         "Events of jobs that someone should look at: save_failed, stall, divergence, "
         "reward_failed, warning.",
         labels=["kind", "type"],
     )
-    for labels, number in _with_zeros(found.alerts, totals.ALERTS):
-        alerts.add_metric(list(labels), number)
+    for pair, number in _with_zeros(found.alerts, totals.ALERTS):
+        alerts.add_metric(pair, number)
     restarts = CounterMetricFamily(
         "warmd_process_restarts",
         "Processes of a daemon that died and were started again.",
@@ -113,13 +112,13 @@ def _counters(found: Totals) -> Iterable[Metric]:
 
 def _with_zeros(
     found: Mapping[tuple[str, str], int], words: Iterable[str]
-) -> Iterable[tuple[tuple[str, str], int]]:
+) -> Iterable[tuple[list[str], int]]:
     """All pairs of a kind and one of the words, also those that never occurred.
 
     Prometheus sees no increase in a counter that begins with 1.
     """
     for kind, word in sorted({*found, *product(KINDS, words)}):
-        yield (kind, word), found.get((kind, word), 0)
+        yield [kind, word], found.get((kind, word), 0)
 
 
 def _buckets(duration: Durations) -> list[tuple[str, float]]:
@@ -128,5 +127,7 @@ def _buckets(duration: Durations) -> list[tuple[str, float]]:
     cumulative, buckets = 0, []
     for bound in bounds:
         cumulative += duration.counts.get(bound, 0)
-        buckets.append((floatToGoString(bound), float(cumulative)))
+        # As prometheus_client writes the bounds of its own histograms.
+        label = "+Inf" if bound == float("inf") else str(bound)
+        buckets.append((label, float(cumulative)))
     return buckets
