@@ -76,13 +76,14 @@ def test_a_systemd_that_does_not_read_blocks_nothing(receiver, tmp_path):
         ("0", None, False),
         ("soon", None, False),
         ("60000000", None, True),
-        ("60000000", str(os.getpid()), True),
+        ("60000000", "this process", True),
         ("60000000", "1", False),  # the watchdog of a service that started this process
     ],
 )
 def test_the_watchdog_is_pinged_where_it_watches_this_process(
     receiver, tmp_path, period_us, pid, is_watched
 ):
+    pid = str(os.getpid()) if pid == "this process" else pid
     given = {"WATCHDOG_USEC": period_us, "WATCHDOG_PID": pid}
     environ = {name: text for name, text in given.items() if text is not None}
     manager = ServiceManager.from_environ({**environ, "NOTIFY_SOCKET": str(tmp_path / "s")})
