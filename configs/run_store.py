@@ -52,7 +52,7 @@ def is_bucket(runs: str | None) -> bool:
 
 
 def parse_location(url: str) -> Location:
-    """Return the parts of an s3:// URL. Raises ValueError with what is wrong."""
+    """Return the parts of an s3:// URL. Raises ValueError, which names the wrong part."""
     parts = urlsplit(url)
     prefix = parts.path.strip("/")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))

@@ -33,7 +33,7 @@ class HangingProxy:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         self._is_cut = False
 
     def close(self) -> None:

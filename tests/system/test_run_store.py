@@ -144,7 +144,7 @@ def test_a_training_continues_while_the_store_is_away_and_ends_when_it_is_durabl
         assert waiting is not None
         assert waiting.get_status() == "started"
     finally:
-        server.proxy.mend()
+        server.proxy.restore()
     job = machines.wait(job_id)
     assert (job["status"], job["execution"]) == ("finished", 1)
     assert len(warnings()) == 1
