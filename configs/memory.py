@@ -31,12 +31,13 @@ def available_bytes() -> int:
 
 
 def _limited(
-    cgroups: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")
+    cgroups: Path | None = None, own: Path = Path("/proc/self/cgroup")
 ) -> Iterator[tuple[Path, int]]:
     """The cgroups with a limit that hold this process, with their limits: its own, and those above.
 
     A container sees its own as the root; systemd and Slurm set limits on inner ones.
     """
+    cgroups = cgroups or _CGROUPS
     try:
         lines = own.read_text().splitlines()
     except OSError:  # not Linux

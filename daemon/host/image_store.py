@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ...jobs.files.atomic import locked, write_atomic
+from ...jobs.files.atomic import LOCK, locked, write_atomic
 
 _LINKS = "images"  # in a run directory
 
@@ -57,8 +57,7 @@ class ImageStore:
     def _unneeded(self) -> Iterator[os.DirEntry[str]]:
         for image in os.scandir(self.folder):
             # Nobody is between storing one and its link: that is done under the lock.
-            is_image = not image.name.startswith(".")
-            if is_image and image.stat(follow_symlinks=False).st_nlink == 1:
+            if image.name != LOCK and image.stat(follow_symlinks=False).st_nlink == 1:
                 yield image
 
 

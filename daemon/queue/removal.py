@@ -48,12 +48,22 @@ def remove(store: JobStore, runs: Path, job_id: str) -> int:
 def finish_all(store: JobStore, runs: Path) -> dict[str, int]:
     """Finish interrupted removals; return the bytes freed for each job."""
     freed: dict[str, int] = {}
-    with suppress(FileNotFoundError), locked(runs, LOCK_EX):
-        for removed_dir in [runs / name for name in os.listdir(runs) if name.startswith(REMOVED)]:
+    # The lock changes the folder, after which every list of jobs reads all of it again.
+    if not _removed_dirs(runs):
+        return freed
+    with locked(runs, LOCK_EX):
+        for removed_dir in _removed_dirs(runs):
             job_id = removed_dir.name.removeprefix(REMOVED)
             with suppress(Conflict):  # resumed meanwhile, and renamed back
                 freed[job_id] = _finish(store, runs / job_id, removed_dir)
     return freed
+
+
+def _removed_dirs(runs: Path) -> list[Path]:
+    """The run directories whose removal has begun."""
+    with suppress(FileNotFoundError):
+        return [runs / name for name in os.listdir(runs) if name.startswith(REMOVED)]
+    return []
 
 
 def _finish(store: JobStore, run_dir: Path, removed_dir: Path) -> int:

@@ -202,9 +202,10 @@ def size_bytes(path: Path) -> int:
 
 
 def expected_bytes(path: Path) -> int:
-    """Return what a checkpoint takes by its manifest, wherever its files are."""
+    """Return what a checkpoint takes by its manifest, wherever its other files are."""
     try:
-        return sum(file["bytes"] for file in read_manifest(path)["files"].values())
+        files = read_manifest(path)["files"].values()
+        return sum(file["bytes"] for file in files) + (path / MANIFEST).stat().st_size
     except (CheckpointDamaged, KeyError, TypeError):
         return size_bytes(path)
 

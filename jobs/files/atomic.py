@@ -30,7 +30,7 @@ _NOW = fcntl.LOCK_EX | fcntl.LOCK_NB
 _WAIT_S = 0.05  # between two tries to get a lock, where waiting for it can be interrupted
 _STAGING = ".staging-"  # being filled; never valid
 _REPLACED = ".replaced-"  # prefix of the old folder while it is replaced
-_LOCK = ".lock"  # of a folder
+LOCK = ".lock"  # of a folder
 _WRITING = ".lock-"  # prefix of the lock of a folder that is being filled
 
 
@@ -188,7 +188,7 @@ def locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(_held(folder / _LOCK, how))
+            stack.enter_context(_held(folder / LOCK, how))
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise

@@ -475,7 +475,7 @@ def test_share_of_the_memory_is_of_what_this_machine_may_use(home):
 
 def test_memory_is_that_of_the_container_where_it_has_a_limit(tmp_path, monkeypatch):
     machine = memory_bytes()
-    monkeypatch.setattr("warmd.configs.memory._CGROUP", tmp_path)
+    monkeypatch.setattr("warmd.configs.memory._CGROUPS", tmp_path)
     assert memory_bytes() == machine  # without the files, as outside of a container
     (tmp_path / "memory.current").write_text("700000\n")
     (tmp_path / "memory.stat").write_text("anon 600000\nactive_file 40000\ninactive_file 60000\n")

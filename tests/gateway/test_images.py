@@ -26,6 +26,7 @@ from warmd.daemon.host.image_store import ImageStore, size_of
 from warmd.daemon.supervise.retention import Retention
 from warmd.jobs.engine.images import Budget, read
 from warmd.jobs.errors import SpecError
+from warmd.jobs.files.atomic import LOCK
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def answered(gateway: Gateway, *contents: bytes) -> Execution:
 
 def stored(gateway: Gateway) -> list[bytes]:
     folder = gateway.home.runs / ".images"
-    return [path.read_bytes() for path in folder.iterdir()]
+    return [path.read_bytes() for path in folder.iterdir() if path.name != LOCK]
 
 
 def forget_answers(gateway: Gateway, most: int) -> None:

@@ -17,7 +17,7 @@ import pytest
 from waiting import wait_until
 
 from warmd.jobs.errors import JobFailed
-from warmd.jobs.models import chat_templates
+from warmd.jobs.models import chat_templates, template_renderer
 from warmd.jobs.models.chat_templates import ChatTemplate, TooLarge, TooSlow, render
 from warmd.jobs.models.template_renderer import MEMORY_BYTES
 
@@ -26,11 +26,22 @@ PLAIN = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}{{ eos }
 ENDLESS = "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}"
 
 
+def renderers() -> list[psutil.Process]:
+    """The processes that render for this one; other tests' daemons may be its children, too."""
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if template_renderer.__name__ in child.cmdline():
+                found.append(child)
+    return found
+
+
 @pytest.fixture(autouse=True)
 def no_process_is_left() -> Iterator[None]:
+    chat_templates.end_processes()  # those of other tests
     yield
     chat_templates.end_processes()
-    assert not psutil.Process().children()
+    assert renderers() == []
 
 
 class Sampled:
@@ -43,11 +54,8 @@ class Sampled:
 
     def _sample(self) -> None:
         while not self._has_ended.wait(0.001):
-            for child in psutil.Process().children():
-                # Before it has its own program, it shows the memory of its parent.
+            for child in renderers():  # before it has its own program, it is not one of these
                 with suppress(psutil.NoSuchProcess):
-                    if child.cmdline() == psutil.Process().cmdline():
-                        continue
                     self.most_bytes = max(self.most_bytes, child.memory_info().rss)
 
     def __enter__(self) -> Sampled:
@@ -102,12 +110,12 @@ def test_one_operation_that_takes_minutes_is_ended_by_the_limit():
 
 def test_a_template_is_compiled_once_and_a_chat_takes_less_than_a_step(monkeypatch):
     render(PLAIN, CHAT)
-    (process,) = psutil.Process().children()
+    (process,) = renderers()
     begun = time.perf_counter()
     for _ in range(100):
         assert render(PLAIN, CHAT) == "abc."
     assert time.perf_counter() - begun < 1  # 0.05 s where nothing else runs
-    assert psutil.Process().children() == [process]
+    assert renderers() == [process]
 
 
 def test_templates_that_never_end_leave_other_chats_alone():
@@ -135,7 +143,7 @@ def test_templates_that_never_end_leave_other_chats_alone():
 @pytest.mark.parametrize("is_busy", [False, True], ids=["waiting", "rendering"])
 def test_a_killed_process_is_replaced(is_busy):
     render(PLAIN, CHAT)
-    (process,) = psutil.Process().children()
+    (process,) = renderers()
     if is_busy:
         timer = threading.Timer(0.2, process.kill)
         timer.start()
