@@ -501,6 +501,7 @@ engine.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "code", "printed"),
     [("OutOfMemoryError", 0, ["False", "True"]), ("AcceleratorError", LOST_CONTEXT_EXIT, [])],

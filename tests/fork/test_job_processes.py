@@ -13,6 +13,8 @@ from waiting import wait_until
 
 from warmd.configs.config import WorkerConfig
 
+pytestmark = pytest.mark.slow
+
 
 def left_behind(daemon: Daemon) -> list[psutil.Process]:
     """The processes that the reward has started and that still live."""

@@ -14,6 +14,8 @@ from waiting import wait_until
 from warmd.configs.config import ModelConfig, WorkerConfig
 from warmd.daemon.client import control
 
+pytestmark = pytest.mark.slow
+
 WORKER = WorkerConfig(name="train-0", queue="train", threads=1, standby=True)
 
 

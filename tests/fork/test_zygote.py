@@ -136,6 +136,7 @@ def save_model(folder: Path, seed: int) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_loading_and_unloading_models_does_not_affect_a_running_job(
     shared_daemon: Daemon, tmp_path: Path
 ):
@@ -165,6 +166,7 @@ def huge_part(daemon: Daemon) -> float:
     return kb["AnonHugePages:"] / kb["Anonymous:"]
 
 
+@pytest.mark.slow
 def test_an_idle_zygote_moves_its_memory_to_huge_pages(sturdy: Daemon):
     needs(sys.platform == "linux" and KERNEL >= (6, 1), "Linux 6.1")
     before = sturdy.pid("zygote")
@@ -183,6 +185,7 @@ def test_the_zygote_moves_memory_to_huge_pages_again_after_many_forks(sturdy: Da
     assert huge_part(sturdy) > 0.6
 
 
+@pytest.mark.slow
 def test_the_zygote_moves_no_memory_that_a_horse_shares(sturdy: Daemon, tmp_path: Path):
     wait_until(lambda: is_settled(sturdy), timeout_s=60)
     (sturdy.folder / "gate").touch()

@@ -158,6 +158,7 @@ def test_many_jobs_for_one_model_wait_for_one_download(place: Workplace, publish
         assert zygote.fork().job_id == jobs[1]
 
 
+@pytest.mark.slow
 def test_a_worker_handles_requests_and_keeps_its_lease_during_a_download(place: Workplace):
     worker = place.worker(lease_s=3.0)
     waiting = fetching(place)

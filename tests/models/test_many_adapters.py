@@ -112,6 +112,7 @@ def mapped_from(tensor: torch.Tensor) -> Path | None:
     return None
 
 
+@pytest.mark.slow
 def test_a_base_that_was_loaded_for_its_adapters_goes_with_the_last_of_them(warm_ten):
     models, loaded = warm_ten
     for one in loaded:

@@ -18,6 +18,7 @@ def place() -> Iterator[Workplace]:
         yield made
 
 
+@pytest.mark.slow
 def test_a_worker_whose_redis_hangs_still_receives_from_horses_and_stops_after_they_saved(
     place: Workplace,
 ):
@@ -58,6 +59,7 @@ def test_a_worker_ends_its_jobs_before_its_lease_expires(place: Workplace):
     assert "could not renew its lease" in place.home.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_job_survives_an_embedded_redis_that_hangs_longer_than_the_lease(place: Workplace):
     lease_s = 2.0
     place.worker(slots=1, lease_s=lease_s)
@@ -77,6 +79,7 @@ def test_a_job_survives_an_embedded_redis_that_hangs_longer_than_the_lease(place
     wait_until(lambda: place.status(other) == "started")
 
 
+@pytest.mark.slow
 def test_the_lease_is_renewed_while_the_worker_is_busy(place: Workplace):
     worker = place.worker(lease_s=2.0)
     with pytest.raises(AssertionError):

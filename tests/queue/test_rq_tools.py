@@ -58,6 +58,7 @@ def test_rq_info_shows_workers_with_what_they_do(place: Workplace):
     assert "0 workers, " in rq(place, "info")
 
 
+@pytest.mark.slow
 def test_rq_info_forgets_a_worker_that_was_killed(place: Workplace):
     worker = place.worker(lease_s=0.5)
     worker.kill()

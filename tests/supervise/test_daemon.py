@@ -107,6 +107,7 @@ def test_queue_outlives_the_daemon(daemon: Daemon):
     assert daemon.wait(waiting)["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_stop_leaves_no_process_and_requeues_the_running_job_which_the_next_start_finishes(
     daemon: Daemon,
 ):

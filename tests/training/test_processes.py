@@ -105,7 +105,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-QUICK = ("sft", "dpo", "grpo, beta", "mlm")
+QUICK = ("mlm", "grpo, beta")
 EACH = [
     pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow, id=case) for case in CASES
 ]

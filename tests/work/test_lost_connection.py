@@ -56,6 +56,7 @@ def test_a_job_does_not_fail_when_redis_is_lost_between_its_begin_and_its_horse(
     assert place.registry.reclaim(NAME, "infer") == [job_id]
 
 
+@pytest.mark.slow
 def test_a_worker_without_a_lease_takes_no_jobs(place: Workplace):
     with place.zygote() as zygote:
         place.worker(slots=1, is_shared=True, lease_s=3.0)

@@ -22,6 +22,8 @@ from warmd.configs.config import ModelConfig, WorkerConfig
 from warmd.daemon.client import control
 from warmd.jobs.infer.options import InferSpec
 
+pytestmark = pytest.mark.slow
+
 SLOTS = 4
 
 
