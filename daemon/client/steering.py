@@ -77,8 +77,9 @@ class Steering(ClientConnection):
                 raise Conflict(f"job: {job_id} is not paused")
             if self.store.withdraw_pause(job):
                 return "continuing"
-            if self.store.unpause(job):
-                return job.get_status().value
+            status = self.store.unpause(job)
+            if status is not None:
+                return status.value
 
     @needs_redis
     def move(self, job_id: str, position: int) -> int:

@@ -52,10 +52,10 @@ class Pausing(SetAside):
         due: Any = self.connection.zscore(self._scheduled(job).key, job.id)
         return bool(change(self.connection, job, WAITING, write))
 
-    def unpause(self, job: Job) -> bool:
+    def unpause(self, job: Job) -> JobStatus | None:
         """Return a job that was put away to the front of its queue, or to what it waited for.
 
-        False if it is not put away.
+        Returns its status then, before a worker takes it; None if it is not put away.
         """
         raw: Any = self.connection.hget(job.key, keys.FIELD_DUE)
         due = float(raw or 0)
@@ -73,5 +73,10 @@ class Pausing(SetAside):
                 self._scheduled(job).remove(job.id, pipeline=pipeline)
                 self._push(job, pipeline, front=True)
 
-        is_paused = self.pause_of(job) is not None
-        return is_paused and bool(change(self.connection, job, (JobStatus.SCHEDULED,), write))
+        if self.pause_of(job) is None:
+            return None
+        if not change(self.connection, job, (JobStatus.SCHEDULED,), write):
+            return None
+        if is_early:
+            return JobStatus.SCHEDULED
+        return JobStatus.DEFERRED if is_deferred else JobStatus.QUEUED
