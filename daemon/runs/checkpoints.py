@@ -205,7 +205,7 @@ def expected_bytes(path: Path) -> int:
     """Return what a checkpoint takes by its manifest, wherever its other files are."""
     try:
         files = read_manifest(path)["files"].values()
-        return sum(file["bytes"] for file in files) + (path / MANIFEST).stat().st_size
+        return int(sum(file["bytes"] for file in files)) + (path / MANIFEST).stat().st_size
     except (CheckpointDamaged, KeyError, TypeError):
         return size_bytes(path)
 
