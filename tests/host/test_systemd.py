@@ -121,7 +121,7 @@ def test_a_daemon_is_ready_pings_while_its_main_loop_runs_and_reports_its_end(
         assert state is not None
         os.kill(state["pid"], signal.SIGSTOP)  # the supervisor hangs
         received(receiver)
-        time.sleep(2.5)
+        time.sleep(2.5)  # longer than two pings are apart
         assert received(receiver) == []
         os.kill(state["pid"], signal.SIGCONT)
         assert receiver.recv(100) == b"WATCHDOG=1"

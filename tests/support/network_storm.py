@@ -46,7 +46,7 @@ from warmd.jobs.errors import WarmdError
 
 log = logging.getLogger("storm")
 
-CALM_S = 180.0  # for the next one of what is left to finish
+CALM_S = 180.0  # the longest time without the end of a job, after the faults
 PAUSE_S = (1.0, 5.0)  # between two blows
 SHORT_S, LONG_S = (1.0, 8.0), (LEASE_S + 3, LEASE_S + 15)
 LOCKS_S = 2.0  # between two removals of the locks of run directories
@@ -222,7 +222,7 @@ class Storm:
                     yield path.parent.name
 
     def check(self) -> None:
-        """Note what is wrong."""
+        """Record each job that is not as its undisturbed run, and what was left behind."""
         for job_id in self.jobs:
             self.problems += [f"{job_id}: {problem}" for problem in self._problems(job_id)]
         straight = {variant: self.submit(variant) for variant in sorted(set(self.jobs.values()))}
