@@ -197,13 +197,13 @@ def test_a_save_in_flight_is_completed_when_its_job_ends(tmp_path):
 
 @pytest.mark.slow
 def test_a_job_that_fails_after_its_last_step_keeps_the_save_in_flight(
-    make_daemon: Callable[..., Daemon], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_daemon: Callable[..., Daemon], tmp_path: Path
 ):
-    monkeypatch.setenv("PYTHONPATH", drill.install(tmp_path))
     daemon = make_daemon(workers=(WorkerConfig(name="infer-0", queue="infer", isolation="fork"),))
-    daemon.start()
-    job_id = daemon.client.submit(drill.DrillSpec.parse({"then": "leave"}))
-    assert daemon.wait(job_id)["status"] == "failed"
+    with drill.installed(tmp_path):
+        daemon.start()
+        job_id = daemon.client.submit(drill.DrillSpec.parse({"then": "leave"}))
+        assert daemon.wait(job_id)["status"] == "failed"
     latest = Checkpoints(daemon.client.rundir(job_id).checkpoints).latest()
     assert latest is not None
     assert latest.name == "checkpoint-1"

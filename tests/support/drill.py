@@ -1,20 +1,22 @@
 """A job kind for tests of the daemon: it does what its options say, without training.
 
-It is a kind from outside: `install` makes it known to this process and to those started later.
+It is a kind from outside: inside `installed` this process and those that it starts know it.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import packages
+import pytest
 
 from warmd.jobs.context import Context
 from warmd.jobs.errors import Stopped
@@ -54,10 +56,15 @@ def run(spec: DrillSpec, ctx: Context) -> dict[str, Any]:
     return {"pid": os.getpid(), "model": id(warm.model), "niceness": os.nice(0)}
 
 
-def install(folder: Path) -> str:
-    """Install the kind in `folder` for this process; return a PYTHONPATH for others."""
+@contextmanager
+def installed(folder: Path) -> Iterator[None]:
+    """Install the kind in `folder`, for this process and its children, and remove it."""
     packages.install(folder, "warmd-drill", {"drill": "drill:DrillSpec"})
-    sys.path.append(str(folder))
-    packages.look_again()
     here = str(Path(__file__).resolve().parent)
-    return os.pathsep.join([str(folder), here, os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(folder), here, os.environ.get("PYTHONPATH", "")])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setenv("PYTHONPATH", paths)
+        packages.look_again()
+        yield
+    packages.look_again()

@@ -33,8 +33,7 @@ def shared(
 ) -> Iterator[Daemon]:
     """A daemon whose one worker runs four jobs at a time."""
     worker = WorkerConfig(name="infer-0", queue="infer", isolation="resident", slots=SLOTS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", drill.install(tmp_path_factory.mktemp("site")))
+    with drill.installed(tmp_path_factory.mktemp("site")):
         daemon = daemons(workers=(worker,))
         daemon.start()
         yield daemon
