@@ -35,7 +35,11 @@ class WordWrap:
         end = _end(self._column, gap + word)
         if word and self._column and end > width and (gap or not self._is_split):
             gap, end = "\n", _end(0, word)
-        self._column = end % width if end > width else end
+        elif not word and end > width:
+            gap, end = "", self._column
+        if end > width:  # a tab does not leave the line, so that a tab's line is full
+            end = width if "\t" in gap else end % width
+        self._column = end
         self._is_split = False
         return gap + word
 

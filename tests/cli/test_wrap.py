@@ -30,6 +30,10 @@ def test_a_word_that_is_longer_than_a_line_is_left_to_the_terminal():
     assert wrapped("see " + "x" * 25 + " end", 10) == ["see", "x" * 25 + " end"]
 
 
+def test_a_tab_at_the_end_takes_no_line_beyond_the_width():
+    assert wrapped("a a\t", 4) == ["a a"]
+
+
 def test_chinese_text_is_streamed_at_once_and_wrapped_by_its_width_on_the_terminal():
     wrap = WordWrap(lambda: 8)
     assert wrap.feed("一二三") == "一二三"
