@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+# The imports make millions of objects that live to the end: the collector would look at all of
+# them hundreds of times, a quarter of the time of the collection of the tests.
+gc.disable()
+
 import torch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -24,6 +29,14 @@ from warmd.configs.config import WorkerConfig
 
 # A runner in the background of a shell ignores Ctrl-C, and so would every command under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish() -> None:
+    """Leave what the imports made out of all later garbage collections."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
@@ -62,14 +75,11 @@ def daemons(tiny_model: Path) -> Iterator[Callable[..., Daemon]]:
 
 @pytest.fixture(scope="module")
 def like_a_work_horse() -> Iterator[None]:
-    """Trainings in this process: on one thread, and with the imports out of the collector's way."""
+    """Trainings in this process, on one thread."""
     # Two threads are slower on tiny models, and no child of a later test may be forked after them.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()  # a run collects once, which takes 0.2 s over all that the imports made
     yield
-    gc.unfreeze()
     torch.set_num_threads(threads)
 
 

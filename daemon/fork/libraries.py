@@ -6,9 +6,11 @@ Imports torch and transformers in functions only: the environment must be set be
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
@@ -44,6 +46,19 @@ _FIRST_USED_BY_JOBS = (
 )
 
 
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Spare the collector the objects of the imports, which all stay: 8 % of their time."""
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
+
+
+@_no_garbage_collection()
 def import_libraries(on_import: Callable[[str], None] = lambda name: None) -> None:
     """Import all that a job needs, so that no horse has to. Leaves one thread behind.
 
