@@ -8,10 +8,12 @@ import os
 import pickle
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tiny
 import torch
 
@@ -24,11 +26,6 @@ from warmd.jobs.training.trainer import JobTrainer
 
 Run = Callable[[Context], dict[str, Any]]
 
-# What the trainings import, besides this module: imported once, in a process that never computes.
-_KINDS = ("sft", "dpo", "grpo", "mlm")
-_IMPORTED = ["processes", "warmd.jobs.training.process_group"]
-_IMPORTED += [f"warmd.jobs.{kind}.{name}" for kind in _KINDS for name in ("kind", "trainer")]
-
 
 def run_apart(
     size: int, run: Run, folder: Path, **options: Any
@@ -40,7 +37,10 @@ def run_apart(
     `dropout`: of the warm model.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_IMPORTED)
+    context.set_forkserver_preload(["warm_imports"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # not given the path of this process
+        forkserver.ensure_running()
     receives, sends = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(size, run, folder, sends, options))
     process.start()
