@@ -98,6 +98,26 @@ def machines(server: S3Server, tmp_path: Path) -> tuple[Machine, Machine]:
     return Machine(tmp_path / "a", url), Machine(tmp_path / "b", url)
 
 
+def test_files_that_cannot_be_kept_in_a_store_hold_up_no_upload(machines):
+    one, other = machines
+    job_id = one.submit()
+    one.begin(job_id, 1)
+    folder = one.rundir(job_id).path
+    (folder / "model").mkdir()
+    (folder / "model" / "ä #?%&+\n").write_text("kept")
+    (folder / "model" / os.fsdecode(b"latin-1 \xff")).write_text("not in UTF-8")
+    os.mkfifo(folder / "pipe")  # whoever opened it would wait for ever
+    (folder / "zero").symlink_to("/dev/zero")
+    (folder / "nowhere").symlink_to(folder / "nothing")
+    (folder / "loop").symlink_to(folder / "loop")
+    one.end(job_id)
+    other.begin(job_id, 2)
+    model = other.rundir(job_id).path / "model"
+    assert [(path.name, path.read_text()) for path in model.iterdir()] == [("ä #?%&+\n", "kept")]
+    there = {path.name for path in other.rundir(job_id).path.iterdir()}
+    assert not there & {"pipe", "zero", "nowhere", "loop"}
+
+
 def test_another_machine_resumes_from_the_latest_checkpoint_with_all_events_before_it(machines):
     one, other = machines
     job_id = one.submit()
