@@ -35,9 +35,9 @@ _NOT_STORED = ("lock", "execution", "events.jsonl")
 class RemoteRuns:
     """The run store of one home."""
 
-    def __init__(self, home: Home, url: str) -> None:
-        """Raises SpecError without the library for it."""
-        self.bucket = Bucket(url)
+    def __init__(self, home: Home, url: str, *, is_for_person: bool = False) -> None:
+        """`is_for_person` as in Bucket. Raises SpecError without the library for it."""
+        self.bucket = Bucket(url, is_for_person=is_for_person)
         self._home = home
         self._pending = PendingUploads(home)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -366,6 +367,21 @@ def test_a_store_that_cannot_be_used_is_one_line_without_keys(server, tmp_path):
     missing = Bucket(server.url().replace("s3://runs/", "s3://not-there/"))
     with pytest.raises(StoreUnavailable, match=r"404 .*NoSuchBucket"):
         missing.put("key", b"")
+
+
+@pytest.mark.slow
+def test_a_store_that_sends_nothing_keeps_nobody_waiting_for_minutes(server, tmp_path):
+    bucket = Bucket(server.url(tmp_path.name), is_for_person=True)
+    server.proxy.hang()
+    begun = time.monotonic()
+    try:
+        with pytest.raises(
+            StoreUnavailable, match=r"^run store s3://\S+: .*error sending request$"
+        ):
+            bucket.get("any")
+    finally:
+        server.proxy.go_on()
+    assert time.monotonic() - begun < 60
 
 
 def test_copies_of_jobs_that_others_have_removed_go_and_nothing_else(machines):
