@@ -155,6 +155,7 @@ def warmd() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code. Errors become one line on stderr."""
+    _open_closed_streams()
     app = App(color=False if os.environ.get("NO_COLOR") else None)
     try:
         code = warmd.main(
@@ -185,6 +186,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = f"{type(error).__name__}: {error} (a bug in warmd; --debug shows where)"
         return _failed(app, text, EXIT_FAILED)
     return code if isinstance(code, int) else 0
+
+
+def _open_closed_streams() -> None:
+    """Write nowhere what a shell has closed (`>&-`): then Python has no sys.stdout at all."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
 
 
 def _failed(app: App, message: str, code: int) -> int:

@@ -7,6 +7,7 @@ shipped defaults, as a template.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from .entries import ModelConfig, WorkerConfig, parse_model
 from .queues import INFER, TRAIN
 from .run_store import is_bucket
 from .settings import NOTIFY_DEFAULT, SETTINGS, Setting
-from .values import ConfigError, folder, is_loopback, redacted_url, unknown_key
+from .values import ConfigError, folder, is_loopback, redacted_url, shown, unknown_key
 from .yamlfile import read_mapping
 
 __all__ = [
@@ -133,8 +134,22 @@ def load(
     if "home" not in values:
         values["home"] = _default_home(environ)
     config = DaemonConfig(**values)
+    _check_home(config.home)
     check_http(config)
     return config
+
+
+def _check_home(home: Path) -> None:
+    """Raise ConfigError for a home that is there and no folder, or cannot be there."""
+    try:
+        if stat.S_ISDIR(os.stat(home).st_mode):
+            return
+        problem = "a file"
+    except (FileNotFoundError, PermissionError):
+        return  # whoever creates or opens it reports why
+    except OSError as error:
+        problem = str(error.strerror)
+    raise ConfigError("home", f"must be a folder, got {shown(str(home))}: {problem}")
 
 
 def check_http(config: DaemonConfig) -> None:

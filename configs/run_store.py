@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 from .values import ConfigError, folder, plain_text
 
 SCHEME = "s3://"
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|[sS]3:")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PREFIX = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 _REGION = re.compile(r"[a-z0-9-]{1,40}")
@@ -37,10 +38,13 @@ class Location:
 
 def read_runs(field: str, value: object, base: Path) -> str:
     """Read the setting: an absolute path, or the URL of a bucket. A message never shows a key."""
-    if not isinstance(value, str) or not value.startswith(SCHEME):
+    if not isinstance(value, str) or not _SCHEME.match(value):
         return str(folder(field, value, base))
+    if not value.startswith(SCHEME):  # as a folder it would be one named gs: in this folder
+        raise ConfigError(field, f"must be {_TAKES}, got another kind of URL")
+    plain_text(field, value, _TAKES)
     try:
-        parse_location(plain_text(field, value, _TAKES))
+        parse_location(value)
     except ValueError as error:
         raise ConfigError(field, f"must be {_TAKES}: {error}") from None
     return value
@@ -55,10 +59,13 @@ def parse_location(url: str) -> Location:
     """Return the parts of an s3:// URL. Raises ValueError, which names the wrong part."""
     parts = urlsplit(url)
     prefix = parts.path.strip("/")
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    given = parse_qsl(parts.query, keep_blank_values=True)
+    options = dict(given)
     unknown = options.keys() - {"endpoint", "region"}
     if "@" in parts.netloc or unknown or parts.fragment:
         raise ValueError("keys and tokens belong into the variables AWS_…, not into the URL")
+    if len(options) < len(given):
+        raise ValueError("endpoint and region must be given once")
     if not _BUCKET.fullmatch(parts.netloc):
         raise ValueError("the bucket must be 3 to 63 of a-z 0-9 . -")
     if prefix and (not _PREFIX.fullmatch(prefix) or ".." in prefix.split("/")):
@@ -66,6 +73,7 @@ def parse_location(url: str) -> Location:
     endpoint, region = options.get("endpoint"), options.get("region")
     if endpoint is not None:
         at = urlsplit(endpoint)
+        _ = at.port  # raises ValueError for one that is no port
         if at.scheme not in ("http", "https") or not at.hostname or "@" in at.netloc or at.query:
             raise ValueError("endpoint must be http://HOST:PORT or https://HOST")
     if region is not None and not _REGION.fullmatch(region):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from .values import ConfigError
 
 # YAML 1.1 wants a dot in 1e-5 and reads it as text otherwise; here it is a number, as in YAML 1.2.
 _MOST_BYTES = 1_000_000  # of a file
+_MOST_VALUES = 1_000_000  # a file without aliases has fewer
 _EXPONENT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 
@@ -31,6 +33,14 @@ def read_mapping(path: Path) -> dict[str, Any]:
                     seen.add(key.value)
             return super().construct_mapping(node, deep)
 
+        def get_single_node(self) -> Any:
+            node = super().get_single_node()
+            # Nine aliases of nine, nine times over, are a few lines and gigabytes in a message.
+            if node is not None and _expanded(node, {}) > _MOST_VALUES:
+                problem = f"aliases make more than {_MOST_VALUES:,} values of it"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+            return node
+
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
     text = _read_text(path)
     try:
@@ -51,6 +61,16 @@ def read_mapping(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(str(path), f"must hold `key: value` lines, got {type(values).__name__}")
     return values
+
+
+def _expanded(node: Any, known: dict[int, float]) -> float:
+    """Return the number of nodes with aliases counted as copies; inf for one within itself."""
+    if id(node) not in known:
+        known[id(node)] = math.inf  # until it is known
+        children = node.value if isinstance(node.value, list) else ()
+        flat = (n for child in children for n in (child if isinstance(child, tuple) else (child,)))
+        known[id(node)] = 1 + sum(_expanded(one, known) for one in flat)
+    return known[id(node)]
 
 
 def _read_text(path: Path) -> str:

@@ -11,6 +11,7 @@ import orjson
 from ...configs.config import DaemonConfig, ModelConfig
 from ...jobs.errors import SpecError
 from ...jobs.models.adapters import check_files, is_adapter, model_folder
+from ...jobs.models.model_types import check_type
 from ...jobs.spec import Spec, path_of
 from ..host import fetch
 from ..host.home import Home
@@ -112,6 +113,7 @@ def _model_settings(model: ModelConfig) -> dict[str, Any] | None:
         ) from error
     if not isinstance(settings, dict):
         raise SpecError("model", f"must be a model folder, got {path} that is not a JSON object")
+    check_type("model", settings)
     if model.task != "auto":  # loaded by its task, not by the class that it names
         settings.pop("architectures", None)
     return settings | {"has_chat_template": _has_chat_template(folder)}

@@ -101,7 +101,7 @@ class ClientConnection:
     def remote(self) -> RemoteRuns | None:
         """The run store, if run directories are kept in one."""
         url = self.config.run_store
-        return None if url is None else RemoteRuns(self.home, url)
+        return None if url is None else RemoteRuns(self.home, url, is_for_person=True)
 
     @cached_property
     def lookup(self) -> Lookup:

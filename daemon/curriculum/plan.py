@@ -46,7 +46,9 @@ def stages_of(given: Any) -> list[StagePlan]:
         name = options.pop("name", f"stage-{number}")
         is_name = isinstance(name, str) and 0 < len(name) <= 32 and set(name) <= set(_SPEAKING)
         if not is_name or name in {one.name for one in found}:
-            raise SpecError("stages", f"must have different names of a-z, 0-9, - and _, got {name}")
+            raise SpecError(
+                "stages", f"must have different names of a-z, 0-9, - and _, got {_cut(name)}"
+            )
         has_gate = options.pop("gate", True)
         if not isinstance(has_gate, bool):
             raise SpecError("stages", f"must have gate: true or false, got {str(has_gate)[:80]!r}")
@@ -74,8 +76,13 @@ def gate_of(given: Any) -> GatePlan | None:
     return GatePlan(options, questions, most)
 
 
+def _cut(value: Any) -> str:
+    """Return a wrong value as a message quotes it."""
+    return repr(value)[:80]
+
+
 def _count(name: str, value: Any) -> int:
     is_count = isinstance(value, int) and not isinstance(value, bool)
     if not is_count or not 1 <= value <= _MOST_QUESTIONS:
-        raise SpecError("gate", f"must have {name} from 1 to {_MOST_QUESTIONS}, got {value!r}")
+        raise SpecError("gate", f"must have {name} from 1 to {_MOST_QUESTIONS}, got {_cut(value)}")
     return int(value)

@@ -127,7 +127,7 @@ def _tokenizer(base: WarmModel, folder: Path) -> Any:
     is_same = all(_content(folder / name) == _content(base.path / name) for name in _TOKENIZER)
     if is_same and not (folder / _TEMPLATES).exists():
         return base.tokenizer
-    own: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    own: Any = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if _rules(own) != _rules(base.tokenizer) or own.eos_token_id != base.tokenizer.eos_token_id:
         raise NotServedUnmerged("its tokenizer differs from the base's")
     shared = copy.copy(base.tokenizer)  # a vocabulary takes more memory than most adapters

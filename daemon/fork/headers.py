@@ -6,6 +6,7 @@ from pathlib import Path
 
 import orjson
 
+from ...jobs.models.model_types import check_type
 from ...jobs.models.weight_headers import tensors
 
 # Sizes in a config.json that some tensor of the model has as an extent, by the names that
@@ -17,10 +18,12 @@ _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "deco
 def check_loadable(folder: Path) -> None:
     """Raise ValueError for a model that cannot be loaded, by its config.json and its headers.
 
-    Quantized weights are not supported. A config.json that asks for far more than the weights there
-    would take minutes, or all memory, before anybody misses them.
+    Quantized weights and a model's own code are not supported. A config.json that asks for far
+    more than the weights there would take minutes, or all memory, before anybody misses them.
     """
     config = orjson.loads((folder / "config.json").read_bytes())
+    if isinstance(config, dict):
+        check_type("config.json", config)
     if isinstance(config, dict) and config.get("quantization_config") is not None:
         # Its loader would initialize CUDA in the zygote, or need a package that is not there.
         raise ValueError("its weights are quantized: must be float32, bfloat16 or float16")

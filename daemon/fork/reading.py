@@ -47,16 +47,18 @@ def read(config: ModelConfig, folder: Path, *, may_pack: bool) -> WarmModel:
     from ...jobs.codegraph.encoder import CodeGraphConfig  # makes it known to the Auto classes
 
     base = model_folder(folder)
-    settings = transformers.AutoConfig.from_pretrained(base)
+    settings = transformers.AutoConfig.from_pretrained(base, trust_remote_code=False)
     has_masked_lm = isinstance(settings, CodeGraphConfig)
     name = _auto_class(config.task, settings.architectures or [], has_masked_lm=has_masked_lm)
     auto = getattr(transformers, name)
     dtype = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-    model = auto.from_pretrained(base, config=settings, dtype=dtype)
+    model = auto.from_pretrained(base, config=settings, dtype=dtype, trust_remote_code=False)
     if base != folder:
         model = merged(model, folder)
     has_tokenizer = (folder / "tokenizer_config.json").is_file()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder if has_tokenizer else base)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        folder if has_tokenizer else base, trust_remote_code=False
+    )
     return WarmModel(
         name=config.name,
         path=folder,

@@ -19,6 +19,7 @@ from ...jobs.errors import NotFound, SpecError, Unavailable
 PART_BYTES = 8 << 20  # of a large object; S3 takes 10,000 parts: objects of up to 80 GB
 _RETRIES = 2  # of one request; callers wait longer
 _TIMEOUT_S = 120.0  # of a request, of which the largest has a part
+_PATIENCE_S = 20.0  # of a person with a service that sends nothing
 _MOST_PROBLEM = 300  # characters
 _HTTP_STATUS = re.compile(r"non-2xx status code: (.{3,60}?)(?::|$)")
 _NO_BUCKET = "NoSuchBucket"
@@ -44,8 +45,11 @@ class Content:
 class Bucket:
     """The objects below the URL's prefix."""
 
-    def __init__(self, url: str) -> None:
-        """Raises SpecError without the library."""
+    def __init__(self, url: str, *, is_for_person: bool = False) -> None:
+        """`is_for_person`: someone waits for each request, and reads why it fails.
+
+        Raises SpecError without the library.
+        """
         try:
             import obstore
             from obstore.store import S3Store
@@ -60,18 +64,25 @@ class Bucket:
         if location.region is not None:
             options["region"] = location.region
         endpoint = location.endpoint or os.environ.get("AWS_ENDPOINT_URL", "")
+        timeouts = {
+            "connect_timeout": timedelta(seconds=5),
+            "timeout": timedelta(seconds=_TIMEOUT_S),
+        }
+        if is_for_person:
+            timeouts["read_timeout"] = timedelta(seconds=_PATIENCE_S)
         with self._translated():
             self._store: Any = S3Store(
                 location.bucket,
                 prefix=location.prefix or None,
                 client_options={
                     "allow_http": endpoint.startswith("http://"),
-                    "connect_timeout": timedelta(seconds=5),
-                    "timeout": timedelta(seconds=_TIMEOUT_S),
+                    **timeouts,
                 },
                 retry_config={
                     "max_retries": _RETRIES,
-                    "retry_timeout": timedelta(seconds=_TIMEOUT_S),
+                    "retry_timeout": timedelta(
+                        seconds=_PATIENCE_S if is_for_person else _TIMEOUT_S
+                    ),
                 },
                 **options,
             )

@@ -7,7 +7,6 @@ submit and remove jobs.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -19,7 +18,7 @@ from ...jobs.errors import NotFound
 from ..host.home import Home
 from ..runs.checkpoints import Checkpoints
 from ..runs.rundir import RunDir, is_job_id
-from . import copies, event_segments, fetching, index
+from . import copies, event_segments, fetching, index, run_files
 from .bucket import Bucket
 from .content import Transfer, is_same
 from .event_segments import EventUpload
@@ -36,9 +35,9 @@ _NOT_STORED = ("lock", "execution", "events.jsonl")
 class RemoteRuns:
     """The run store of one home."""
 
-    def __init__(self, home: Home, url: str) -> None:
-        """Raises SpecError without the library for it."""
-        self.bucket = Bucket(url)
+    def __init__(self, home: Home, url: str, *, is_for_person: bool = False) -> None:
+        """`is_for_person` as in Bucket. Raises SpecError without the library for it."""
+        self.bucket = Bucket(url, is_for_person=is_for_person)
         self._home = home
         self._pending = PendingUploads(home)
 
@@ -73,7 +72,7 @@ class RemoteRuns:
         copies.mark(self.bucket, path)
         files: dict[str, StoredFile] = {}
         known: dict[tuple[str, int], StoredFile] = {}
-        for name, file in _files(path):
+        for name, file in run_files.files(path, without=_NOT_STORED):
             files[name] = transfer.upload(file, known)
             known[files[name].content] = files[name]
         EventUpload(self.bucket, job_id, path / "events.jsonl", execution=0, start=0).upload()
@@ -175,16 +174,6 @@ class RemoteRuns:
                 with suppress(NotFound):
                     now = index.read(self.bucket, job_id)
             yield now
-
-
-def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    for root, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            path = Path(root, name)
-            relative = str(path.relative_to(folder))
-            if not name.startswith(".") and relative not in _NOT_STORED:
-                yield relative, path
 
 
 def _has_length(path: Path, length: int) -> bool:

@@ -19,7 +19,7 @@ from ...jobs.context import MANIFEST, checkpoint_name, step_of
 from ...jobs.errors import CheckpointDamaged
 from ..runs.checkpoints import Checkpoints, read_manifest
 from ..runs.rundir import RunDir
-from . import index
+from . import index, run_files
 from .bucket import Bucket
 from .content import Transfer
 from .event_segments import EventUpload
@@ -174,16 +174,7 @@ class RunUpload:
         return files
 
     def _others(self) -> dict[str, Path]:
-        found = {}
-        for root, folders, names in os.walk(self._rundir.path):
-            is_top = Path(root) == self._rundir.path
-            hidden = [n for n in folders if n.startswith(".") or (is_top and n in _NOT_OTHERS)]
-            folders[:] = [name for name in folders if name not in hidden]
-            for name in names:
-                path = Path(root, name)
-                if not name.startswith(".") and not (is_top and name in _NOT_OTHERS):
-                    found[str(path.relative_to(self._rundir.path))] = path
-        return found
+        return dict(run_files.files(self._rundir.path, without=_NOT_OTHERS))
 
     # --- the index --------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ def _processor(folder: Path) -> Any:
 
     try:
         return AutoImageProcessor.from_pretrained(
-            folder, backend="pil"
+            folder, backend="pil", trust_remote_code=False
         )  # torchvision is not needed
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]

@@ -40,7 +40,7 @@ def given_tokenizer(spec: MlmSpec, warm: WarmModel | None) -> Any | None:
 def read_tokenizer(folder: Path) -> Any:
     """Return the tokenizer in a folder. Raises JobFailed."""
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise JobFailed(f"tokenizer: cannot be read from {folder}: {reason}") from error
@@ -93,7 +93,9 @@ def _new_model(spec: MlmSpec, tokenizer: Any, *, is_trained: bool) -> Any:
         if model_type == CodeGraphConfig.model_type:
             return new_encoder(CodeGraphConfig.from_dict(settings))
         config = AutoConfig.for_model(model_type, **settings)
-        return AutoModelForMaskedLM.from_config(config, dtype=torch.float32)
+        return AutoModelForMaskedLM.from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
 
 
 def set_dropout(model: Any, probability: float) -> None:

@@ -17,6 +17,7 @@ from ..data.sources import located
 from ..errors import SpecError
 from ..files.jsonl import Place
 from ..models.architectures import check_fills_masks
+from ..models.model_types import check_type
 from ..spec import HttpMethod, option, override, path_of
 from ..training.options import (
     MOST_ROWS,
@@ -380,4 +381,5 @@ def read_architecture(path: str) -> dict[str, Any]:
         raise SpecError(
             "architecture", f"must be {CODE_GRAPH}, a model folder or a config.json, got {path!r}"
         )
+    check_type("architecture", config)
     return config

@@ -17,7 +17,7 @@ from ...configs.precision import NATIVE
 from ..errors import SpecError
 from ..models.adapters import is_adapter
 from ..models.weight_headers import matrices
-from ..spec import Spec, option
+from ..spec import Spec, option, shown
 
 MOST_STEPS = 10**9  # of a job
 MOST_ROWS = 10**9  # of its data
@@ -273,7 +273,7 @@ class TrainingSpec(Spec, ABC):
             )
         if self.keep_best not in (None, *self.judged_by):
             names = ", ".join(self.judged_by)
-            raise SpecError("keep_best", f"must be one of {names}, got {self.keep_best!r}")
+            raise SpecError("keep_best", f"must be one of {names}, got {shown(self.keep_best)}")
         if self.warmup_steps and self.lr_scheduler == "constant":
             raise SpecError(
                 "lr_scheduler",

@@ -154,6 +154,16 @@ def test_a_closed_pipe_ends_the_command_quietly(tmp_path):
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_output_is_no_error(closed, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    words = f"{sys.executable} -m warmd.cli data show {tmp_path}/rows.jsonl --home {tmp_path}"
+    found = subprocess.run(
+        ["bash", "-c", f"{words} {closed}"], capture_output=True, text=True, timeout=60
+    )
+    assert (found.returncode, found.stderr) == (0, "")
+
+
 def test_doctor_says_what_it_found_and_what_to_do_about_it(tmp_path):
     done = run("doctor", "--json", "--home", str(tmp_path / "new"))
     checks = {check["check"]: check for check in map(orjson.loads, done.stdout.splitlines())}
@@ -176,7 +186,7 @@ def test_doctor_fails_on_an_unusable_home(tmp_path):
     file.write_text("")
     done = run("doctor", home=file / "below")
     assert done.returncode == 1
-    assert "fail  home" in done.stdout
+    assert "fail  config      home: must be a folder, got " in done.stdout
 
 
 def test_doctor_distinguishes_models_adapters_and_other_folders(tmp_path):

@@ -18,6 +18,8 @@ from warmd.daemon.runs.labels import Labels
 from warmd.daemon.runs.rundir import RunDir
 from warmd.jobs import spec_class
 from warmd.jobs.errors import SpecError
+from warmd.jobs.mlm.options import read_architecture
+from warmd.jobs.models.model_types import known_types
 
 CHAT = {"messages": '[{"role": "user", "content": "a"}]'}
 
@@ -47,6 +49,25 @@ def test_a_chat_is_taken_where_the_tokenizer_has_a_template(folder):
     (folder / "tokenizer_config.json").write_text("{}")
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     check("infer", folder, CHAT)
+
+
+@pytest.mark.parametrize("model_type", ["own", "", 3, [], {}, True, "o" * 10_000, "LlamaConfig"])
+def test_a_type_of_model_that_transformers_does_not_know_is_refused(folder, model_type):
+    config = {"model_type": model_type, "auto_map": {"AutoConfig": "own.Config"}}
+    (folder / "config.json").write_bytes(orjson.dumps(config))
+    (folder / "own.py").write_text("raise SystemExit")
+    with pytest.raises(SpecError, match=r"^model: must have a model_type .*auto_map") as refused:
+        check("infer", folder, {"prompt": "a"})
+    assert len(str(refused.value)) < 300
+    with pytest.raises(SpecError, match=r"^architecture: must have a model_type"):
+        read_architecture(str(folder))
+
+
+def test_all_types_of_models_that_transformers_knows_are_known():
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    assert set(CONFIG_MAPPING_NAMES) <= known_types()
+    assert "own" not in known_types()
 
 
 def test_a_model_is_judged_by_its_class_unless_its_task_is_configured(folder):

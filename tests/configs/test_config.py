@@ -381,6 +381,12 @@ def test_unknown_option_is_refused(home):
     assert refusal(home, redis="x") == "redis: unknown key; did you mean redis_url?"
 
 
+# Ten lists, each but the first with the one before ten times: nobody may print it.
+BILLION_VALUES = "log_size: [&a0 [x, x], {}]".format(
+    ", ".join(f"&a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10))
+).encode()
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -394,6 +400,8 @@ def test_unknown_option_is_refused(home):
         (b"- a", "config.yaml: must hold `key: value` lines, got list"),
         (b"a: 2026-13-45", "config.yaml: holds a value that YAML cannot read: month"),
         (b"a: !!python/object:os.system x", "config.yaml:1: is not right YAML: could not"),
+        (BILLION_VALUES, "config.yaml:1: is not right YAML: aliases make more than"),
+        (b"log_size: &a [*a]", "config.yaml:1: is not right YAML: aliases make more than"),
         (b"[" * 100_000, "config.yaml: holds a value that YAML cannot read: "),
     ],
 )
@@ -402,6 +410,13 @@ def test_broken_file_is_refused_by_its_line(home, data, message):
     with pytest.raises(ConfigError) as caught:
         load(home=home, environ={})
     assert str(caught.value).startswith(f"{home}/{message}")
+
+
+@pytest.mark.parametrize("name", ["file", "file/below", "n" * 300])
+def test_home_that_cannot_be_a_folder_is_refused_by_its_name(tmp_path, name):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"^home: must be a folder, got .*: \w+"):
+        load(home=tmp_path / name, environ={})
 
 
 def test_config_file_that_cannot_be_read_is_refused_with_the_reason(tmp_path):

@@ -25,7 +25,7 @@ from warmd.configs.config import ModelConfig
 from warmd.daemon.client import control
 from warmd.daemon.host.warm_set import on_demand_models
 from warmd.jobs import spec_class
-from warmd.jobs.errors import WarmdError
+from warmd.jobs.errors import SpecError, WarmdError
 
 MakeDaemon = Callable[..., Daemon]
 KERNEL = tuple(int(number) for number in os.uname().release.split("-")[0].split(".")[:2])
@@ -255,8 +255,12 @@ def test_the_code_of_a_model_is_never_run(shared_daemon: Daemon, tmp_path: Path,
     )
     control.load_model(shared_daemon.config, known)  # by the class of transformers
     control.unload_model(shared_daemon.config, "known")
-    with pytest.raises(WarmdError, match=r"unknown cannot be loaded from .*custom code"):
+    with pytest.raises(
+        WarmdError, match=r"unknown cannot be loaded from .*: must have a model_type"
+    ):
         control.load_model(shared_daemon.config, unknown)
+    with pytest.raises(SpecError, match=r"^model: must have a model_type .* got 'own'.*auto_map"):
+        shared_daemon.submit(model=str(tmp_path / "unknown"))
     assert not (tmp_path / "ran").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -96,6 +97,26 @@ class Machine:
 def machines(server: S3Server, tmp_path: Path) -> tuple[Machine, Machine]:
     url = server.url(tmp_path.name)
     return Machine(tmp_path / "a", url), Machine(tmp_path / "b", url)
+
+
+def test_files_that_cannot_be_kept_in_a_store_hold_up_no_upload(machines):
+    one, other = machines
+    job_id = one.submit()
+    one.begin(job_id, 1)
+    folder = one.rundir(job_id).path
+    (folder / "model").mkdir()
+    (folder / "model" / "ä #?%&+\n").write_text("kept")
+    (folder / "model" / os.fsdecode(b"latin-1 \xff")).write_text("not in UTF-8")
+    os.mkfifo(folder / "pipe")  # whoever opened it would wait for ever
+    (folder / "zero").symlink_to("/dev/zero")
+    (folder / "nowhere").symlink_to(folder / "nothing")
+    (folder / "loop").symlink_to(folder / "loop")
+    one.end(job_id)
+    other.begin(job_id, 2)
+    model = other.rundir(job_id).path / "model"
+    assert [(path.name, path.read_text()) for path in model.iterdir()] == [("ä #?%&+\n", "kept")]
+    there = {path.name for path in other.rundir(job_id).path.iterdir()}
+    assert not there & {"pipe", "zero", "nowhere", "loop"}
 
 
 def test_another_machine_resumes_from_the_latest_checkpoint_with_all_events_before_it(machines):
@@ -346,6 +367,21 @@ def test_a_store_that_cannot_be_used_is_one_line_without_keys(server, tmp_path):
     missing = Bucket(server.url().replace("s3://runs/", "s3://not-there/"))
     with pytest.raises(StoreUnavailable, match=r"404 .*NoSuchBucket"):
         missing.put("key", b"")
+
+
+@pytest.mark.slow
+def test_a_store_that_sends_nothing_keeps_nobody_waiting_for_minutes(server, tmp_path):
+    bucket = Bucket(server.url(tmp_path.name), is_for_person=True)
+    server.proxy.hang()
+    begun = time.monotonic()
+    try:
+        with pytest.raises(
+            StoreUnavailable, match=r"^run store s3://\S+: .*error sending request$"
+        ):
+            bucket.get("any")
+    finally:
+        server.proxy.go_on()
+    assert time.monotonic() - begun < 60
 
 
 def test_copies_of_jobs_that_others_have_removed_go_and_nothing_else(machines):
