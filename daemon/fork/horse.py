@@ -162,7 +162,7 @@ def _run_one(
                     models,
                     placement,
                     is_resident=is_resident,
-                    # What the kernel signals to the horse, its children do not learn.
+                    # The kernel signals a writer to the horse only, not to its children.
                     hold_files=partial(_hold_files, models, request.model),
                 )
         finally:

@@ -1,4 +1,4 @@
-"""Starts zygotes and workers: what each is told about the models, the machine and its queue."""
+"""Starts zygotes and workers with their settings: models, memory, queue, labels of the machine."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Reloading:
         self._start_zygote = start_zygote
 
     def request(self) -> None:
-        """Begin at the next turn of the main loop. Raises Conflict."""
+        """Begin in the next iteration of the main loop. Raises Conflict."""
         if self.stage in ("requested", "starting") or self.incoming:
             raise Conflict("the daemon reloads already: see `warmd status`")
         self._upgrades.check_protocol()
@@ -136,7 +136,7 @@ class Reloading:
         for child in list(self.retired):
             if child.has_died():
                 if isinstance(child, WorkerChild):
-                    requeue(child)  # raises while Redis is unreachable: the next turn tries again
+                    requeue(child)  # raises while Redis is unreachable: the next iteration retries
                 log.info("reload: the old process of %s has ended", child.name)
                 self.retired.remove(child)
 
