@@ -11,8 +11,8 @@ LOWEST := .venv-lowest
 # What these tests use together is every dependency, as the queue, the gateway, the engine and the
 # trainers use it. The other fast tests pass there too, but CI has no time for all of them twice.
 LOWEST_TESTS := compute configs cli/test_commands.py codegraph/test_encoder.py engine/test_detokenizer.py \
-	engine/test_json_schemas.py engine/test_vision.py gateway/test_daemon.py gateway/test_routes.py \
-	grpo/test_grpo.py infer/test_infer.py mlm/test_corpus.py models/test_adapters.py project/test_versions.py \
+	engine/test_json_schemas.py engine/test_vision.py gateway/test_answers.py gateway/test_daemon.py \
+	gateway/test_disconnects.py gateway/test_refusals.py grpo/test_grpo.py infer/test_infer.py mlm/test_corpus.py models/test_adapters.py project/test_versions.py \
 	queue/test_jobs.py queue/test_stream.py runs/test_checkpoints.py runs/test_saving.py store/test_run_store.py \
 	supervise/test_redis_server.py training/test_trainer.py
 

@@ -40,7 +40,10 @@ SECTIONS = {
         "node": ("nodes", "Run jobs of a shared Redis on this machine, in the foreground."),
         "gateway": ("nodes", "Run only the HTTP API of a shared Redis, in the foreground."),
         "nodes": ("nodes", "List the machines that share this Redis."),
-        "drain": ("nodes", "Let NODE take no more jobs, and leave when its jobs have ended."),
+        "drain": (
+            "nodes",
+            "Drain NODE: it takes no more jobs and leaves when its jobs have ended.",
+        ),
     },
     "Ask a model": {
         "run": ("run", "Complete PROMPT and stream the text."),
@@ -54,7 +57,7 @@ SECTIONS = {
         "models": ("models", "List the loaded models."),
     },
     "Train and process files": {
-        "data": ("data", "Show what is in a data set, or remove kept tokens."),
+        "data": ("data", "Show what is in a data set, or remove cached tokens."),
         "submit": ("submit", "Queue a job of KIND and print its id."),
         "sweep": ("sweep", "Show sweeps, and which of their combinations is best."),
         "curriculum": (

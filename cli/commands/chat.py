@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("model", required=False, metavar="[MODEL]")
 @click.option("--system", help="System message that opens the chat.")
-@click.option("--max-tokens", metavar="N", help="Most tokens of an answer.")
+@click.option("--max-tokens", metavar="N", help="Maximum number of tokens in an answer.")
 @click.option("--temperature", metavar="X", help="Sampling temperature (0 = greedy).")
-@click.option("--seed", metavar="N", help="Random seed of the sampling.")
+@click.option("--seed", metavar="N", help="Random seed for sampling.")
 @common_options
 @click.pass_obj
 def chat(app: App, /, model: str | None, **given: Any) -> int:

@@ -264,7 +264,7 @@ def _export_merged(chosen: Weights, target: Path, *, with_optimizer: bool) -> in
 
 def _rundir(app: App, job: str | None) -> RunDir:
     client = app.client()
-    return client.rundir(client.find(job))
+    return client.rundir(client.find(job, is_training=True))
 
 
 def _prunable(app: App, job: str | None) -> RunDir:

@@ -17,7 +17,7 @@ _LONGEST_CELL = 300  # characters of an example's column
 @click.group(subcommand_metavar="show|clear [OPTIONS]...")
 @common_options
 def data() -> None:
-    """Show what is in a data set, or remove kept tokens."""
+    """Show what is in a data set, or remove cached tokens."""
 
 
 @data.command()

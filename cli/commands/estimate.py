@@ -60,9 +60,9 @@ class EstimateGroup(KindGroup):
 def estimate() -> None:
     """Estimate what a job of KIND would take: time, memory and disk.
 
-    By jobs like it that have run in this home; without one, by the limits of this machine, which
-    are measured once, in some seconds. The table of other hardware is computed from published
-    rates. Nothing is queued.
+    Based on similar jobs that have run in this home; without one, on the limits of this machine,
+    which are measured once, in a few seconds. The table of other hardware is computed from
+    published rates. Nothing is queued.
     """
 
 

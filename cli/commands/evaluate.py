@@ -31,8 +31,7 @@ def _evaluate(
 
     A MODEL is a warm model, a finished job, JOB@STEP, a folder of a model or an adapter, or a hub
     id. Each gets a job; the second and later ones are compared with the first, question by
-    question. Ctrl-C leaves the jobs running. Exits by the jobs' end: 0 finished, 1 failed,
-    4 stopped.
+    question. Ctrl-C leaves the jobs running. Exit code: 0 finished, 1 failed, 4 stopped.
     """
     app = click.get_current_context().ensure_object(App)
     client = app.client()

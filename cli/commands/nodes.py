@@ -212,7 +212,7 @@ def _readable(found: Node) -> dict[str, str]:
 @common_options
 @click.pass_obj
 def drain(app: App, node: str, wait: bool) -> None:
-    """Let NODE take no more jobs, and leave when its jobs have ended.
+    """Drain NODE: it takes no more jobs and leaves when its jobs have ended.
 
     NODE is a name that `warmd nodes` lists, or a unique prefix of one.
     """

@@ -86,7 +86,7 @@ def plot(
 def _jobs_of(client: Client, jobs: Sequence[str]) -> Iterator[str]:
     """The ids of jobs; for a curriculum those of its trainings, for a sweep all."""
     for job in jobs or (None,):
-        found = client.find_any(job)
+        found = client.find_any(job, is_training=True)
         if found.startswith("curriculum-"):
             yield from (attempt["job"] for attempt in client.curriculum(found)["attempts"])
         elif found.startswith("sweep-"):

@@ -17,8 +17,8 @@ _TIMEOUT_S = 5.0
 def probe(app: App, what: str) -> None:
     """Exit with 0 if the daemon is live or ready, for containers.
 
-    Else it exits with 3 and the reason. live: its main loop runs, also while it loads models or
-    waits for Redis; if it is not live, restart it. ready: all its workers accept jobs.
+    Otherwise exits with 3 and prints the reason. live: its main loop runs, also while it loads
+    models or waits for Redis; if it is not live, restart it. ready: all its workers accept jobs.
     """
     from ...daemon.client import control
 

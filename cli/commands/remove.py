@@ -45,7 +45,7 @@ def rm(app: App, jobs: tuple[str, ...]) -> None:
     "--older-than",
     required=True,
     metavar="AGE",
-    help="Least age, since the end of the job: 30d, 12h.",
+    help="Minimum time since the end of the job: 30d, 12h.",
 )
 @click.option(
     "--status",

@@ -23,8 +23,8 @@ _OPTIONS = {n: o for n, o in spec_class("infer").options().items() if n not in _
 def _run(config_file: Path | None, settings: tuple[str, ...], **given: Any) -> int:
     """Complete PROMPT and stream the text.
 
-    Without PROMPT, stdin is the prompt. Ctrl-C cancels. Exits by the job's end: 0 finished,
-    1 failed, 4 stopped.
+    Without PROMPT, stdin is the prompt. Ctrl-C cancels. Exit code: 0 finished, 1 failed,
+    4 stopped.
     """
     app = click.get_current_context().ensure_object(App)
     take_argument("prompt", given, given.pop(ARGUMENT))

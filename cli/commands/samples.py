@@ -28,7 +28,7 @@ def samples(app: App, job: str | None, step: int | None) -> None:
     from ...daemon.runs import events
 
     client = app.client()
-    job_id = client.find(job)
+    job_id = client.find(job, is_training=True)
     found: Mapping[str, Any] | None = None
     for event in events.read(client.rundir(job_id).events):
         if event["type"] == "step" and event.get("samples") and step in (None, event["step"]):

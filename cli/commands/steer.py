@@ -46,7 +46,7 @@ def kill(app: App, job: str | None) -> None:
 @click.option(
     "--release",
     is_flag=True,
-    help="Save and end the process, to free its memory: for a pause of days, or over a restart.",
+    help="Save and end the process, to free its memory: for a long pause or across a restart.",
 )
 @common_options
 @click.pass_obj

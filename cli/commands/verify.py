@@ -38,7 +38,7 @@ def verify_resume(app: App, job: str | None, steps: int) -> int:
     from ...daemon.client.verify_resume import verify
 
     client = app.client()
-    job_id = client.find(job)
+    job_id = client.find(job, is_training=True)
     verdict = verify(client, job_id, steps=steps, report=note)
     if app.as_json:
         render.json_line(

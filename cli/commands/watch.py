@@ -33,9 +33,8 @@ EXIT_CODES = {"finished": 0, "failed": 1, "stopped": 4, "canceled": 4}
 def tail(app: App, job: str | None, samples: bool) -> int:
     """Follow JOB until it ends.
 
-    Shows its events from the first one on. Ctrl-C leaves the job running. Exits by the job's end:
-    0 finished, 1 failed, 4 stopped. A curriculum is followed from stage to stage, a sweep by its
-    progress.
+    Shows its events from the first one on. Ctrl-C leaves the job running. Exit code: 0 finished,
+    1 failed, 4 stopped. A curriculum is followed from stage to stage, a sweep by its progress.
     """
     client = app.reader()
     job_id = client.find_any(job)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_ENVELOPE = {"seq", "execution", "type", "step", "steps_total"}  # of an event, beside its metrics
+_ENVELOPE = {
+    "seq",
+    "execution",
+    "type",
+    "step",
+    "steps_total",
+}  # fields of an event that are no metrics
 
 
 def columns_of(events: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -146,13 +146,13 @@ class ClientConnection:
             return Unavailable(f"no daemon runs in {self.home.path}: start it with `warmd start`")
         return Unavailable(f"no Redis at {redacted_url(self.url)}: {error}")
 
-    def find(self, text: str | None) -> str:
+    def find(self, text: str | None, *, is_training: bool = False) -> str:
         """Return the id of the job that an id or a unique prefix of one names.
 
-        `-` or None is the latest job submitted from the command line, never an HTTP request.
-        Raises SpecError and NotFound.
+        `-` or None is the latest job submitted from the command line, never an HTTP request; with
+        `is_training`, the latest training job. Raises SpecError and NotFound.
         """
-        return self.lookup.find(text)
+        return self.lookup.find(text, is_training=is_training)
 
     def rundir(self, job_id: str) -> RunDir:
         """Return the run directory of a job, as it is now, but perhaps without weights."""

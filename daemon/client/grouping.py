@@ -26,10 +26,10 @@ class Grouping(Sweeping, Curricula, Resuming, Removing):
         """Return the newest sweeps and curricula, and all active ones, as `group.overview` does."""
         return group.overview((self.home.sweeps, self.home.curricula), newest)
 
-    def find_any(self, text: str | None) -> str:
+    def find_any(self, text: str | None, *, is_training: bool = False) -> str:
         """Return the id of a job or a group, by id, unique prefix or name. As `find`."""
         if text is None or text == "-":
-            return self.find(text)
+            return self.find(text, is_training=is_training)
         parents = (self.home.sweeps, self.home.curricula)
         folders = [
             GroupFolder(parent, one) for parent in parents for one in group.group_ids(parent)

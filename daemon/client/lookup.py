@@ -11,7 +11,7 @@ from typing import Any
 
 import redis
 
-from ...configs.queues import QUEUES
+from ...configs.queues import QUEUES, TRAIN
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, NotFound, SpecError
 from ..queue import index_builder, job_index, listing
@@ -48,14 +48,14 @@ class Lookup:
         index_builder.ensure(self._store.connection, self._runs)
         return self._store.connection
 
-    def find(self, text: str | None) -> str:
+    def find(self, text: str | None, *, is_training: bool = False) -> str:
         """Return the id of the job that an id, a unique prefix of one or a unique name names.
 
-        `-` or None is the latest job submitted from the command line, never an HTTP request.
-        Raises SpecError and NotFound.
+        `-` or None is the latest job submitted from the command line, never an HTTP request; with
+        `is_training`, the latest training job. Raises SpecError and NotFound.
         """
         if text is None or text == "-":
-            return self.latest()
+            return self.latest(_training_kinds() if is_training else None)
         if not is_id_prefix(text):
             if labels.is_name(text):
                 return self._named(text)
@@ -245,6 +245,10 @@ def _queues_of(kinds: Collection[str] | None) -> tuple[tuple[str, ...], bool]:
     queues = {spec_class(kind).queue for kind in kinds if kind in KINDS}
     of_queues = {kind for kind in KINDS if spec_class(kind).queue in queues}
     return tuple(name for name in QUEUES if name in queues), of_queues <= set(kinds)
+
+
+def _training_kinds() -> list[str]:
+    return [name for name in KINDS if spec_class(name).queue == TRAIN]
 
 
 def _first(ids: list[str]) -> str:

@@ -42,7 +42,7 @@ def main() -> None:
     home = Home(Path(sys.argv[1]))
     remote = None if settings.runs is None else RemoteRuns(home, settings.runs)
     store = JobStore(keys.connect(settings.url), remote)
-    problems: dict[str, str] = {}  # of the latest turn, by group
+    problems: dict[str, str] = {}  # of the latest iteration, by group
     while found := list(_active(home, store)):
         for group_id, advance in found:
             problem = ""

@@ -1,3 +1,7 @@
-"""This machine: the home folder, sockets between processes, their parents and children, memory,
-and model files with their downloads. Shared by all processes of a daemon; imports no torch.
+"""This machine: what all processes of a daemon share. Imports no torch.
+
+- the home folder (`home`), and the set of models to keep warm (`warm_set`)
+- messages between processes (`messages`, `channel`, `heartbeat`), their parents and children
+- model files, images and downloads
+- memory, installed versions, labels of the machine, systemd
 """

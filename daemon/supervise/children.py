@@ -104,6 +104,12 @@ class Child:
     def has_died(self) -> bool:
         return self.process is not None and self.process.poll() is not None
 
+    def kill(self) -> None:
+        """Kill it and wait until it has ended; does nothing if it was never started."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
     def cannot_stay_up(self) -> bool:
         """Count a death; return whether the daemon should give up."""
         assert self.process is not None

@@ -142,9 +142,9 @@ def _status(supervisor: Supervisor) -> dict[str, Any]:
         "workers": _workers(supervisor, zygote.pop("horses")),
         "zygote": {"state": "ready", **zygote},
         "http": {
-            "pid": supervisor.gateway.pid,
-            "url": supervisor.gateway.url,
-            "problem": supervisor.gateway.problem,
+            "pid": supervisor.services.gateway.pid,
+            "url": supervisor.services.gateway.url,
+            "problem": supervisor.services.gateway.problem,
         },
     }
 
@@ -175,7 +175,7 @@ def _redis(supervisor: Supervisor) -> dict[str, Any]:
     info: Any = supervisor.connection.info()
     return {
         "kind": info.get("server_name", "redis"),
-        "embedded": supervisor.redis is not None,
+        "embedded": supervisor.redis.embedded is not None,
         "version": info.get("valkey_version", info["redis_version"]),
         "url": redacted_url(supervisor.url),
         "pid": info.get("process_id"),

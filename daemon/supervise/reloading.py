@@ -82,7 +82,7 @@ class Reloading:
         self._start_zygote = start_zygote
 
     def request(self) -> None:
-        """Begin at the next turn of the main loop. Raises Conflict."""
+        """Begin in the next iteration of the main loop. Raises Conflict."""
         if self.stage in ("requested", "starting") or self.incoming:
             raise Conflict("the daemon reloads already: see `warmd status`")
         self._upgrades.check_protocol()
@@ -126,6 +126,20 @@ class Reloading:
             case ChildReady() if self.zygote is not None:
                 self.zygote.is_ready = True
 
+    def remove_ended(self, requeue: Callable[[WorkerChild], None]) -> None:
+        """Forget the processes that have ended; `requeue` the jobs of workers among them."""
+        for worker in list(self.incoming):
+            if worker.has_died():
+                self.incoming.remove(worker)
+                self.retired.append(worker)
+                self.problem = f"the new process of {worker.name} ended while it started"
+        for child in list(self.retired):
+            if child.has_died():
+                if isinstance(child, WorkerChild):
+                    requeue(child)  # raises while Redis is unreachable: the next iteration retries
+                log.info("reload: the old process of %s has ended", child.name)
+                self.retired.remove(child)
+
     def fail(self, problem: str) -> None:
         """Keep the old processes."""
         if self.stage == "failed":
@@ -136,6 +150,11 @@ class Reloading:
             self.zygote.process.kill()
             self.retired.append(self.zygote)
         self.zygote = None
+
+    @property
+    def leaving_workers(self) -> list[WorkerChild]:
+        """The workers that have been replaced, or are to replace others."""
+        return [child for child in self.children if isinstance(child, WorkerChild)]
 
     @property
     def children(self) -> list[Child]:

@@ -8,23 +8,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
-import selectors
-import signal
-import socket
 import time
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
-from typing import Any
 
 import redis
 
 from ... import __version__
 from ...configs.config import DaemonConfig
-from ...configs.memory import memory_bytes
 from ...jobs.errors import Conflict, Unavailable, WarmdError
-from ..host import downloads, installed
+from ..host import installed
 from ..host.home import Home
 from ..host.messages import (
     RETIRE,
@@ -32,37 +26,29 @@ from ..host.messages import (
     BootProgress,
     ChildReady,
     Failure,
-    GatewaySettings,
-    GroupSettings,
-    HorsePlan,
     JobsHeld,
-    LocalModel,
     Message,
     ModelsLoaded,
-    NotifierSettings,
-    UploaderSettings,
-    WantedModel,
-    WorkerSettings,
-    ZygoteSettings,
 )
 from ..host.systemd import STOPPING, ServiceManager
 from ..host.warm_set import WarmSet
-from ..queue import keys, runs_owner, totals
+from ..queue import keys, totals
 from ..queue.due import DueJobs
 from ..queue.jobs import JobStore
-from ..queue.lease import LEASE_S
 from ..runs.rundir import remove_stale_staging
-from ..store.bucket import StoreUnavailable
 from ..store.remote import RemoteRuns
 from ..sweeps import group
-from .children import MAX_QUICK_KILLS, Child, GatewayChild, OptionalChild, WorkerChild
+from .children import Child, WorkerChild
 from .control_server import ControlServer
+from .launching import Launcher, download_models
 from .membership import Membership
 from .orphans import Orphans
-from .redis_server import EmbeddedRedis, check_redis, find_binary
+from .redis_service import RedisService
 from .reloading import Reloading, Upgrades
 from .retention import Retention
+from .services import Services
 from .shared_flags import SharedFlags
+from .wakeups import Wakeups
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +57,6 @@ HandleRequest = Callable[["Supervisor", Message], Message]
 
 _TICK_S = 1.0  # maximum duration of one wait; a message, a dead child or a signal ends it
 _REDIS_TIMEOUT_S = 1.0  # for a reply; it blocks the main loop
-_DEFAULT_BUDGET = 0.7  # of the machine's memory
 
 
 class Supervisor:
@@ -99,13 +84,19 @@ class Supervisor:
         self._manager = manager
         self.looped_at = time.monotonic()  # latest iteration of the main loop
         self.failure: str | None = None
-        self.redis: EmbeddedRedis | None = None
-        self._failed_restarts = 0  # of Redis, in a row
-        self.url = config.redis_url or self.home.redis_url
-        self.connection = keys.connect_once(self.url, timeout_s=_REDIS_TIMEOUT_S)
-        self.is_redis_down = False  # as of the last command
         runs = config.run_store
         remote = None if runs is None else RemoteRuns(self.home, runs)
+        count_restart = self._count_restart
+        self.redis = RedisService(config, self.home, remote, partial(count_restart, "redis"))
+        self.url = self.redis.url
+        self.connection = keys.connect_once(self.url, timeout_s=_REDIS_TIMEOUT_S)
+        self.is_redis_down = False  # as of the last command
+        self._wakeups = Wakeups()
+        selector = self._wakeups.selector
+        self._launcher = Launcher(config, self.home, self.url, selector)
+        self.services = Services(
+            config, self.home, self.url, selector, partial(count_restart, "gateway")
+        )
         self.store = JobStore(self.connection, remote)
         self._orphans = Orphans(self.store, self.home)
         self._due = DueJobs(self.store)
@@ -120,14 +111,9 @@ class Supervisor:
         self.zygote = Child("zygote")
         self.workers = [WorkerChild(worker) for worker in config.workers]
         self.node = Membership(self.store, config, self.home, self.workers)
-        self.gateway = GatewayChild()
-        self.notifier = OptionalChild("notify")
-        self.groups = OptionalChild("groups")
-        self.uploader = OptionalChild("store")
         self.upgrades = Upgrades()
         self.reloading = Reloading(self.upgrades, self._start_next_zygote)
         self.warm_set = WarmSet(self.home, config.models, flags.run_id)
-        self._selector = selectors.DefaultSelector()
         self.is_warm = False
 
     # --- main loop --------------------------------------------------------------------------
@@ -139,8 +125,8 @@ class Supervisor:
         self.home.create()
         lock = self.home.lock()
         try:
-            self._wake_on_signals()
-            self._start_redis()
+            self._wakeups.on_signals(self._on_stop_signal)
+            self.report(self.redis.start(was_warm=self._flags.was_warm))
             self._write_state()
             self.warm_set.write()
             control = ControlServer(self.home.control_socket, self._handle)
@@ -151,13 +137,13 @@ class Supervisor:
                     self._count_restart("supervisor")
                 else:
                     self.node.join()
-                self._start_uploader_if_due()
+                self.services.start_uploader_if_due()
                 if self.workers:
                     self._start_zygote()
                 else:
                     self._become_warm()
-                self._start_gateway_if_due()
-                self._start_notifier_if_due()
+                self.services.start_gateway_if_due()
+                self.services.start_notifier_if_due()
                 for parent in (self.home.sweeps, self.home.curricula):
                     group.finish_removals(parent)
                 self._retention.start(self.node.election.was_leader)
@@ -171,8 +157,7 @@ class Supervisor:
             finally:
                 control.close()
         finally:
-            if self.redis is not None:
-                self.redis.stop()
+            self.redis.stop()
             os.close(lock)
         if self.failure is not None:
             raise Unavailable(self.failure)
@@ -183,51 +168,36 @@ class Supervisor:
         self._flags.set_stop_requested()
         if self.stopping != "now":
             self.stopping = how
-        self._wake()
+        self._wakeups.wake()
 
     def reload(self) -> None:
         """Request that new processes replace zygote and workers. Raises Conflict."""
         if not self.is_warm or self.stopping is not None:
             raise Conflict("the daemon is starting or stopping: try again in a few seconds")
         self.reloading.request()
-        self._wake()
+        self._wakeups.wake()
 
-    def _wake(self) -> None:
-        os.write(self._waker.fileno(), b"x")
-
-    def _wake_on_signals(self) -> None:
-        wake, self._waker = socket.socketpair()
-        wake.setblocking(False)
-        self._waker.setblocking(False)
-        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        for sig in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(sig, self._on_stop_signal)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        self._selector.register(wake, selectors.EVENT_READ, lambda: wake.recv(4096))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
-
-    def _on_stop_signal(self, *_: Any) -> None:
+    def _on_stop_signal(self) -> None:
         self._flags.set_stop_requested()
         self.stopping = self.stopping or "drain"
 
     def _tick(self) -> None:
         """One iteration: handle the children's messages, restart dead ones, queue due jobs."""
         self._note_iteration()
-        self._handle_messages(_TICK_S)
+        self._wakeups.wait(_TICK_S)
         if self.stopping is not None:
             return
         try:
             self._kill_hung_children()
-            self._start_gateway_if_due()
-            self._start_notifier_if_due()
-            self._start_uploader_if_due()
+            self.services.start_gateway_if_due()
+            self.services.start_notifier_if_due()
+            self.services.start_uploader_if_due()
             self._restart_dead_children()
             self._advance_reload()
             self.upgrades.log_if_due()
             self._take_part()
             if self.is_warm:
-                self._start_groups_if_due()
+                self.services.start_groups_if_due()
             self.is_redis_down = False
         except redis.RedisError as error:
             self.is_redis_down = True
@@ -246,44 +216,12 @@ class Supervisor:
         if self.node.has_left():
             self.stop("drain")
 
-    def _handle_messages(self, timeout_s: float) -> None:
-        for key, _ in self._selector.select(timeout_s):
-            key.data()
-
     def _fail(self, reason: str) -> None:
         log.error("supervisor: %s", reason)
         self.failure = reason
         self.stopping = "drain"
 
     # --- starting ---------------------------------------------------------------------------
-
-    def _start_redis(self) -> None:
-        begun = time.perf_counter()
-        if self.config.redis_url is None:
-            self.redis = EmbeddedRedis(self.home, find_binary(self.config.server_binary))
-            self.redis.start()
-        with keys.connect(self.url) as connection:  # with a timeout for a remote Redis
-            check_redis(connection, self.config.redis_url)
-            if self.redis is None:
-                self._claim_runs(connection)
-            info: Any = connection.info("memory")
-        self.report(
-            BootProgress(
-                "server",
-                True,
-                name="embedded" if self.redis else "external",
-                seconds=time.perf_counter() - begun,
-                memory_bytes=info.get("used_memory_rss"),
-            )
-        )
-
-    def _claim_runs(self, connection: redis.Redis) -> None:
-        try:
-            runs_owner.claim(connection, self.home, self.store.remote)
-        except StoreUnavailable as error:
-            if not self._flags.was_warm:  # else it was right before, and jobs can wait
-                raise
-            log.error("supervisor: %s", error)
 
     def _start_zygote(self) -> None:
         self._start_zygote_as(self.zygote, is_next=False)
@@ -299,28 +237,11 @@ class Supervisor:
             elif child is self.reloading.zygote:
                 self.reloading.handle(message)
 
-        settings = self._zygote_settings(is_next=is_next)
-        if settings is not None:
-            child.start(
-                self._selector, "warmd.daemon.fork.zygote", self.home, settings, on_message=handle
-            )
-
-    def _zygote_settings(self, *, is_next: bool) -> ZygoteSettings | None:
-        """The warm models, downloaded, for a new zygote; None if the daemon stops meanwhile."""
-        models = []
-        for model in self.warm_set.models():
-            is_required = self.warm_set.is_required(model.name)
-            try:
-                folder = downloads.ensure_folder(model, is_canceled=self._is_stopping)
-                models.append(WantedModel(LocalModel(model, str(folder)), is_required))
-            except WarmdError as error:
-                if self.stopping is not None:
-                    return None
-                if is_required and not self._flags.was_warm:
-                    raise
-                log.error("zygote: %s", error)
-        budget = self.config.memory_budget_bytes or int(memory_bytes() * _DEFAULT_BUDGET)
-        return ZygoteSettings(budget, models, self._standbys(), is_next)
+        models = download_models(
+            self.warm_set, must_have=not self._flags.was_warm, is_canceled=self._is_stopping
+        )
+        if self.stopping is None:
+            self._launcher.start_zygote(child, models, handle, is_next=is_next)
 
     def _note_iteration(self) -> None:
         """Note, for probes and systemd's watchdog, that the main loop does not hang."""
@@ -331,14 +252,6 @@ class Supervisor:
         """Polled while the main loop waits for a download, which may take hours."""
         self._note_iteration()
         return self.stopping is not None
-
-    def _standbys(self) -> list[HorsePlan]:
-        workers = (worker.config for worker in self.workers)
-        return [
-            HorsePlan(worker.device, worker.gpu_memory, worker.niceness)
-            for worker in workers
-            if worker.standby
-        ]
 
     def _on_zygote_message(self, message: Message) -> None:
         match message:
@@ -371,67 +284,12 @@ class Supervisor:
         self._flags.set_warm()
         self.report(Booted(os.getpid()))
 
-    def _start_gateway_if_due(self) -> None:
-        if self.config.http_port is not None and self.gateway.must_start():
-            if self.gateway.started:
-                self._count_restart("gateway")
-            self.gateway.start(
-                self._selector,
-                "warmd.daemon.gateway",
-                self.home,
-                GatewaySettings(self.config.to_json(), self.url),
-                on_message=self.gateway.handle,
-            )
-
-    def _start_notifier_if_due(self) -> None:
-        if self.config.notify is not None and self.notifier.must_start():
-            self.notifier.start(
-                self._selector,
-                "warmd.daemon.notify",
-                self.home,
-                NotifierSettings(self.config.notify, list(self.config.notify_on)),
-                on_message=lambda _: None,
-            )
-
-    def _start_uploader_if_due(self) -> None:
-        if self.config.run_store is not None and self.uploader.must_start():
-            self.uploader.start(
-                self._selector,
-                "warmd.daemon.store",
-                self.home,
-                UploaderSettings(self.config.run_store),
-                on_message=lambda _: None,
-            )
-
-    def _start_groups_if_due(self) -> None:
-        parents = (self.home.sweeps, self.home.curricula)
-        if self.groups.must_start() and any(map(group.active, parents)):
-            self.groups.start(
-                self._selector,
-                "warmd.daemon.curriculum",
-                self.home,
-                GroupSettings(self.url, self.config.run_store),
-                on_message=lambda _: None,
-            )
-
     def _start_worker(self, worker: WorkerChild) -> None:
-        worker.redis_name = f"{worker.name}:{self.home.key}:{secrets.token_hex(3)}"
-        worker.start(
-            self._selector,
-            "warmd.daemon.work.worker",
-            self.home,
-            WorkerSettings(
-                config=worker.config,
-                url=self.url,
-                name=worker.redis_name,
-                # The embedded Redis has only this daemon's workers, whose deaths it notices.
-                is_shared=self.config.is_shared,
-                lease_s=LEASE_S,
-                labels=self.node.labels,
-                max_jobs=self.node.jobs_left,
-                runs=self.config.run_store,
-            ),
-            on_message=partial(self._on_worker_message, worker),
+        self._launcher.start_worker(
+            worker,
+            self.node.labels,
+            self.node.jobs_left,
+            partial(self._on_worker_message, worker),
         )
 
     # --- reloading --------------------------------------------------------------------------
@@ -441,17 +299,10 @@ class Supervisor:
         ready = self.reloading.advance()
         if ready is not None:
             self._switch_to(ready)
-        for worker in list(self.reloading.incoming):
-            if worker.has_died():
-                self.reloading.incoming.remove(worker)
-                self.reloading.retired.append(worker)
-                self.reloading.problem = f"the new process of {worker.name} ended while it started"
-        for child in list(self.reloading.retired):
-            if child.has_died():
-                if isinstance(child, WorkerChild):
-                    self._orphans.requeue(child.redis_name, child.config.queue)
-                log.info("reload: the old process of %s has ended", child.name)
-                self.reloading.retired.remove(child)
+        self.reloading.remove_ended(self._requeue_orphans)
+
+    def _requeue_orphans(self, worker: WorkerChild) -> None:
+        self._orphans.requeue(worker.redis_name, worker.config.queue)
 
     def _switch_to(self, zygote: Child) -> None:
         """Let a new zygote take the place of the old one, and replace all workers."""
@@ -488,31 +339,16 @@ class Supervisor:
 
     # --- restarting -------------------------------------------------------------------------
 
-    def _restart_redis_if_dead(self) -> None:
-        if self.redis is not None and self.redis.process is not None:
-            code = self.redis.process.poll()
-            if code is not None:
-                log.error("Redis: ended (%s), restarting it", code)
-                try:
-                    self.redis.start()
-                except Unavailable:
-                    self._failed_restarts += 1
-                    if self._failed_restarts >= MAX_QUICK_KILLS:
-                        raise
-                else:
-                    self._failed_restarts = 0
-                    self._count_restart("redis")
-
     def _kill_hung_children(self) -> None:
         now = time.monotonic()
         # Time in which this process was suspended, for example with the machine, does not count.
         passed_s = min(now - self._checked_at, 2 * _TICK_S)
         self._checked_at = now
-        for child in (*self.workers, *self.reloading.children, self.gateway):
+        for child in (*self.workers, *self.reloading.children, self.services.gateway):
             child.end_if_hung(passed_s)
 
     def _restart_dead_children(self) -> None:
-        self._restart_redis_if_dead()
+        self.redis.restart_if_dead()
         if self.zygote.has_died():
             self._check_death(self.zygote)
             self._start_zygote()
@@ -520,12 +356,12 @@ class Supervisor:
             if worker.has_died():
                 # Requeue first: it raises while Redis is unreachable, and the next iteration tries
                 # again. The death must be counted only once.
-                self._orphans.requeue(worker.redis_name, worker.config.queue)
+                self._requeue_orphans(worker)
                 self._restart_worker(worker)
 
     def _restart_worker(self, worker: WorkerChild) -> None:
         """Start a dead worker again, unless it has ended because the daemon leaves."""
-        self._read_rest()
+        self._wakeups.handle_pending()
         if self.node.leaving is not None or self.node.jobs_left == 0:
             log.info("%s: ended", worker.name)
             worker.process = None
@@ -539,15 +375,10 @@ class Supervisor:
         with contextlib.suppress(redis.RedisError):
             totals.restarted(self.connection, process)
 
-    def _read_rest(self) -> None:
-        """Handle what a child that has died wrote before."""
-        while self._selector.select(0):
-            self._handle_messages(0)
-
     def _check_death(self, child: Child) -> None:
         """Log the death of a child. Raises Unavailable if it is not worth restarting."""
         assert child.process is not None
-        self._read_rest()
+        self._wakeups.handle_pending()
         log.error("%s: ended (%s)", child.name, child.process.returncode)
         self._count_restart("worker" if isinstance(child, WorkerChild) else child.name)
         # A zygote that exits with an error during the first start would fail again. If it was
@@ -566,28 +397,22 @@ class Supervisor:
         log.info("supervisor: stopping (%s)", self.stopping)
         self._manager.notify(STOPPING)
         self._retention.stop()
-        if self.gateway.process is not None:
-            self.gateway.process.terminate()  # it ends its open requests with an error
-        leaving = [c for c in self.reloading.children if isinstance(c, WorkerChild)]
-        workers = [*self.workers, *leaving]
+        if self.services.gateway.process is not None:
+            self.services.gateway.process.terminate()  # it ends its open requests with an error
+        workers = [*self.workers, *self.reloading.leaving_workers]
         running = [w for w in workers if w.process is not None and w.process.poll() is None]
         if self.stopping == "drain":
             self._drain(running)
         for worker in running:
-            assert worker.process is not None
-            if worker.process.poll() is None:
-                worker.process.kill()
-                worker.process.wait()
-        others = (self.gateway, self.notifier, self.groups, self.uploader)
-        for child in (self.zygote, *others, *self.reloading.children):
-            if child.process is not None:
-                child.process.kill()
-                child.process.wait()
+            worker.kill()
+        self.services.kill()
+        for child in (self.zygote, *self.reloading.children):
+            child.kill()
         try:
             self.node.end()
             for worker in workers:
                 if worker.redis_name:
-                    self._orphans.requeue(worker.redis_name, worker.config.queue)
+                    self._requeue_orphans(worker)
         except redis.RedisError as error:
             log.warning("supervisor: jobs will be requeued at the next start: %s", error)
 
@@ -601,10 +426,10 @@ class Supervisor:
             if self.stopping == "now":
                 break
             self._note_iteration()
-            self._handle_messages(0.1)
+            self._wakeups.wait(0.1)
             self._kill_hung_children()
             try:
-                self._restart_redis_if_dead()  # workers need it to requeue their jobs
+                self.redis.restart_if_dead()  # workers need it to requeue their jobs
             except (WarmdError, OSError) as error:
                 log.error("Redis: %s", error)
 

@@ -71,7 +71,7 @@ class GroupFolder:
         shutil.rmtree(removed, ignore_errors=True)
 
     def overview(self) -> dict[str, Any]:
-        """Return what is shown of the group beside others. Raises NotFound and Conflict."""
+        """Return the row of the group in a list of groups. Raises NotFound and Conflict."""
         plan, is_active = self.read_plan(), self.is_active
         with self.reading():
             return {

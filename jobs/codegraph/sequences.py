@@ -38,7 +38,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ..errors import SpecError
-from .python_graph import RELATIONS, Block, Triple
+from .syntax_reader import Block
+from .triples import RELATIONS, Triple
 
 SPECIAL_TOKENS = ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[ENT]", "[REL]")
 PAD_ID, CLS_ID, SEP_ID, MASK_ID, ENT_ID, REL_ID = range(len(SPECIAL_TOKENS))

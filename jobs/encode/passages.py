@@ -14,8 +14,9 @@ from typing import Any
 
 import orjson
 
-from ..codegraph.python_graph import Block, Module, find_sources, read_modules
+from ..codegraph.python_graph import find_sources, read_modules
 from ..codegraph.sequences import Example, build_examples
+from ..codegraph.syntax_reader import Block, Module
 from ..errors import SpecError
 from ..files.documents import check_regular, documents, text_files
 

@@ -1,1 +1,6 @@
-"""Atomic writes of files and folders, and readers of text documents."""
+"""Files on disk, for all packages.
+
+- `atomic`: writes that are whole or invisible after a crash, and locks
+- `jsonl`: JSONL records with the place of each, for error messages
+- `documents`: the text files of a folder
+"""

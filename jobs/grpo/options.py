@@ -42,7 +42,7 @@ _CHECK_S = 1.0  # for rendering and counting the tokens of prompts at submit
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrpoSpec(RecordsSpec, RewardsSpec, EvaluatedSpec, SamplingSpec, LossSpec):
+class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
     """Train a causal language model by GRPO: groups of completions, scored by reward functions."""
 
     kind: ClassVar[str] = "grpo"

@@ -163,7 +163,7 @@ class _Cache:
             layers.append(store)
 
     def keep(self, going: Tensor) -> None:
-        """Drop the rows that are not going on: (B,) bool."""
+        """Keep only the rows that are still being generated: (B,) bool."""
         self.keys = [keys[going] for keys in self.keys]
         self.values = [values[going] for values in self.values]
         if self._padding is not None:

@@ -11,8 +11,9 @@ from typing import Any, TypeVar, cast
 import orjson
 from tokenizers.processors import TemplateProcessing
 
-from ..codegraph.python_graph import Module, find_sources, read_modules
+from ..codegraph.python_graph import find_sources, read_modules
 from ..codegraph.sequences import CLS_ID, SEP_ID, build_examples, train_tokenizer
+from ..codegraph.syntax_reader import Module
 from ..data import texts
 from ..data.columns import Columns
 from ..data.corpus import Corpus, Writer, open_or_build, tokenizer_digest

@@ -1,4 +1,4 @@
-"""Copies of GPU tensors for a checkpoint: fast on the device, then to the host beside the training.
+"""Copies of GPU tensors for a checkpoint: fast on the device, then to the host while training runs.
 
 A copy to the host takes seconds for a model of 0.5B, one on the device milliseconds. So training
 waits only for the copy on the device. The thread that writes the checkpoint reads that copy through

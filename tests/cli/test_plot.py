@@ -21,10 +21,10 @@ from warmd.daemon.runs.rundir import RunDir
 from warmd.jobs.errors import Conflict, SpecError
 
 
-def run_dir(home: Path, losses: list[float | None], **fields: Any) -> str:
+def run_dir(home: Path, losses: list[float | None], kind: str = "grpo", **fields: Any) -> str:
     """The run directory of a job that trained so; returns its id."""
     Home(home).create()
-    rundir = RunDir.create(Home(home).runs, "grpo", {"spec": {}})
+    rundir = RunDir.create(Home(home).runs, kind, {"spec": {}})
     with EventLog(rundir.events, execution=1) as log:
         for step, loss in enumerate(losses, start=1):
             log.emit("step", step=step, steps_total=9, loss=loss, **fields)
@@ -54,6 +54,14 @@ def test_the_latest_jobs_loss_and_reward_are_drawn_with_numbers_on_both_axes(hom
     assert lines[14].split() == ["1", "2", "4"]
     assert max(map(len, lines)) <= 80
     assert "\x1b" not in done.out
+
+
+def test_without_a_job_the_latest_training_is_drawn_though_a_model_was_asked_since(home):
+    trained = run_dir(home, [4.0, 3.0, 2.0, 1.0])
+    asked = run_dir(home, [], kind="infer")
+    assert f"at step 4  {trained}" in plot(home).out
+    assert f"at step 4  {trained}" in plot(home, "-").out
+    assert "no step has ended yet" in plot(home, asked).err
 
 
 def test_plotting_needs_no_redis_and_changes_nothing(home):

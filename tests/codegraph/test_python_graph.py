@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from warmd.jobs.codegraph.python_graph import (
+from warmd.jobs.codegraph.python_graph import build_triples, find_sources, read_modules
+from warmd.jobs.codegraph.triples import (
     RELATIONS,
     Qualifiers,
     Triple,
-    build_triples,
-    find_sources,
-    read_modules,
     read_triples,
     write_triples,
 )

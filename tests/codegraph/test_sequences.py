@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from warmd.jobs.codegraph.python_graph import RELATIONS, Block, Qualifiers, Triple
 from warmd.jobs.codegraph.sequences import (
     CLS_ID,
     ENT_ID,
@@ -22,6 +21,8 @@ from warmd.jobs.codegraph.sequences import (
     relation_id,
     train_tokenizer,
 )
+from warmd.jobs.codegraph.syntax_reader import Block
+from warmd.jobs.codegraph.triples import RELATIONS, Qualifiers, Triple
 from warmd.jobs.errors import SpecError
 
 TEXTS = ["def main(path):\n    return load(path).run()\n" * 3, *RELATIONS * 3, "naïve 数 \t"]

@@ -8,7 +8,7 @@ import pytest
 from cuda_children import child
 
 from warmd.configs.gpus import visible_devices
-from warmd.daemon.fork.horse import _check_device
+from warmd.daemon.fork.before_run import check_device
 from warmd.daemon.fork.placement import Placement
 from warmd.daemon.host.messages import RunJob
 from warmd.daemon.runs.events import EventLog, read
@@ -87,17 +87,17 @@ def test_a_job_does_not_fall_back_to_the_cpu_silently(tmp_path, wanted, began_on
     request = RunJob("j", "w", "", 2, 1, None, 0, None, device=wanted)
     with EventLog(rundir.events, execution=2) as events:
         if message is None:
-            _check_device(request, rundir, events, Placement("cpu"))
+            check_device(request, rundir, events, Placement("cpu"))
         else:
             with pytest.raises(JobFailed, match=message):
-                _check_device(request, rundir, events, Placement("cpu"))
+                check_device(request, rundir, events, Placement("cpu"))
 
 
 def test_a_gpu_that_cannot_be_used_is_reported_once_by_the_job_that_looked_for_one(tmp_path):
     rundir = RunDir(tmp_path)
     request = RunJob("j", "w", "", 1, 1, None, 0, None)
     with EventLog(rundir.events, execution=1) as events:
-        _check_device(request, rundir, events, Placement("cpu", problem="the driver is too old"))
+        check_device(request, rundir, events, Placement("cpu", problem="the driver is too old"))
     [event] = read(rundir.events)
     assert event["message"] == (
         "the GPU cannot be used, computing on the CPU: the driver is too old"

@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,20 +21,6 @@ from warmd.jobs import spec_class
 from warmd.jobs.errors import SpecError
 
 TRAINING = "reinforcement"
-
-
-@pytest.fixture
-def make_gateway(tiny_model: Path) -> Iterator[Callable[..., Gateway]]:
-    made: list[Gateway] = []
-    with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
-
-        def make(**settings: Any) -> Gateway:
-            made.append(Gateway(Path(folder, f"h{len(made)}"), tiny_model, **settings))
-            return made[-1]
-
-        yield make
-        for gateway in made:
-            gateway.close()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,6 @@ def gateway(tiny_model: Path) -> Iterator[Gateway]:
         gateway = Gateway(Path(folder, "home"), tiny_model)
         yield gateway
         gateway.close()
-
-
-@pytest.fixture
-def background() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(8) as pool:
-        yield pool
 
 
 def ask(gateway: Gateway, **options: Any) -> Any:

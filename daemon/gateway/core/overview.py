@@ -1,4 +1,4 @@
-"""What goes on in the daemon: a snapshot, and its changes for everyone who watches.
+"""What happens in the daemon: a snapshot, and its changes for everyone who watches.
 
 One task reads Redis and the daemon for all watchers, and only while there are some: ten open pages
 cost as much as one.

@@ -1,1 +1,5 @@
-"""The dashboard: one page of static files (site/), served by the gateway."""
+"""The dashboard: one page of static files, served by the gateway.
+
+`routes` serves the files of `site/`, which get all their data from the public HTTP API: nothing is
+rendered here.
+"""

@@ -1,0 +1,213 @@
+"""One execution of a job in a horse: prepares what its kind needs, runs it, and reports its end."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ...configs.queues import TRAIN
+from ...jobs import run_function, spec_class
+from ...jobs.context import Context
+from ...jobs.errors import Stopped, WarmdError
+from ...jobs.user_code import tracebacks
+from ...jobs.user_code.modules import own_modules
+from ..host.channel import check_size
+from ..host.messages import JobOutcome, RunJob
+from ..runs import source
+from ..runs.checkpoints import Checkpoints
+from ..runs.events import EventLog
+from ..runs.fence import Fence, Superseded
+from ..runs.rundir import RunDir
+from .activity import ActivityReporter
+from .before_run import check_device, check_processes, choose_threads, warn_of_changed_weights
+from .horse_models import HorseModels
+from .models import WarmModels
+from .placement import Placement
+from .rank_processes import run_in_processes
+from .worker_connection import JobControl
+
+
+@dataclass(frozen=True)
+class Execution:
+    """A requested execution, the orders to it, and where it writes."""
+
+    request: RunJob
+    control: JobControl
+    fence: Fence
+    events: EventLog
+    activity: ActivityReporter
+
+    @property
+    def rundir(self) -> RunDir:
+        return RunDir(self.fence.folder)
+
+
+def execute(
+    execution: Execution,
+    warm: WarmModels,
+    placement: Placement,
+    *,
+    is_resident: bool,
+    hold_files: Callable[[], None],
+) -> JobOutcome:
+    """Run the job; turn every way in which it can end into an event and an outcome.
+
+    `is_resident`: this process runs other jobs too. `hold_files` is called in each further process
+    of the job, to protect the mapped weights there. Raises Superseded.
+    """
+    request, control, events = execution.request, execution.control, execution.events
+    job_id, rundir = request.job_id, execution.rundir
+    try:
+        document = rundir.read_spec()
+        kind = spec_class(document["kind"])
+        names = {}
+        if request.model is not None:
+            names[document["spec"]["model"]] = request.model.config.name
+            warm.attach_in_fork(request.model)
+        models = HorseModels(
+            warm,
+            names,
+            copies=is_resident and kind.queue == TRAIN,
+            takes_adapters=kind.takes_adapters,
+            placement=placement,
+        )
+        # Jobs of queue infer run no user code, and several of them share this process.
+        folders = document.get("python_path", ()) if kind.queue == TRAIN else None
+        with own_modules(folders) if folders is not None else nullcontext():
+            result = _run(document, execution, models, hold_files)
+        check_size(result)
+        rundir.write_result(result, revision=document["revision"], fence=execution.fence)
+        events.emit("finished", result=result, peak_bytes=None if is_resident else _peak_bytes())
+        return JobOutcome(job_id, "finished", result=result)
+    except Stopped as stopped:
+        if not control.stop.is_set():
+            events.emit("stopped", step=stopped.step, reason="reached its last requested step")
+            return JobOutcome(job_id, "stopped", reason="cancel")
+        if control.reason == "drain":
+            events.emit("requeued", step=stopped.step, reason="the daemon stops")
+        elif control.reason == "pause":
+            events.emit("paused", step=stopped.step, released=True)
+        else:
+            events.emit("stopped", step=stopped.step, reason=f"asked to {control.reason}")
+        return JobOutcome(job_id, "stopped", reason=control.reason)
+    except Superseded:
+        raise  # nothing more is written here, not even an event
+    except WarmdError as error:
+        # The error is one line that says what to do; its traceback goes to the log.
+        reason = tracebacks.cut(str(error), tracebacks.MOST_TRACE)
+        cause = error.__cause__
+        trace = tracebacks.trace(cause) if cause else None
+        return _failed(job_id, rundir, events, reason, logged=trace)
+    except BaseException as error:  # also SystemExit: it ends the job, not the horse
+        text = tracebacks.trace(error)
+        reason = tracebacks.reason(error)
+        return _failed(job_id, rundir, events, reason, trace=text, logged=text)
+
+
+def _run(
+    document: dict[str, Any],
+    execution: Execution,
+    models: HorseModels,
+    hold_files: Callable[[], None],
+) -> dict[str, Any]:
+    """Run the job's kind on its spec; return its result."""
+    request, control, events = execution.request, execution.control, execution.events
+    rundir = execution.rundir
+    spec = spec_class(document["kind"]).parse(document["spec"])
+    processes = getattr(spec, "processes", 1)
+    check_processes(processes, request, models.placement)
+    threads = choose_threads(request.threads, models, processes)
+    waited = None
+    if request.enqueued_at:
+        now = time.time() + request.clock_offset_s
+        waited = max(now - request.enqueued_at, 0.0)  # the clock may have been put back
+    checkpoints = Checkpoints(
+        rundir.checkpoints,
+        keep=getattr(spec, "keep", 3),
+        best=getattr(spec, "best", None),
+        fence=execution.fence,
+        on_warning=lambda message: events.emit("warning", message=message),
+    )
+
+    def emit(type: str, /, *, step: int | None = None, **fields: Any) -> None:
+        events.emit(type, step=step, **fields)
+        if type == "begin" and spec.queue == TRAIN:  # by now it has imported its modules
+            _record_source(rundir, events)
+
+    context = Context(
+        job_id=document["id"],
+        run_dir=rundir.path,
+        device=models.placement.device,
+        models=models,
+        checkpoints=checkpoints,
+        emit=emit,
+        stop=control.stop,
+        pause=control.pause,
+        working=execution.activity.working,
+        stop_at=document.get("stop_at"),
+        code_folders=tuple(document.get("python_path", ())),
+        eval_at_stop=bool(document.get("eval_at_stop")),
+        queued_s=waited,
+    )
+    run = partial(run_function(document["kind"]), spec)
+    # None in a resident horse that was forked for another job.
+    fork_s = None if request.forked_at is None else time.monotonic() - request.forked_at
+    weights = models.weights(getattr(spec, "precision", None))
+    check_device(request, rundir, events, models.placement)
+    warn_of_changed_weights(request, rundir, events, weights)
+    events.emit(
+        "started",
+        pid=os.getpid(),
+        device=models.placement.device,
+        threads=threads,
+        queued_s=waited,
+        fork_s=fork_s,
+        weights=weights,
+    )
+    if processes > 1:
+        run = partial(run_in_processes, processes, run, hold_files)
+    try:
+        return {**run(context), "weights": weights}
+    finally:
+        # A stop or an error can leave a save unfinished.
+        checkpoints.settle()
+
+
+def _record_source(rundir: RunDir, events: EventLog) -> None:
+    try:
+        source.record_execution(rundir, events.execution)
+    except OSError as error:
+        events.emit("warning", message=f"source: not kept: {error}")
+
+
+def _failed(
+    job_id: str,
+    rundir: RunDir,
+    events: EventLog,
+    error: str,
+    *,
+    trace: str | None = None,
+    logged: str | None = None,
+) -> JobOutcome:
+    """Report that the job failed; `trace` goes into the event, `logged` into the job's log."""
+    is_logged = True
+    try:
+        events.emit("failed", error=error, traceback=trace)
+        with open(rundir.log, "a") as log_file:
+            log_file.write(logged or "")
+    except OSError:  # a full disk; Redis may still have room for the error
+        is_logged = False
+    return JobOutcome(job_id, "failed", error=trace or error, is_logged=is_logged)
+
+
+def _peak_bytes() -> int:
+    """The most resident memory of this process since its fork, with what it shares."""
+    scale = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale

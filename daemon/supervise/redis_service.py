@@ -1,0 +1,94 @@
+"""The Redis of one daemon: an embedded process, restarted when it dies, or an external one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import redis
+
+from ...configs.config import DaemonConfig
+from ...jobs.errors import Unavailable
+from ..host.home import Home
+from ..host.messages import BootProgress
+from ..queue import keys, runs_owner
+from ..store.bucket import StoreUnavailable
+from ..store.remote import RemoteRuns
+from .children import MAX_QUICK_KILLS
+from .redis_server import EmbeddedRedis, check_redis, find_binary
+
+log = logging.getLogger(__name__)
+
+
+class RedisService:
+    """Starts Redis or checks it, and restarts the embedded one when it dies."""
+
+    def __init__(
+        self,
+        config: DaemonConfig,
+        home: Home,
+        remote: RemoteRuns | None,
+        on_restart: Callable[[], None],
+    ) -> None:
+        """`remote`: the bucket for run directories. `on_restart` is called after each restart."""
+        self.url = config.redis_url or home.redis_url
+        self.embedded: EmbeddedRedis | None = None
+        self._config = config
+        self._home = home
+        self._remote = remote
+        self._on_restart = on_restart
+        self._failed_restarts = 0  # in a row
+
+    def start(self, *, was_warm: bool) -> BootProgress:
+        """Start or check it; return what `warmd start` prints. Raises WarmdError.
+
+        `was_warm`: an earlier supervisor of this daemon has used it already.
+        """
+        begun = time.perf_counter()
+        if self._config.redis_url is None:
+            self.embedded = EmbeddedRedis(self._home, find_binary(self._config.server_binary))
+            self.embedded.start()
+        with keys.connect(self.url) as connection:  # with a timeout for a remote Redis
+            check_redis(connection, self._config.redis_url)
+            if self.embedded is None:
+                self._claim_runs(connection, was_warm)
+            info: Any = connection.info("memory")
+        return BootProgress(
+            "server",
+            True,
+            name="embedded" if self.embedded else "external",
+            seconds=time.perf_counter() - begun,
+            memory_bytes=info.get("used_memory_rss"),
+        )
+
+    def restart_if_dead(self) -> None:
+        """Restart the embedded Redis. Raises Unavailable if that fails, or fails too often."""
+        if self.embedded is None or self.embedded.process is None:
+            return
+        code = self.embedded.process.poll()
+        if code is None:
+            return
+        log.error("Redis: ended (%s), restarting it", code)
+        try:
+            self.embedded.start()
+        except Unavailable:
+            self._failed_restarts += 1
+            if self._failed_restarts >= MAX_QUICK_KILLS:
+                raise
+        else:
+            self._failed_restarts = 0
+            self._on_restart()
+
+    def stop(self) -> None:
+        if self.embedded is not None:
+            self.embedded.stop()
+
+    def _claim_runs(self, connection: redis.Redis, was_warm: bool) -> None:
+        try:
+            runs_owner.claim(connection, self._home, self._remote)
+        except StoreUnavailable as error:
+            if not was_warm:  # else it was right before, and jobs can wait
+                raise
+            log.error("supervisor: %s", error)

@@ -1,0 +1,86 @@
+"""The optional processes: gateway, notifier, uploader, and the one of sweeps and curricula.
+
+Jobs run without them, so one that keeps dying is retried for ever and never ends the daemon.
+"""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Callable
+
+from ...configs.config import DaemonConfig
+from ..host.home import Home
+from ..host.messages import (
+    GatewaySettings,
+    GroupSettings,
+    Message,
+    NotifierSettings,
+    UploaderSettings,
+)
+from ..sweeps import group
+from .children import GatewayChild, OptionalChild
+
+
+class Services:
+    """Starts those that the settings ask for, and restarts them with growing delays."""
+
+    def __init__(
+        self,
+        config: DaemonConfig,
+        home: Home,
+        url: str,
+        selector: selectors.BaseSelector,
+        on_restart: Callable[[], None],
+    ) -> None:
+        """`url`: of Redis. `on_restart` is called before each restart of the gateway."""
+        self.gateway = GatewayChild()
+        self._notifier = OptionalChild("notify")
+        self._uploader = OptionalChild("store")
+        self._groups = OptionalChild("groups")
+        self._config = config
+        self._home = home
+        self._url = url
+        self._selector = selector
+        self._on_restart = on_restart
+
+    def start_gateway_if_due(self) -> None:
+        """The HTTP API and the dashboard."""
+        if self._config.http_port is not None and self.gateway.must_start():
+            if self.gateway.started:
+                self._on_restart()
+            settings = GatewaySettings(self._config.to_json(), self._url)
+            self._start(self.gateway, "gateway", settings, self.gateway.handle)
+
+    def start_notifier_if_due(self) -> None:
+        """The process that reports ends and trouble of jobs."""
+        if self._config.notify is not None and self._notifier.must_start():
+            settings = NotifierSettings(self._config.notify, list(self._config.notify_on))
+            self._start(self._notifier, "notify", settings)
+
+    def start_uploader_if_due(self) -> None:
+        """The process that copies run directories to the bucket."""
+        if self._config.run_store is not None and self._uploader.must_start():
+            self._start(self._uploader, "store", UploaderSettings(self._config.run_store))
+
+    def start_groups_if_due(self) -> None:
+        """The process that advances sweeps and curricula; it ends when none is left."""
+        parents = (self._home.sweeps, self._home.curricula)
+        if self._groups.must_start() and any(map(group.active, parents)):
+            settings = GroupSettings(self._url, self._config.run_store)
+            self._start(self._groups, "curriculum", settings)
+
+    def kill(self) -> None:
+        """Kill all of them, and wait until they have ended."""
+        for child in (self.gateway, self._notifier, self._groups, self._uploader):
+            child.kill()
+
+    def _start(
+        self,
+        child: OptionalChild,
+        package: str,
+        settings: Message,
+        on_message: Callable[[Message], None] = lambda _: None,
+    ) -> None:
+        child.start(
+            self._selector, f"warmd.daemon.{package}", self._home, settings, on_message=on_message
+        )

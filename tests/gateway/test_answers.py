@@ -1,0 +1,193 @@
+"""Answers over HTTP: text, chats, streams, and how jobs that fail or restart are reported."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+from gateway_requests import ask, openai_messages, refusal
+from waiting import wait_until
+
+
+def test_completion_has_the_text_of_its_job(gateway, background):
+    answer = background.submit(ask, gateway, "one", max_tokens=7, stop=["x"], temperature=0.5)
+    job = gateway.take()
+    assert {k: job.spec[k] for k in ("model", "prompt", "max_tokens", "stop", "temperature")} == {
+        "model": "tiny",
+        "prompt": "one",
+        "max_tokens": 7,
+        "stop": ["x"],
+        "temperature": 0.5,
+    }
+    job.finish(" two")
+    completion = answer.result(10)
+    assert completion.choices[0].text == " two"
+    assert completion.choices[0].finish_reason == "stop"
+    assert completion.usage.total_tokens == 5
+    assert completion.usage.prompt_tokens_details.cached_tokens == 1
+
+
+def test_chat_passes_its_messages_to_the_job_and_responds_in_openais_shape(gateway, background):
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
+    ]
+    chat = gateway.openai().chat.completions.create
+    answer = background.submit(chat, model="tiny", messages=messages, n=2, seed=5)
+    job = gateway.take()
+    assert openai_messages(job.spec["messages"]) == messages
+    assert (job.spec["n"], job.spec["seed"]) == (2, 5)
+    job.finish("Hi", "Ho")
+    completion = answer.result(10)
+    assert [choice.message.content for choice in completion.choices] == ["Hi", "Ho"]
+    assert completion.choices[1].message.role == "assistant"
+
+
+def test_stream_sends_text_as_it_is_generated_and_usage_last(gateway, background):
+    stream = gateway.openai().chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "?"}],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    job = gateway.take()
+    chunks = iter(stream)
+    assert next(chunks).choices[0].delta.role == "assistant"
+    for text in ("Hel", "lo"):
+        job.write(text)
+        assert next(chunks).choices[0].delta.content == text
+    job.finish("Hello")
+    ending, usage = list(chunks)
+    assert ending.choices[0].finish_reason == "stop"
+    assert (usage.choices, usage.usage.total_tokens) == ([], 5)
+
+
+def test_every_job_has_its_own_seed(gateway, background):
+    answers = [background.submit(ask, gateway) for _ in range(2)]
+    jobs = [gateway.take() for _ in range(2)]
+    assert jobs[0].spec["seed"] != jobs[1].spec["seed"]
+    for job in jobs:
+        job.finish("x")
+    for answer in answers:
+        answer.result(10)
+
+
+def test_stream_continues_where_it_was_when_its_worker_is_killed(gateway):
+    stream = iter(ask(gateway, stream=True))
+    job = gateway.take()
+    job.write("one ")
+    assert next(stream).choices[0].text == "one "
+    again = job.die()
+    again.write("on")
+    again.write("e two")
+    assert next(stream).choices[0].text == "two"
+    again.finish("one two")
+    assert [chunk.choices[0].finish_reason for chunk in stream] == ["stop"]
+
+
+def test_stream_ends_with_an_error_when_a_restarted_job_generates_other_text(gateway):
+    stream = iter(ask(gateway, stream=True))
+    job = gateway.take()
+    job.write("one ")
+    next(stream)
+    again = job.die()
+    again.write("uno ")
+    with pytest.raises(openai.APIError, match="was restarted"):
+        next(stream)
+    wait_until(lambda: again.stop_asked == "cancel", timeout_s=5)
+    again.fail("stopped")
+
+
+def test_whole_response_survives_the_worker(gateway, background):
+    answer = background.submit(ask, gateway)
+    job = gateway.take()
+    job.write("lost")
+    job.die().finish("found")
+    assert answer.result(10).choices[0].text == "found"
+
+
+def test_failed_job_is_an_error_that_the_client_does_not_retry(gateway, background):
+    answer = background.submit(ask, gateway, settings={"max_retries": 3})
+    gateway.take().fail("RuntimeError: out of ideas", "Traceback: …")
+    with pytest.raises(openai.InternalServerError, match="out of ideas") as caught:
+        answer.result(10)
+    assert refusal(caught.value)[0] == 500
+    assert gateway.waiting() == []
+
+
+def test_option_that_only_the_worker_can_check_is_a_client_error(gateway, background):
+    answer = background.submit(ask, gateway)
+    gateway.take().fail("prompt: must be at most 64 tokens, got 65")
+    with pytest.raises(openai.BadRequestError) as caught:
+        answer.result(10)
+    assert refusal(caught.value)[1]["param"] == "prompt"
+
+
+def test_failure_after_the_first_byte_is_sent_in_the_stream(gateway):
+    stream = iter(ask(gateway, stream=True))
+    job = gateway.take()
+    job.write("so f")
+    next(stream)
+    job.fail("ZeroDivisionError: division by zero", "Traceback: …")
+    with pytest.raises(openai.APIError, match="division by zero"):
+        next(stream)
+
+
+def test_canceled_job_is_an_error(gateway, background):
+    answer = background.submit(ask, gateway)
+    (job_id,) = wait_until(gateway.waiting)
+    gateway.client.cancel(job_id)
+    with pytest.raises(openai.ConflictError, match="canceled"):
+        answer.result(10)
+
+
+def test_sixty_four_concurrent_requests_each_get_their_own_response(make_gateway):
+    gateway = make_gateway()
+    with ThreadPoolExecutor(64) as pool:
+        answers = {n: pool.submit(ask, gateway, f"{n}") for n in range(64)}
+        for _ in range(64):
+            job = gateway.take()
+            job.write("x")
+            job.finish(f"answer {job.spec['prompt']}")
+        for n, answer in answers.items():
+            assert answer.result(30).choices[0].text == f"answer {n}"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_requested_actions_are_part_of_the_choice(gateway, background, stream):
+    found = {"thought": None, "screen": [800, 600], "actions": [{"type": "wait"}], "errors": []}
+
+    def ask() -> Any:
+        answer = gateway.openai().chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "?"}],
+            stream=stream,
+            extra_body={"actions": "ui-tars", "screen": "800x600"},
+        )
+        return list(answer)[-1] if stream else answer
+
+    answer = background.submit(ask)
+    job = gateway.take()
+    assert (job.spec["actions"], job.spec["screen"]) == ("ui-tars", "800x600")
+    text = "Action: wait()"
+    choice = {"index": 0, "text": text, "finish_reason": "stop", "actions": found}
+    job.finish(text, choices=[choice])
+    assert answer.result(10).choices[0].actions == found
+
+
+def test_waiting_requests_do_not_hold_a_thread_each(gateway, background):
+    import psutil
+
+    process = psutil.Process(gateway.process.pid)
+    answers = [background.submit(ask, gateway, f"{n}") for n in range(4)]
+    wait_until(lambda: len(gateway.waiting()) == 4)
+    threads = process.num_threads()
+    assert threads <= 20  # the pool and the loop
+    for _ in range(4):
+        gateway.take().finish("x")
+    for answer in answers:
+        answer.result(10)
+    assert threading.active_count() < 20

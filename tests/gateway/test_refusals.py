@@ -1,0 +1,174 @@
+"""Requests that are refused, in OpenAI's words."""
+
+from __future__ import annotations
+
+import httpx2 as httpx
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": "1", "model": "nope"}, "model"),
+        ({"prompt": "1", "model": "/etc"}, "model"),
+        ({"prompt": "1", "temperature": -1}, "temperature"),
+        ({"prompt": "1", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "1", "max_tokens": 10_000}, "max_tokens"),
+        ({"prompt": "1", "logprobs": 6}, "logprobs"),
+        ({"prompt": "1", "tempreature": 1}, "tempreature"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": ["1", 2]}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({}, "prompt"),
+    ],
+)
+def test_invalid_request_is_refused_with_the_name_of_the_field(gateway, body, param):
+    answer = httpx.post(f"{gateway.url}/v1/completions", json={"model": "tiny", **body})
+    error = answer.json()["error"]
+    assert answer.status_code == (404 if body.get("model") else 400)
+    assert error["param"].split(".")[0] == param
+    assert gateway.waiting() == []
+
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "?"}]}
+
+
+PROMPT = {"model": "tiny", "prompt": "1"}
+
+
+TUNING = {"model": "tiny", "training_file": "arithmetic"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("chat/completions", {**CHAT, "tools": [{}]}, "tools: not supported"),
+        ("chat/completions", {**CHAT, "functions": [{}]}, "functions: not supported"),
+        ("chat/completions", {**CHAT, "tool_choice": "required"}, "tool_choice: not supported"),
+        ("chat/completions", {**CHAT, "top_logprobs": 2}, "top_logprobs: must go with logprobs"),
+        (
+            "chat/completions",
+            {**CHAT, "logprobs": True, "top_logprobs": 21},
+            "top_logprobs: must be less than or equal to 20, got 21",
+        ),
+        ("chat/completions", {**CHAT, "reasoning_effort": "low"}, "reasoning_effort: not supp"),
+        ("chat/completions", {**CHAT, "verbosity": "low"}, "verbosity: not supported"),
+        ("chat/completions", {**CHAT, "modalities": ["audio"]}, "modalities: not supported"),
+        ("chat/completions", {**CHAT, "service_tier": "priority"}, "service_tier: not supported"),
+        (
+            "chat/completions",
+            {"model": "tiny", "messages": [{"role": "user", "content": "?", "name": "Ada"}]},
+            "messages.0.name: not supported",
+        ),
+        ("chat/completions", {**CHAT, "topp": 1}, "topp: unknown or not supported"),
+        (
+            "completions",
+            {**PROMPT, "logprobs": 6},
+            "logprobs: must be less than or equal to 5, got 6",
+        ),
+        ("completions", {**PROMPT, "best_of": 2}, "best_of: not supported"),
+        ("completions", {**PROMPT, "max_tokens": 0}, "max_tokens: must be at least 1 without echo"),
+        ("completions", {**PROMPT, "prompt": []}, "prompt: must have at least 1 item"),
+        ("completions", {**PROMPT, "prompt": ["1", 2]}, "prompt.1: must be a valid string, got 2"),
+        ("completions", {**PROMPT, "prompt": [1, -2]}, "prompt.1: must be greater than or equal"),
+        ("completions", {**PROMPT, "top_p": "1"}, "top_p: must be a valid number, got '1'"),
+        ("completions", {"model": "tiny"}, "prompt: must be given"),
+        ("embeddings", {"model": "tiny", "input": "1", "dimensions": 8}, "dimensions: not supp"),
+        (
+            "fine_tuning/jobs",
+            {**TUNING, "hyperparameters": {"n_epochs": 1}},
+            "hyperparameters: not supported: use method.TYPE.hyperparameters",
+        ),
+        (
+            "fine_tuning/jobs",
+            {
+                **{"model": "tiny", "training_file": "stdlib"},
+                **{"method": {"type": "mlm"}, "validation_file": "f"},
+            },
+            "validation_file: must be left out for mlm, got a file",
+        ),
+        (
+            "fine_tuning/jobs",
+            {**TUNING, "validation_file": "f"},
+            "validation_file: must be the id of an uploaded file",
+        ),
+        (
+            "fine_tuning/jobs",
+            {**TUNING, "integrations": [{"type": "wandb", "wandb": {"project": "p"}}]},
+            "integrations[0]: must be configured: set report_to: [wandb] in defaults.grpo",
+        ),
+        (
+            "fine_tuning/jobs",
+            {**TUNING, "integrations": [{"type": "other"}]},
+            "integrations[0].type: must be wandb, got 'other'",
+        ),
+        (
+            "fine_tuning/jobs",
+            {**TUNING, "method": {"type": "mlm", "mlm": {"grader": {}}}},
+            "method.mlm.grader: unknown or not supported",
+        ),
+        (
+            "fine_tuning/jobs",
+            {**TUNING, "method": {"type": "mlm", "reinforcement": {}}},
+            "method.reinforcement: unknown or not supported",
+        ),
+    ],
+)
+def test_unsupported_field_is_refused_in_openais_words(gateway, path, body, message):
+    answer = httpx.post(f"{gateway.url}/v1/{path}", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(message)
+    assert gateway.waiting() == []
+
+
+def test_unknown_query_and_form_fields_are_refused(gateway):
+    query = httpx.get(f"{gateway.url}/v1/fine_tuning/jobs", params={"metadata[a]": "b"})
+    form = httpx.post(
+        f"{gateway.url}/v1/files",
+        files={"file": ("a.jsonl", b"{}")},
+        data={"purpose": "fine-tune", "expires_after[seconds]": "3600"},
+    )
+    assert [(r.status_code, r.json()["error"]["message"]) for r in (query, form)] == [
+        (400, "metadata[a]: unknown or not supported"),
+        (400, "expires_after[seconds]: unknown or not supported"),
+    ]
+
+
+def test_defaults_of_unsupported_fields_and_fields_about_the_request_are_accepted(
+    gateway, background
+):
+    defaults = {
+        "frequency_penalty": 0,
+        "logit_bias": {},
+        "logprobs": False,
+        "modalities": ["text"],
+        "parallel_tool_calls": True,
+        "reasoning_effort": "none",
+        "service_tier": "auto",
+        "tool_choice": "auto",
+        "tools": [],
+    }
+    about = {"user": "u", "metadata": {"a": "b"}, "store": True, "prompt_cache_key": "k"}
+    answer = background.submit(
+        httpx.post, f"{gateway.url}/v1/chat/completions", json={**CHAT, **defaults, **about}
+    )
+    gateway.take().finish("x")
+    assert answer.result(10).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b"\xff", b'{"model": "tiny", "prompt": "\\ud800"}', b"[" * 100_000, b'"a"', b"NaN"],
+)
+def test_body_that_is_not_a_json_object_is_refused(gateway, body):
+    headers = {"content-type": "application/json"}
+    answer = httpx.post(f"{gateway.url}/v1/completions", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_errors_for_unknown_path_and_method_have_openais_shape(gateway):
+    for method, path, status in (("GET", "/nowhere", 404), ("GET", "/v1/completions", 405)):
+        answer = httpx.request(method, gateway.url + path)
+        assert answer.status_code == status
+        assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
