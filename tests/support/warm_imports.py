@@ -1,4 +1,4 @@
-"""Imports all that a job needs, as a zygote does: the processes of `run_apart` are forked from it."""
+"""Imports all that a job needs, as a zygote does: `run_apart` forks its processes from here."""
 
 import processes  # noqa: F401
 
