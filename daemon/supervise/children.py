@@ -129,17 +129,17 @@ class WorkerChild(Child):
         self.config = config
         self.redis_name = ""
         self.held: list[str] = []  # jobs that it reported last
-        self.taken = 0  # jobs by all its processes
+        self.taken = 0  # number of jobs by all its processes
         self.is_closing = False  # it was asked to take no more jobs
-        self._taken_now = 0  # jobs by the present one
+        self._taken_now = 0  # number of jobs by the current one
 
     def start(self, *args: Any, **kwargs: Any) -> None:
-        """The same; counts its jobs from 0."""
+        """Start it like any child; its count of jobs begins at 0."""
         self.held, self._taken_now, self.is_closing = [], 0, False
         super().start(*args, **kwargs)
 
     def note_jobs(self, report: JobsHeld) -> None:
-        """Take over what it reported."""
+        """Record the jobs that it reported."""
         self.held = report.jobs
         self.taken += report.taken - self._taken_now
         self._taken_now = report.taken

@@ -1,4 +1,4 @@
-"""The guardian: the supervisor's parent, which restarts it; so simple that it should never fail.
+"""The guardian: the supervisor's parent, which restarts it; kept simple so that it never fails.
 
 A kill -9 of the supervisor is repaired within a second. All other processes end with the
 supervisor; the next supervisor finds the queue unchanged, and the jobs resume.

@@ -85,9 +85,9 @@ def download_models(
 ) -> list[WantedModel]:
     """Return the warm models with their folders, downloaded where that is needed.
 
-    One that cannot be had is left out and logged; if `must_have` and the settings name it, its
-    WarmdError is raised. `is_canceled` is polled during downloads, which may take hours; the list
-    is incomplete if it has become true.
+    A model that cannot be downloaded is left out and logged; with `must_have`, the WarmdError of a
+    model in the settings is raised. `is_canceled` is polled during downloads, which may take hours;
+    the list is incomplete if it has become true.
     """
     models = []
     for model in warm_set.models():

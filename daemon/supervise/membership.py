@@ -1,4 +1,4 @@
-"""This daemon as a node among those that share its Redis: heartbeats, and when it is to leave.
+"""This daemon as a node among those that share its Redis: heartbeats, and leaving.
 
 A node that leaves takes no more jobs, lets the running ones end, and exits. Reasons: `warmd drain`,
 no job for `idle_exit`, or `max_jobs` taken.
@@ -27,7 +27,7 @@ _FORGET_PERIOD_S = 600.0  # between two removals of nodes that were silent for l
 
 
 class Membership:
-    """The part of one daemon in the life of all."""
+    """The membership of one daemon among the nodes of its Redis."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Membership:
         self._reported: object = None
 
     def join(self) -> None:
-        """Drop the order to leave that an earlier run of this node did not live to obey.
+        """Delete an order to leave that an earlier run of this node did not carry out.
 
         Raises RedisError.
         """
@@ -63,11 +63,11 @@ class Membership:
         return None if most is None else max(most - self._num_taken(), 0)
 
     def has_left(self) -> bool:
-        """Whether it is to leave and all its workers have ended."""
+        """Whether it is leaving and all its workers have ended."""
         return self.leaving is not None and all(w.process is None for w in self._workers)
 
     def update(self, *, is_ready: bool) -> None:
-        """Send a heartbeat if one is due; if it is time to leave, close the workers.
+        """Send a heartbeat if one is due; if a reason to leave applies, close the workers.
 
         `is_ready`: all workers accept jobs. Raises RedisError.
         """

@@ -12,7 +12,7 @@ from ..queue.workers import WorkerRegistry
 
 log = logging.getLogger(__name__)
 
-_LOOK_PERIOD_S = 3.0  # between two looks at the leases of other daemons' workers
+_LOOK_PERIOD_S = 3.0  # between two checks of the leases of other daemons' workers
 _SCAN_PERIOD_S = 60.0  # between two scans for jobs of workers that are not registered
 
 
@@ -40,7 +40,7 @@ class Orphans:
                     _log(registry.requeue_orphans(worker, queue), worker)
 
     def requeue_of_other_daemons(self) -> None:
-        """Requeue the jobs of other daemons' workers whose lease has ended; for the leader."""
+        """Requeue the jobs of other daemons' workers whose lease has expired; for the leader."""
         if time.monotonic() - self._looked_at < _LOOK_PERIOD_S:
             return
         self._looked_at = time.monotonic()

@@ -89,6 +89,6 @@ class RedisService:
         try:
             runs_owner.claim(connection, self._home, self._remote)
         except StoreUnavailable as error:
-            if not was_warm:  # else it was right before, and jobs can wait
+            if not was_warm:  # otherwise it was usable before, and jobs can wait
                 raise
             log.error("supervisor: %s", error)

@@ -25,11 +25,11 @@ from .children import Child, WorkerChild
 
 log = logging.getLogger(__name__)
 
-_CHECK_PERIOD_S = 60.0  # between two looks at what is installed
+_CHECK_PERIOD_S = 60.0  # between two checks of the installed versions
 
 
 class Upgrades:
-    """Notices that what is installed differs from what the processes were started from."""
+    """Detects installed versions that differ from those with which the processes were started."""
 
     def __init__(self) -> None:
         self.own = installed.installed()  # of supervisor and gateway
@@ -58,7 +58,7 @@ class Upgrades:
         self._logged = found
 
     def check_protocol(self) -> None:
-        """Raise Conflict if new processes could not talk to this one."""
+        """Raise Conflict if new processes could not communicate with this one."""
         if installed.protocol() != self._protocol:
             raise Conflict(
                 "warmd was upgraded to a version whose processes cannot work with the running "
@@ -143,7 +143,7 @@ class Reloading:
     def fail(self, problem: str) -> None:
         """Keep the old processes."""
         if self.stage == "failed":
-            return  # the reason came before the end of the process
+            return  # the reason was reported before the process ended
         log.error("reload: %s: the daemon keeps its processes", problem)
         self.stage, self.problem = "failed", problem
         if self.zygote is not None and self.zygote.process is not None:
@@ -158,5 +158,5 @@ class Reloading:
 
     @property
     def children(self) -> list[Child]:
-        """All processes that a stop of the daemon has to end, too."""
+        """All processes of reloads, which a stop of the daemon must end, too."""
         return [*self.incoming, *self.retired, *([self.zygote] if self.zygote is not None else [])]

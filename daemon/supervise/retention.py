@@ -65,7 +65,7 @@ class Retention:
     def start(self, is_leader: Callable[[], bool]) -> None:
         """Start removing, in a thread: there may be thousands of due answers.
 
-        `is_leader`: whether this daemon is the one, of all on its Redis, that removes them now.
+        `is_leader`: whether this daemon is currently the one on its Redis that removes answers.
         """
         run = partial(self._run, is_leader)
         threading.Thread(target=run, name="retention", daemon=True).start()
@@ -127,14 +127,14 @@ class Retention:
         new: Any = connection.zrangebyscore(keys.ANSWERS, since, "+inf", withscores=True)
         self._add_sizes(new)
         if len(self._sizes) != connection.zcard(keys.ANSWERS):
-            # Some were removed or resumed by other processes, or have the end of another clock.
+            # Some were removed or resumed by other processes, or their end is by another clock.
             every: Any = connection.zrange(keys.ANSWERS, 0, -1, withscores=True)
             kept = {keys.text(raw) for raw, _ in every}
             self._sizes = {job_id: size for job_id, size in self._sizes.items() if job_id in kept}
             self._add_sizes(every)
 
     def _add_sizes(self, ended: list[tuple[bytes, float]]) -> None:
-        """Add the sizes of new answers; take jobs that are kept out of the index."""
+        """Add the sizes of new answers; delete the index entries of jobs that are kept."""
         if self._store.remote is not None:
             new = [keys.text(raw) for raw, _ in ended if keys.text(raw) not in self._sizes]
             self._store.remote.refresh_summaries(list(filter(is_job_id, new)))

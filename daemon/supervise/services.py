@@ -1,6 +1,6 @@
-"""The optional processes: gateway, notifier, uploader, and the one of sweeps and curricula.
+"""The optional processes: gateway, notifier, uploader, and the sweeps and curricula process.
 
-Jobs run without them, so one that keeps dying is retried for ever and never ends the daemon.
+Jobs do not need them, so one that keeps dying is restarted forever and never ends the daemon.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .children import GatewayChild, OptionalChild
 
 
 class Services:
-    """Starts those that the settings ask for, and restarts them with growing delays."""
+    """Starts the processes that the settings enable, and restarts them with growing delays."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Services:
         self._on_restart = on_restart
 
     def start_gateway_if_due(self) -> None:
-        """The HTTP API and the dashboard."""
+        """Start the HTTP API and the dashboard."""
         if self._config.http_port is not None and self.gateway.must_start():
             if self.gateway.started:
                 self._on_restart()
@@ -52,18 +52,18 @@ class Services:
             self._start(self.gateway, "gateway", settings, self.gateway.handle)
 
     def start_notifier_if_due(self) -> None:
-        """The process that reports ends and trouble of jobs."""
+        """Start the process that sends notifications about jobs."""
         if self._config.notify is not None and self._notifier.must_start():
             settings = NotifierSettings(self._config.notify, list(self._config.notify_on))
             self._start(self._notifier, "notify", settings)
 
     def start_uploader_if_due(self) -> None:
-        """The process that copies run directories to the bucket."""
+        """Start the process that copies run directories to the bucket."""
         if self._config.run_store is not None and self._uploader.must_start():
             self._start(self._uploader, "store", UploaderSettings(self._config.run_store))
 
     def start_groups_if_due(self) -> None:
-        """The process that advances sweeps and curricula; it ends when none is left."""
+        """Start the process that advances sweeps and curricula; it ends when none is left."""
         parents = (self._home.sweeps, self._home.curricula)
         if self._groups.must_start() and any(map(group.active, parents)):
             settings = GroupSettings(self._url, self._config.run_store)

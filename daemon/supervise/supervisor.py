@@ -150,7 +150,7 @@ class Supervisor:
                 while self.stopping is None:
                     self._tick()
                     if self.home.is_removed(lock):
-                        # Nothing can be kept any more, and `warmd stop` cannot find this daemon.
+                        # Nothing can be stored any more, and `warmd stop` cannot find this daemon.
                         self._fail(f"home: {self.home.path} was removed while the daemon ran")
                         self.stopping = "now"
                 self._shut_down()
@@ -208,7 +208,7 @@ class Supervisor:
             log.exception("supervisor: iteration failed")
 
     def _take_part(self) -> None:
-        """Be a node among others: send heartbeats, lead if elected, leave if it is time to."""
+        """Act as a node: send heartbeats, lead if elected, leave if there is a reason to."""
         self.node.update(is_ready=self.is_warm)
         if self.node.election.is_leader():
             self._orphans.requeue_of_other_daemons()
@@ -295,7 +295,7 @@ class Supervisor:
     # --- reloading --------------------------------------------------------------------------
 
     def _advance_reload(self) -> None:
-        """Continue a reload; requeue the jobs of processes that left and died with some."""
+        """Continue a reload; requeue the jobs of leaving processes that died."""
         ready = self.reloading.advance()
         if ready is not None:
             self._switch_to(ready)
@@ -333,7 +333,7 @@ class Supervisor:
         old, self.workers[index] = self.workers[index], successor
         successor.taken = old.taken
         old.close()
-        if old.process is not None and not old.is_closing:  # it starts: it holds no job
+        if old.process is not None and not old.is_closing:  # still starting: it holds no job
             old.process.terminate()
         self.reloading.retired.append(old)
 
@@ -371,7 +371,7 @@ class Supervisor:
             self._start_worker(worker)
 
     def _count_restart(self, process: str) -> None:
-        # For `/metrics`: one that Redis is too busy to count is not worth a failed iteration.
+        # For `/metrics` only: if Redis is too busy to count it, the iteration must not fail.
         with contextlib.suppress(redis.RedisError):
             totals.restarted(self.connection, process)
 
