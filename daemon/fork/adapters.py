@@ -1,7 +1,7 @@
-"""Adapters of warm models: attached to their base unmerged where the engine computes them so.
+"""Adapters of warm models: attached unmerged to their base if the engine supports that.
 
-The base is loaded once for all its adapters; an adapter takes the memory of its own weights, which
-are mapped from its file.
+The base is loaded once for all its adapters; an adapter adds only its own weights, which are mapped
+from its file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Attachment:
 
 
 def check_base_model(model: Any) -> None:
-    """Raise NotServedUnmerged for a base that the engine's decoder does not compute."""
+    """Raise NotServedUnmerged for a base that the engine's decoder does not support."""
     from ...jobs.engine.decoder import Decoder
 
     if not Decoder.supports(model):
@@ -87,7 +87,7 @@ class MergedModels:
     """
 
     def __init__(self) -> None:
-        self._lock = Lock()  # jobs that run together ask for the same one
+        self._lock = Lock()  # concurrent jobs request the same one
         self._found: WeakKeyDictionary[Any, WarmModel] = WeakKeyDictionary()  # by Adapter
 
     def of(self, warm: WarmModel) -> WarmModel:
@@ -118,7 +118,7 @@ def base_config(config: ModelConfig, folder: Path, taken: Collection[str]) -> Mo
 def _tokenizer(base: WarmModel, folder: Path) -> Any:
     """Return an adapter's tokenizer; it shares the base's vocabulary.
 
-    Raises NotServedUnmerged if it makes other tokens than the base's: the engine has one of them.
+    Raises NotServedUnmerged if it produces other tokens than the base's: the engine uses only one.
     """
     import transformers
 
@@ -143,7 +143,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def _rules(tokenizer: Any) -> Any:
-    """What a tokenizer makes of text, to compare."""
+    """The rules by which a tokenizer splits text, for a comparison."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return type(tokenizer).__name__, tokenizer.get_vocab()

@@ -56,7 +56,7 @@ def check_device(request: RunJob, rundir: RunDir, events: EventLog, placement: P
 
 
 def check_processes(processes: int, request: RunJob, placement: Placement) -> None:
-    """Raise JobFailed where a job cannot run in so many processes."""
+    """Raise JobFailed if a job cannot run in this number of processes."""
     if processes == 1:
         return
     most = 1

@@ -36,7 +36,7 @@ from .worker_connection import JobControl
 
 @dataclass(frozen=True)
 class Execution:
-    """A requested execution, the orders to it, and where it writes."""
+    """A requested execution, the control requests for it, and its run directory."""
 
     request: RunJob
     control: JobControl
@@ -127,7 +127,7 @@ def _run(
     waited = None
     if request.enqueued_at:
         now = time.time() + request.clock_offset_s
-        waited = max(now - request.enqueued_at, 0.0)  # the clock may have been put back
+        waited = max(now - request.enqueued_at, 0.0)  # the clock may have been set back
     checkpoints = Checkpoints(
         rundir.checkpoints,
         keep=getattr(spec, "keep", 3),
@@ -138,7 +138,7 @@ def _run(
 
     def emit(type: str, /, *, step: int | None = None, **fields: Any) -> None:
         events.emit(type, step=step, **fields)
-        if type == "begin" and spec.queue == TRAIN:  # by now it has imported its modules
+        if type == "begin" and spec.queue == TRAIN:  # its modules are imported by now
             _record_source(rundir, events)
 
     context = Context(

@@ -1,4 +1,4 @@
-"""What the files of a model say of themselves, before anybody builds a model from them."""
+"""Checks of a model's files by config.json and headers, before a model is built from them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "deco
 def check_loadable(folder: Path) -> None:
     """Raise ValueError for a model that cannot be loaded, by its config.json and its headers.
 
-    Quantized weights and a model's own code are not supported. A config.json that asks for far
-    more than the weights there would take minutes, or all memory, before anybody misses them.
+    Quantized weights and a model's own code are not supported. A config.json that describes a much
+    larger model than the weights would take minutes, or all memory, before the error shows.
     """
     config = orjson.loads((folder / "config.json").read_bytes())
     if isinstance(config, dict):

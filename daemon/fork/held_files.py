@@ -62,7 +62,7 @@ class HeldFiles:
         """
         inherited, self._held = self._held, {}
         for fd, (path, then) in inherited.items():
-            self._hold(f"/proc/self/fd/{fd}", path)  # the same file, whatever has its name now
+            self._hold(f"/proc/self/fd/{fd}", path)  # the same file, even if it was renamed
             now = os.fstat(fd)
             os.close(fd)
             if (now.st_size, now.st_mtime_ns) != (then.st_size, then.st_mtime_ns):
@@ -109,7 +109,7 @@ def _is_wanted(fd: int) -> bool:
 def _mappings(inode: int) -> Iterator[tuple[int, int]]:
     """Yield (address, bytes) of this process's private mappings of data of a file.
 
-    The device is not asked: some file systems (btrfs) tell another one here than stat does.
+    The device is not compared: some file systems (btrfs) report another one here than stat does.
     """
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, permissions, _, _, found, *_ = line.split()
@@ -119,7 +119,7 @@ def _mappings(inode: int) -> Iterator[tuple[int, int]]:
 
 
 def _detach(address: int, num_bytes: int) -> int:
-    """Put memory with the same content in the place of a mapping; return its bytes."""
+    """Replace a mapping by memory with the same content; return its size in bytes."""
     if available_bytes() < num_bytes:
         raise MemoryError(f"no room for {num_bytes} bytes of weights")
     libc = ctypes.CDLL(None, use_errno=True)

@@ -12,10 +12,10 @@ from .placement import Placement
 class HorseModels:
     """The warm models as a job sees them (jobs.context.Models); lives in the horse.
 
-    `copies`: whether the job is given a copy of its own: a training, in a horse that serves others.
-    A horse that is a job's alone changes its own pages anyway, and all other kinds only read: they
-    share a model, and with it what was made of it once, as the engine that answers.
-    `placement`: the horse's device, on which the models are handed out.
+    `copies`: whether the job gets a copy of its own: a training in a horse with other jobs.
+    A horse with a single job changes its own pages anyway, and all other kinds only read: they
+    share a model, and what was derived from it once, such as the engine.
+    `placement`: the device of the horse, on which the job gets its models.
     """
 
     def __init__(
@@ -27,9 +27,9 @@ class HorseModels:
         takes_adapters: bool,
         placement: Placement,
     ) -> None:
-        """`names`: what the job's spec calls a model (perhaps a folder) -> its warm name.
+        """`names`: a model as named in the job's spec (perhaps a folder) -> its warm name.
 
-        `takes_adapters`: of the job's Spec; if not, it is given merged models.
+        `takes_adapters`: of the job's Spec; if false, it gets merged models.
         """
         self._warm = warm
         self._names = names
@@ -44,7 +44,7 @@ class HorseModels:
         if self._warm.conflict is not None:
             raise self._warm.conflict
         warm = loaded.warm
-        # A GPU decodes in steps of fixed shapes, which take no adapters.
+        # Decode steps of fixed shapes on a GPU do not support adapters.
         if not self._takes_adapters or self.placement.device != CPU:
             warm = self._warm.merged.of(warm)
         place = self.placement.copied if self._copies else self.placement.shared
@@ -53,7 +53,7 @@ class HorseModels:
     def weights(self, precision: str | None) -> dict[str, str] | None:
         """The job's warm model: its folder, the digest of its files, and the precision of answers.
 
-        `precision`: the one that the job asks for, None for the model's.
+        `precision`: as requested by the job; None: the model's.
         """
         for name in self._names.values():
             loaded = self._warm.loaded[name]
@@ -65,7 +65,7 @@ class HorseModels:
         return None
 
     def num_parameters(self) -> int | None:
-        """The parameters of the job's warm model, None when it makes one of its own."""
+        """The number of parameters of the job's warm model; None if it creates its own model."""
         found = [self._warm.loaded[name] for name in self._names.values()]
         sizes = [loaded.num_parameters for loaded in found]
         sizes += [self._warm.root(one).num_parameters for one in found if one.base is not None]

@@ -38,7 +38,7 @@ ENVIRONMENT = {
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
 }
 
-# What jobs import in functions, because the modules around it are imported without torch, too.
+# Imported by jobs inside functions, because the modules around are imported without torch, too.
 _FIRST_USED_BY_JOBS = (
     "...jobs.training.arguments",
     "...jobs.training.process_group",
@@ -60,7 +60,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @_no_garbage_collection()
 def import_libraries(on_import: Callable[[str], None] = lambda name: None) -> None:
-    """Import all that a job needs, so that no horse has to. Leaves one thread behind.
+    """Import everything that a job needs, so that no horse has to. Leaves one thread running.
 
     `on_import` is called with the name of each library before it is imported.
     """
@@ -105,7 +105,7 @@ def import_libraries(on_import: Callable[[str], None] = lambda name: None) -> No
 
 
 def import_kind(kind: str) -> None:
-    """Import what a kind needs; a kind from outside that fails is reported, and its jobs fail."""
+    """Import what a kind needs; if a kind of another package fails, log it: its jobs fail."""
     try:
         import_all(kind)
     except (Exception, SystemExit) as error:  # its modules are code: they raise anything

@@ -1,4 +1,4 @@
-"""A model of its own made from an adapter: the base's weights with the adapter's changes."""
+"""Writes an adapter as a complete model: the base's weights with the adapter merged in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The warm set: the models that the zygote holds, and how they get in and out.
+"""The warm set: loading and unloading the models that the zygote holds.
 
 Weights stay file mappings wherever the dtype allows: they cost no private memory, and a fork
 shares them. Nothing here computes: one parallel operation in the zygote would hang its children.
@@ -110,7 +110,7 @@ class WarmModels:
         try:
             loaded = self._load(config, folder, in_use)
         finally:
-            if found is not None and found.base is not None:  # perhaps it has another base now
+            if found is not None and found.base is not None:  # its base may have changed
                 self._drop_if_unused(found.base)
         loaded.seconds = time.perf_counter() - begun
         loaded.is_reloaded = found is not None and found.config == config
@@ -292,7 +292,7 @@ class WarmModels:
         return loaded if loaded.base is None else self.loaded[loaded.base]
 
     def _touch(self, loaded: Loaded) -> None:
-        """Note the use of a model, and then of its base: it is unloaded after its adapters."""
+        """Note the use of a model, then that of its base, which is unloaded after its adapters."""
         loaded.used_at = time.time()
         self.root(loaded).used_at = time.time()
         loaded.is_for_adapters = False
@@ -387,5 +387,5 @@ class WarmModels:
                 self.budget_bytes
             ):
                 return
-            if self.loaded.get(model.config.name) is model:  # or it went with its last adapter
+            if self.loaded.get(model.config.name) is model:  # not unloaded with its last adapter
                 self.drop(model.config.name)

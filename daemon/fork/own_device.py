@@ -1,6 +1,6 @@
 """The device of a horse: the one that its worker is configured for, or an automatic choice.
 
-A horse sees one GPU: a Trainer would split every batch between all that it sees.
+A horse sees only one GPU: a Trainer would split every batch among all visible GPUs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .cuda_guard import allow_cuda
 
 @dataclass(frozen=True)
 class OwnDevice:
-    """The device of this process; `problem`: why it is not the GPU that was looked for."""
+    """The device of this process; `problem`: why it is not the requested GPU."""
 
     name: str  # a torch device: "cpu", "cuda:0"
     problem: str | None = None
@@ -53,7 +53,7 @@ def _start_cuda(memory_share: float) -> None:
 
 
 def start_libraries(own: OwnDevice) -> None:
-    """Make what a first product on the GPU makes: cuBLAS's handle and its workspace."""
+    """Create what the first GEMM on the GPU would create: cuBLAS's handle and its workspace."""
     import torch
 
     if own.name != CPU:

@@ -17,15 +17,15 @@ class Placement:
     """Brings warm models to the device of this process."""
 
     def __init__(self, device: str, *, problem: str | None = None, copy_threads: int = 0) -> None:
-        """`problem`: why the device is not the GPU that was looked for.
+        """`problem`: why the device is not the requested GPU.
 
         `copy_threads`: threads that copy weights through pinned buffers; 0: torch copies them.
         """
         self.device = device
         self.problem = problem
         self._copy_threads = copy_threads
-        self._lock = threading.Lock()  # jobs that run together ask for the same model
-        self._shared: dict[int, tuple[WarmModel, WarmModel]] = {}  # with what each is made of
+        self._lock = threading.Lock()  # concurrent jobs request the same model
+        self._shared: dict[int, tuple[WarmModel, WarmModel]] = {}  # each with its source
 
     def shared(self, warm: WarmModel) -> WarmModel:
         """Return a model for all jobs of this process; on the CPU the warm one itself."""
@@ -44,10 +44,10 @@ class Placement:
         return copy.deepcopy(warm, self._weights(warm.model))
 
     def _weights(self, model: Any) -> dict[int, Any]:
-        """Return the weights on the device by those on the CPU, to copy the rest of a model with.
+        """Return the weights on the device, by those on the CPU: a memo for the copy of a model.
 
-        They come straight from the mapped files, with no copy on the CPU in between, and those
-        that are one and the same, as of a tied head, stay so.
+        They are copied directly from the mapped files, without a copy on the CPU. Tied weights,
+        such as those of a tied head, stay tied.
         """
         import torch
 

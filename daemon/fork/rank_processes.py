@@ -78,7 +78,7 @@ class RankProcesses:
         self._is_ending = False
         self._wake, self._waker = os.pipe()
         self._ranks: list[_Rank] = []
-        sys.stdout.flush()  # what is buffered would be written by every rank
+        sys.stdout.flush()  # otherwise every rank would write the buffered text
         sys.stderr.flush()
         pause_openmp()
         for rank in range(1, size):
@@ -208,6 +208,6 @@ def _become_rank(rank: int, run: RunRank, reports: int) -> NoReturn:
 
 
 def _wait_for_end(error: Exception) -> NoReturn:
-    """Wait to be ended: another rank has failed or died, and rank 0 acts on it."""
+    """Wait to be killed: another rank has failed or died, and rank 0 ends all ranks."""
     while True:
         signal.pause()

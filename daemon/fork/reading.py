@@ -29,7 +29,7 @@ def stored_bytes(folder: Path, dtype: str) -> int:
 
 @contextmanager
 def blaming(config: ModelConfig, folder: Path) -> Iterator[None]:
-    """Turn whatever the reading of a model's files raises into JobFailed, but NotServedUnmerged."""
+    """Turn any exception from reading a model's files into JobFailed, except NotServedUnmerged."""
     try:
         yield
     except NotServedUnmerged:
@@ -44,7 +44,7 @@ def read(config: ModelConfig, folder: Path, *, may_pack: bool) -> WarmModel:
     import torch
     import transformers
 
-    from ...jobs.codegraph.encoder import CodeGraphConfig  # makes it known to the Auto classes
+    from ...jobs.codegraph.encoder import CodeGraphConfig  # registers it with the Auto classes
 
     base = model_folder(folder)
     settings = transformers.AutoConfig.from_pretrained(base, trust_remote_code=False)

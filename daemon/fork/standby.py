@@ -1,7 +1,7 @@
 """Standby horses: processes forked ahead of their jobs, whose device is ready.
 
-A process makes its CUDA context in 0.15 to 0.5 s, and in seconds on a machine without persistence
-mode. A standby horse has made it before the job comes. It holds no model of its own: the zygote
+Creating a CUDA context takes 0.15 to 0.5 s, and seconds on a machine without persistence mode. A
+standby horse has created it before the job arrives. It has no model of its own: the zygote
 dismisses it when the warm models change, as its memory is a copy of the zygote's.
 """
 

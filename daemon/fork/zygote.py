@@ -85,7 +85,7 @@ class Zygote:
         self._moving: Iterator[None] | None = None  # an unfinished move into huge pages
         self._idle_since = 0.0  # when the last horse ended
         self._forks = 0  # since the last move
-        self._is_retiring = False  # another zygote has its place: it ends with its last horse
+        self._is_retiring = False  # another zygote has replaced it: it ends with its last horse
 
     def boot(self, models: list[WantedModel]) -> None:
         """Import the libraries and load the models; report progress to the supervisor on stdout.
@@ -159,7 +159,7 @@ class Zygote:
                     self._receive(cast(Channel, key.fileobj))
 
     def _retire(self, *_: Any) -> None:
-        """Begin to end: a successor has the socket. Nobody connects to this process any more."""
+        """Begin to end: a successor has the socket; nothing connects to this process any more."""
         self._is_retiring = True
 
     def _is_done(self, listener: socket.socket) -> bool:
@@ -194,7 +194,7 @@ class Zygote:
         return self._moving is not None and not self.horses
 
     def _prepare(self) -> None:
-        """Prepare for the next jobs a little: a request waits for no longer than that."""
+        """Do a small part of the preparation for the next jobs: requests must not wait long."""
         if self._moving is not None and self._may_move():
             self.standbys.dismiss()
             if next(self._moving, self) is self:
@@ -271,7 +271,7 @@ class Zygote:
             self._retire_residents()
 
     def _release_to_writers(self) -> None:
-        """Unload models whose files another process waits to write to; horses hold own leases."""
+        """Unload models whose files other processes wait to write; horses have own leases."""
         for name in [name for name, m in self.models.loaded.items() if m.held.is_wanted()]:
             if name not in self.models.loaded:
                 continue  # an adapter, unloaded with its base
@@ -281,7 +281,7 @@ class Zygote:
             self._report_loaded()
 
     def _report_loaded(self) -> None:
-        self.standbys.dismiss()  # they have the models of before
+        self.standbys.dismiss()  # their models are outdated
         _report(ModelsLoaded([model.config for model in self.models.loaded.values()]))
 
     def _retire_residents(self) -> None:

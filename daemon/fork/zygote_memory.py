@@ -18,7 +18,7 @@ _LEAST_FILLED = 0.9  # resident part of a mapping: what is not resident would be
 def move() -> Iterator[None]:
     """Move this process's anonymous memory into huge pages, a few at each step.
 
-    What horses share with this process is copied, and stays twice in memory until they end.
+    Memory that is shared with horses is copied, and is used twice until they end.
     """
     return hugepages.move(_areas(Path("/proc/self/smaps")))
 

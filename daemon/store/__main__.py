@@ -1,7 +1,6 @@
 """The uploader's process: `python -m warmd.daemon.store HOME PARENT`, its settings on stdin.
 
-It does nothing that cannot be repeated: after a kill the next one uploads again what was not
-committed.
+All its work can be repeated: after a kill the next process repeats uploads that were not committed.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ log = logging.getLogger(__name__)
 _TICK_S = 0.2
 _MAX_WAIT_S = 30.0  # between two attempts while the store is unavailable
 _THREADS = 4  # jobs that are uploaded at the same time
-_SWEEP_S = 600.0  # between two looks for copies of removed jobs
+_SWEEP_S = 600.0  # between two checks for copies of removed jobs
 _NICENESS = 10  # below the training's
 
 
@@ -50,7 +49,7 @@ class Uploader:
         self._sweep_at = time.monotonic() + _SWEEP_S
 
     def run(self) -> None:
-        """Upload for ever."""
+        """Upload until the process ends."""
         self._pending.note_problem(None)
         while True:
             self._collect()
@@ -71,7 +70,7 @@ class Uploader:
             log.warning("run store: copies of removed jobs stay for now: %s", error)
 
     def _collect(self) -> None:
-        """Take the outcomes of the threads."""
+        """Handle the outcomes of the threads."""
         for job_id, future in list(self._running.items()):
             if not future.done():
                 continue
@@ -79,7 +78,7 @@ class Uploader:
             try:
                 has_uploaded = future.result()
             except StoreUnavailable as error:
-                self._uploads.pop(job_id, None)  # what it knows of the store may be out of date
+                self._uploads.pop(job_id, None)  # its view of the store may be out of date
                 self._note_failure(str(error))
             except OSError as error:  # the local disk
                 self._uploads.pop(job_id, None)
@@ -124,7 +123,7 @@ class Uploader:
                 self._pending.remove(job_id)
 
     def _raise_fence(self, rundir: RunDir) -> None:
-        """Let the late execution on this machine end: it may still compute."""
+        """Make the superseded execution on this machine end: it may still compute."""
         try:
             latest = index.read(self._bucket, rundir.path.name).execution
         except (NotFound, Conflict):

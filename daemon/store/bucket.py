@@ -18,8 +18,8 @@ from ...jobs.errors import NotFound, SpecError, Unavailable
 
 PART_BYTES = 8 << 20  # of a large object; S3 takes 10,000 parts: objects of up to 80 GB
 _RETRIES = 2  # of one request; callers wait longer
-_TIMEOUT_S = 120.0  # of a request, of which the largest has a part
-_PATIENCE_S = 20.0  # of a person with a service that sends nothing
+_TIMEOUT_S = 120.0  # of a request; the largest one transfers a part
+_PATIENCE_S = 20.0  # how long a person waits for a service that sends nothing
 _MOST_PROBLEM = 300  # characters
 _HTTP_STATUS = re.compile(r"non-2xx status code: (.{3,60}?)(?::|$)")
 _NO_BUCKET = "NoSuchBucket"
@@ -46,7 +46,7 @@ class Bucket:
     """The objects below the URL's prefix."""
 
     def __init__(self, url: str, *, is_for_person: bool = False) -> None:
-        """`is_for_person`: someone waits for each request, and reads why it fails.
+        """`is_for_person`: a person waits for each request and reads its error.
 
         Raises SpecError without the library.
         """
@@ -115,7 +115,7 @@ class Bucket:
             self._library.put(self._store, key, data, use_multipart=False)
 
     def put_blocks(self, key: str, blocks: Iterable[bytes]) -> None:
-        """Write a large object, in parts; it is there at the end or not at all."""
+        """Write a large object, in parts; it becomes visible as a whole or not at all."""
         with self._translated():
             self._library.put(self._store, key, blocks, chunk_size=PART_BYTES, max_concurrency=2)
 
@@ -128,7 +128,7 @@ class Bucket:
                 self._library.put(self._store, key, data, mode=mode, use_multipart=False)
             except (errors.AlreadyExistsError, errors.PreconditionError):
                 raise Changed(key) from None
-            except FileNotFoundError as error:  # S3's answer when it was to be replaced
+            except FileNotFoundError as error:  # S3's response if the object to replace is missing
                 if _NO_BUCKET in str(error):
                     raise
                 raise Changed(key) from None
@@ -146,7 +146,7 @@ class Bucket:
             return sorted(name.strip("/") for name in found["common_prefixes"])
 
     def delete(self, keys: list[str]) -> None:
-        """Delete objects; those that are not there are no problem."""
+        """Delete objects; missing ones are ignored."""
         if keys:
             with self._translated():
                 self._library.delete(self._store, keys)

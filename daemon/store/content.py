@@ -20,7 +20,7 @@ OnBytes = Callable[[int], None]
 
 
 class Transfer:
-    """The content of the files of one execution on their way to the store.
+    """Uploads the content of the files of one execution.
 
     `known`: files whose content is in the store, so that equal ones are not uploaded again.
     """

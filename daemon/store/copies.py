@@ -1,7 +1,7 @@
 """Removes local copies of run directories that other machines have removed from the store.
 
-Only of directories that were in this very store: each copy has a mark with the store's id, so that
-another bucket, or one that was emptied, never costs a run directory.
+Only copies of directories that were in the same store: each copy has a mark with the store's id, so
+that another bucket, or an emptied one, never leads to the removal of a run directory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The event log of a job in the store: segments, as an object cannot be appended to.
 
 A segment is named by the execution that wrote it and by its offset in the log. The latest one of
-an execution is written again while it grows. A segment of a later execution cuts off what earlier
-ones have at its offset and beyond: what a late writer still uploads is not part of the log.
+an execution is written again while it grows. A segment of a later execution replaces
+everything that earlier ones have from its offset on: later uploads of a superseded writer are not
+part of the log.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Segment:
 
 
 def segments(bucket: Bucket, job_id: str) -> list[Segment]:
-    """Return what the log consists of, in order, without what was cut off. Raises Conflict."""
+    """Return the segments of the log, in order, without replaced parts. Raises Conflict."""
     log: list[Segment] = []
     for segment in _found(bucket, job_id):
         log = [
@@ -77,7 +78,7 @@ class EventUpload:
         self._folder = f"{job_id}/events"
         self._execution = execution
         own = [one for one in _found(bucket, job_id) if one.execution == execution]
-        # Of another process that uploaded for this execution and was killed.
+        # Uploaded by another process for this execution, before it was killed.
         self._offset = own[-1].offset if own else start
         self._sent = own[-1].end if own else start
 

@@ -1,9 +1,9 @@
 """Makes the run directory of a job complete on this machine, for an execution that begins.
 
-What is here is kept where it is the same, or where this machine is ahead of the store: then the
-latest execution ran here and was killed before everything was uploaded. Of the checkpoints only the
-latest whole one is fetched; the others are folders with a manifest alone, so that training counts
-them, judges them, and removes them as if they were here.
+Local files are kept if they are the same, or if this machine is ahead of the store: then the latest
+execution ran here and was killed before everything was uploaded. Of the checkpoints only the latest
+complete one is fetched; the others are folders with only a manifest, so that training counts,
+ranks and removes them as if they were local.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ OnBegin = Callable[[str, int], None]  # what is fetched now, and its bytes
 log = logging.getLogger(__name__)
 
 _LARGE_BYTES = 16 << 20
-_OUTCOME = ("result.json", "model")  # of an execution that others have passed since
+_OUTCOME = ("result.json", "model")  # of an execution that later ones have superseded
 
 
 def open_rundir(home: Home, bucket: Bucket, job_id: str, execution: int) -> Index:
-    """Claim a job for an execution, and fetch small files and events; return what is to follow.
+    """Claim a job for an execution, and fetch small files and events; return the remaining index.
 
-    That is the index, without files that this machine has newer. Raises Superseded,
+    It leaves out files of which this machine has a newer version. Raises Superseded,
     StoreUnavailable, Conflict, NotFound and OSError.
     """
     pending = PendingUploads(home)
@@ -111,10 +111,10 @@ def fetch_checkpoint(
     on_begin: OnBegin = lambda name, total: None,
     on_bytes: OnBytes = lambda number: None,
 ) -> Path | None:
-    """Make a checkpoint whole on this machine, by default the latest; return its folder.
+    """Make a checkpoint complete on this machine, by default the latest; return its folder.
 
     None: there is none. A checkpoint that is damaged in the store is skipped for the one before,
-    unless it is asked for. Raises CheckpointDamaged.
+    unless it was requested. Raises CheckpointDamaged.
     """
     here = {step_of(path): path for path in Checkpoints(rundir.checkpoints).list()}
     stored = now.checkpoints()
@@ -152,7 +152,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def remove_others(rundir: RunDir, now: Index) -> None:
-    """Remove what an execution left here that others have passed since."""
+    """Remove the files that a superseded execution left here."""
     stored = now.checkpoints()
     for path in Checkpoints(rundir.checkpoints).list():
         if step_of(path) not in stored:

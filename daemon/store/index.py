@@ -1,8 +1,8 @@
 """The index of a run directory in the store: its files, and the latest execution that owns it.
 
 Content is uploaded first, under names that nothing refers to yet; then one conditional write of the
-index makes it part of the run directory. So a checkpoint is there with all of its files or not at
-all, and the number of the execution in the index is a fencing token: an execution that begins
+index makes it part of the run directory. So a checkpoint is complete or absent, and the
+number of the execution in the index is a fencing token: an execution that begins
 raises it, and the next commit of an earlier one is refused by the service itself.
 
 Each write changes the content (`version`, `writer`), so that equal tags mean an equal history.
@@ -35,7 +35,7 @@ class StoredFile:
 
     @property
     def content(self) -> tuple[str, int]:
-        """What equal files have in common."""
+        """Digest and size, which are equal for equal files."""
         return self.xxh3_128, self.bytes
 
 
@@ -79,7 +79,7 @@ def create(bucket: Bucket, job_id: str, files: Mapping[str, StoredFile]) -> None
     try:
         bucket.put_if(f"{job_id}/{NAME}", _serialize(Index(files=files, version=1)), None)
     except Changed:
-        # A request that was answered too late is sent again: then it is this one.
+        # A retry of a request whose reply came too late finds the index that the first one wrote.
         if dict(read(bucket, job_id).files) != dict(files):
             raise Conflict(f"job: {job_id} is already in {bucket.name}") from None
 
@@ -90,8 +90,8 @@ def commit(
     """Change the index; return the old and the new one.
 
     `change` is called again when another process was faster. `execution`: the one that writes;
-    None: a person. Raises Superseded if a later execution has claimed the run directory, or if
-    it was removed; NotFound for a person.
+    None: a person's command. Raises Superseded if a later execution has claimed the run directory,
+    or if it was removed; NotFound for a person.
     """
     key = f"{job_id}/{NAME}"
     for _ in range(_MAX_TRIES):

@@ -1,8 +1,8 @@
 """The run directories of a home that are not completely in the store: a file each in HOME/store.
 
 A worker writes it when an execution begins, and marks it when the execution ends; the uploader
-removes it when all is uploaded. A worker reports the end of a training only then. The files survive
-kills and power failures: what they name is uploaded after the next start.
+removes it when everything is uploaded. Only then does the worker report the end of a training. The
+files survive kills and power failures: the jobs that they name are uploaded after the next start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..host.home import Home
 from ..runs.rundir import is_job_id
 
 _PROBLEM = "problem"
-_LOCKS = 16  # files that jobs share: one for each would stay for ever
+_LOCKS = 16  # lock files shared by all jobs: one per job would stay forever
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class PendingUploads:
         return []
 
     def read(self, job_id: str) -> Pending | None:
-        """Return what a job's file says; None: all of the job is in the store."""
+        """Return the content of a job's file; None: all of the job is in the store."""
         with suppress(OSError, orjson.JSONDecodeError, TypeError):
             return Pending(**orjson.loads((self.folder / job_id).read_bytes()))
         return None

@@ -1,8 +1,8 @@
-"""The run directories of a home and their counterparts in the run store, for those who read,
+"""The run directories of a home and their counterparts in the run store, for commands that read,
 submit and remove jobs.
 
 `publish` and `withdraw` are called where a job enters or leaves Redis (queue.jobs, queue.removal).
-`refresh` brings what people look at to this machine: everything but weights.
+`refresh` fetches everything that commands show: all files except weights.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RemoteRuns:
     # --- changes by people ------------------------------------------------------------------
 
     def publish(self, job_id: str) -> None:
-        """Make a run directory of this machine known to all, or what people changed in it.
+        """Publish a run directory of this machine, or the changes that people made in it.
 
         Raises StoreUnavailable, Conflict and OSError.
         """
@@ -115,9 +115,9 @@ class RemoteRuns:
         return [name for name in self.bucket.folders() if is_job_id(name)]
 
     def refresh(self, job_id: str) -> None:
-        """Bring everything of a job but weights up to date on this machine.
+        """Update all files of a job on this machine except weights; of checkpoints the manifests.
 
-        Of checkpoints the manifests. A job that is not in the store, or runs here, is left alone.
+        A job that is not in the store, or runs here, is left alone.
         """
         with self._reading(job_id) as now:
             if now is None:
@@ -139,7 +139,7 @@ class RemoteRuns:
             fetching.remove_others(rundir, now)
 
     def refresh_summaries(self, job_ids: Collection[str]) -> None:
-        """Bring what lists show of these jobs up to date, many at a time."""
+        """Update the files of these jobs that lists show, many at a time."""
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(self._refresh_summary, job_ids))
 
@@ -152,14 +152,14 @@ class RemoteRuns:
                 fetching.fetch_files(self.bucket, self._home.runs / job_id, files)
 
     def fetch_model(self, job_id: str) -> None:
-        """Make the final model of a job whole on this machine, if it has one."""
+        """Make the final model of a job complete on this machine, if it has one."""
         with self._reading(job_id) as now:
             if now is not None:
                 model = {n: f for n, f in now.files.items() if n.startswith("model/")}
                 fetching.fetch_files(self.bucket, self._home.runs / job_id, model)
 
     def fetch_checkpoint(self, job_id: str, step: int | None) -> None:
-        """Make a checkpoint whole on this machine; None: the latest. Raises CheckpointDamaged."""
+        """Complete a checkpoint on this machine; None: the latest. Raises CheckpointDamaged."""
         with self._reading(job_id) as now:
             if now is not None:
                 rundir = RunDir(self._home.runs / job_id)
@@ -167,7 +167,7 @@ class RemoteRuns:
 
     @contextmanager
     def _reading(self, job_id: str) -> Iterator[Index | None]:
-        """Keep workers from using the run directory in the block; None if they do."""
+        """Keep workers from using the run directory in the block; yield None if one uses it."""
         with self._pending.fetching(job_id):
             now = None
             if self._pending.is_uploaded(job_id):

@@ -1,7 +1,7 @@
 """The files of a run directory that can be kept in the store.
 
-Code of users may leave anything there. What is no file to read (a pipe, a socket, a device, a link
-that leads nowhere or may not be followed) or has a name that is not UTF-8 stays on this machine.
+Code of users may leave anything there. Entries that are not readable files (a pipe, a socket, a
+device, a broken or forbidden link), and names that are not UTF-8, stay on this machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Uploads the run directory of one execution while it runs, in the order in which it may be seen.
 
-First it notes which checkpoints are committed, then uploads the events, then content, and commits
-the index last: whoever resumes from a checkpoint finds the events of all steps before it.
+It first notes which checkpoints are committed, then uploads the events, then content, and commits
+the index last: a resume from a checkpoint finds the events of all steps before it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _PERIOD_S = 10.0  # between two uploads of events and files that grow
 _LARGE_BYTES = 16 << 20  # other files from this size on are uploaded at the end only
 _STAGING = ".upload"  # links to the checkpoint that is being uploaded: training may prune it
-# What people write (client), what only this machine needs, and what is uploaded in its own way.
+# Files written by commands (client), files of this machine only, and files uploaded separately.
 _NOT_OTHERS = (
     *("spec.json", "labels.json", "init", "execution", "lock"),
     *("events.jsonl", "checkpoints"),
@@ -68,7 +68,7 @@ class RunUpload:
         return is_time or self._next_checkpoint() is not None
 
     def advance(self, *, is_last: bool) -> None:
-        """Upload what there is; `is_last`: nothing is written any more, and all is uploaded.
+        """Upload the changes; `is_last`: nothing is written any more, so everything is uploaded.
 
         Raises StoreUnavailable, Superseded and OSError.
         """
@@ -115,7 +115,7 @@ class RunUpload:
     def _gone_checkpoints(self) -> set[str]:
         """The checkpoints in the index that training has removed: not here twice in a row.
 
-        While one is replaced it is away for a moment.
+        A checkpoint that is being replaced is missing for a moment.
         """
         here = {step_of(path) for path in Checkpoints(self._rundir.checkpoints).list()}
         missing = {f for step, f in self._index.checkpoints().items() if step not in here}

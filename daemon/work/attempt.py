@@ -66,8 +66,8 @@ class Attempt:
         self.job = job
         self.started = started
         self.request = request
-        self.fetch: RunFetch | None = None  # its run directory, on the way from the run store
-        self.is_stored = True  # nothing of it has to be uploaded before its end is reported
+        self.fetch: RunFetch | None = None  # of its run directory from the run store
+        self.is_stored = True  # nothing must be uploaded before its end is reported
         self.horse: Horse | None = None
         self.settle: Callable[[], object] | None = None  # the change in Redis that ends it
         self.ended: str | None = None  # finished or failed, once `settle` ends the job so
@@ -108,7 +108,7 @@ class Attempt:
 
     @property
     def is_downloading(self) -> bool:
-        """Whether its model or its run directory is still on the way; it gets no horse before."""
+        """Whether its model or run directory is still being downloaded; it gets no horse before."""
         model = self.request.model if self.request is not None else None
         is_model_away = model is not None and model.folder is None
         return self.settle is None and (self.fetch is not None or is_model_away)
@@ -116,7 +116,7 @@ class Attempt:
     # --- requests to the horse --------------------------------------------------------------
 
     def apply(self, control: ControlRequests) -> None:
-        """Pass on what Redis currently requests of the job."""
+        """Apply the stop and pause requests that Redis currently has for the job."""
         if self.settle is not None:
             if control.stop == "kill" or not control.has_claim:
                 self.is_stored = True  # its end no longer waits for the run store
@@ -193,11 +193,11 @@ class Attempt:
                 f"ten times the median"
             )
             self.stop("stall")
-            # The activity may still end: wait as long again as it has taken.
+            # The activity may still end: wait for the same time again.
             self._deadline = time.monotonic() + max(_TIMEOUT_GRACE_S, stall.seconds)
 
     def catch_up(self) -> None:
-        """Copy events to the stream that it missed while Redis was unreachable."""
+        """Copy the events that the stream missed while Redis was unreachable."""
         if self._publisher is not None:
             self._publisher.catch_up()
 
@@ -273,7 +273,7 @@ class Attempt:
         self._conclude(JobOutcome(self.job.id, "failed", error=error, is_logged=False))
 
     def finish_from_disk(self, result: dict[str, Any]) -> None:
-        """Finish a job whose previous execution wrote its result, but not to Redis."""
+        """Finish a job whose previous execution wrote its result to disk, but not to Redis."""
         if not self._has_logged_end():
             self._log_event("finished", result=result)
         self._conclude(JobOutcome(self.job.id, "finished", result=result))
@@ -286,7 +286,7 @@ class Attempt:
             for event in read(self._rundir.events):
                 if event["type"] in ("started", "finished"):
                     has_logged = event["type"] == "finished"
-        except OSError as error:  # then it cannot be written either
+        except OSError as error:  # in this case it cannot be written either
             log.warning("%s: %s", self.job.id, error)
         return has_logged
 

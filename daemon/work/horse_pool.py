@@ -2,7 +2,7 @@
 
 With isolation "fork" every job has its own horse. A resident worker keeps one horse per model,
 until the model is unloaded or the horse dies. Adapters that are served unmerged share the horse of
-their base: the first job with one is requested of the zygote, which refers it to that horse.
+their base: the worker sends the first job with an adapter to the zygote, which names that horse.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Horse:
         """`request`: the job that the zygote forks it for."""
         self.channel = channel
         self.requested_for = request.job_id
-        self.models = [request.model]  # that it has: the one it was forked with, and adapters
+        self.models = [request.model]  # that it serves: the one it was forked with, and adapters
         self.is_resident = request.isolation == "resident"
-        self.instead: UseHorse | None = None  # the zygote forked none: another one has the model
+        self.instead: UseHorse | None = None  # no horse was forked: another one has the model
         self.is_leaving = False  # takes no more jobs
         self.job_ids: set[str] = set()  # of the jobs that it runs
         self.killed_for: str | None = None  # the job because of which it was killed
@@ -89,7 +89,7 @@ class Horse:
         return about_jobs
 
     def take_over(self, other: Horse, instead: UseHorse) -> None:
-        """Take the jobs of a horse that was not forked, as the zygote asks in `instead`."""
+        """Take the jobs of a horse that was not forked, as the zygote requested in `instead`."""
         self.models += [model for model in other.models if model not in self.models]
         self.send(replace(other._request, is_model_changed=instead.is_model_changed))
         for message in other._unsent:

@@ -50,8 +50,8 @@ def prepare(
 ) -> Prepared:
     """Read a started job. A damaged job fails, and must not end the worker.
 
-    `machine`: the name of this one, if others take jobs from the same queue. Raises RedisError:
-    that Redis cannot be reached is no fault of the job.
+    `machine`: the name of this machine, if others take jobs from the same queue. Raises RedisError:
+    an unreachable Redis must not fail the job.
     """
     prepared = Prepared()
     try:

@@ -1,6 +1,6 @@
-"""A job's run directory on its way from the run store to this machine, in a thread of the worker.
+"""Fetches a job's run directory from the run store to this machine, in a thread of the worker.
 
-The worker's loop polls it: it never waits for the network.
+The worker's loop polls the fetch, so it never waits for the network.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RunFetch:
         self.is_superseded = False  # a later execution has claimed the job
         self.failure: str | None = None  # why the job cannot be run
         self.name = ""  # of the checkpoint that is being fetched, or "files"
-        self.bytes = 0  # of it, so far
+        self.bytes = 0  # fetched of it so far
         self.total_bytes = 0
         self._home = home
         self._bucket = bucket
@@ -91,7 +91,7 @@ class RunFetch:
 
 
 def path_here(rundir: RunDir, path: str) -> str:
-    """Return where the weights of a job are that another machine has placed in its run directory.
+    """Return the local path of weights that another machine has placed in a job's run directory.
 
     Other paths are returned as they are.
     """

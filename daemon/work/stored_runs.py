@@ -1,8 +1,8 @@
-"""What a worker does for run directories that are kept in a run store.
+"""The worker's part in keeping run directories in a run store.
 
-It lets them be fetched when an execution begins, and when one ends it notes so for the uploader
-and waits until everything is in the store: a training whose result could still be lost with this
-machine has not ended.
+When an execution begins, the run directory is fetched. When it ends, the worker notifies the uploader
+and waits until everything is in the store: a training has not ended while its result could still
+be lost with this machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .run_fetches import RunFetch
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 1.0  # between two looks whether uploads fail
+_LOOK_S = 1.0  # between two checks whether uploads fail
 
 
 class StoredRuns:
@@ -33,7 +33,7 @@ class StoredRuns:
         self._bucket = bucket
         self._pending = PendingUploads(home)
         self._looked = 0.0
-        self._marked: set[tuple[str, int]] = set()  # executions whose end the uploader knows
+        self._marked: set[tuple[str, int]] = set()  # executions whose end was noted
 
     def begin(self, attempt: Attempt) -> None:
         """Start to fetch the run directory of an attempt."""
@@ -51,7 +51,7 @@ class StoredRuns:
                 fetch.cancel()
                 attempt.fetch = None
                 continue
-            is_done = fetch.is_done  # before the others: they are set first
+            is_done = fetch.is_done  # read before the other attributes, which are set first
             if fetch.is_open and not attempt.has_rundir:
                 attempt.set_rundir(fetch.rundir)
             attempt.report_fetch()
@@ -68,7 +68,7 @@ class StoredRuns:
         return complete
 
     def end(self, attempt: Attempt) -> bool:
-        """Note that an attempt has ended; return whether its end may be reported."""
+        """Note that an attempt has ended, for the uploader; return whether to report its end."""
         execution = (attempt.job.id, attempt.started.number)
         if not attempt.has_rundir:
             attempt.is_stored = True

@@ -1,4 +1,4 @@
-"""Stall detection in the worker: a job makes no progress, and where it hangs.
+"""Stall detection in the worker: jobs without progress, and the place where they hang.
 
 The horse reports its activity and the time limit for it (fork/activity.py); the worker measures
 with its own clock, because a horse that is suspended, or whose code holds the GIL, could not. To
@@ -56,7 +56,7 @@ class Watchdog:
         self._activity, self._signaled_at, self._is_reported = activity, None, False
 
     def check(self, pid: int) -> Stall | None:
-        """Return a stall of the horse `pid`, once for each."""
+        """Return a stall of the horse `pid`; each stall is returned once."""
         activity = self._activity
         if activity is None or self._is_reported:
             return None

@@ -56,10 +56,10 @@ from .stored_runs import StoredRuns
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.25  # maximum duration of one wait; messages end it earlier
-_LOOK_S = 1.0  # between two looks for jobs that were set aside
+_LOOK_S = 1.0  # between two checks for jobs that were set aside
 _RETRY_S = 0.02  # the same while a job waits for a zygote
 _RECONNECT_S = 0.2  # minimum time between two attempts to reach Redis
-_MOST_REPORTED = 32  # jobs in one report: a longer one is not written as a whole
+_MOST_REPORTED = 32  # jobs in one report: a longer report is not written atomically
 _DRAIN_TIMEOUT_S = 1.0  # for Redis to come back when the worker is to end
 
 
@@ -109,10 +109,10 @@ class Worker:
         self._num_taken = 0
         self._num_ended: Counter[str] = Counter()  # by how they ended
         self._reported = JobsHeld([], 0)
-        self._may_take = True  # as of the latest look: workers are not suspended
+        self._may_take = True  # as of the latest check: workers are not suspended
         self._met: list[str] = []  # needs for which jobs may be set aside, met by the labels
         self._looked = 0.0
-        self._listed = 0.0  # when it looked for jobs that were popped for it
+        self._listed = 0.0  # time of the latest check for jobs that were popped for it
         self._checked = 0.0
         self._down_since: float | None = clock() - _RECONNECT_S  # None while Redis is reachable
         self._saved_at = 0.0  # when the last job ended whose end is not in Redis yet
@@ -243,7 +243,7 @@ class Worker:
             log.warning("%s: requeued, %s does not run it", job_id, self.name)
 
     def _apply_control_requests(self) -> None:
-        """Pass on what Redis requests of the running jobs."""
+        """Apply the stop and pause requests that Redis has for the running jobs."""
         running = [a for a in self.attempts if a.settle is None or not a.is_stored]
         if running:
             found = self.store.control_requests([(a.job, a.started.claim) for a in running])
@@ -276,7 +276,7 @@ class Worker:
         """Give back jobs that were popped for this worker and that it does not wait for.
 
         A network that was cut delivers a command late, after its connection was closed. Without
-        this, the job would wait for the end of the running ones, and other workers be idle.
+        this, the job would wait for the end of the running ones while other workers are idle.
         """
         now = time.monotonic()
         if not self._mailbox.is_waiting and not self._is_open() and now - self._listed > _LOOK_S:
@@ -285,7 +285,7 @@ class Worker:
                 self._reconcile()
 
     def _look(self) -> bool:
-        """Return whether jobs may be taken; once per second, look for those that were set aside."""
+        """Return whether jobs may be taken; once per second, check for jobs that are set aside."""
         now = time.monotonic()
         if now - self._looked > _LOOK_S:
             self._looked = now
@@ -365,7 +365,7 @@ class Worker:
                 self._receive(horses[source])
             elif source in downloads:
                 self._downloads.read(source)
-        self.horses.sweep()  # now: a slot that has become free is filled without a pause
+        self.horses.sweep()  # at once, so that a free slot is filled without a pause
 
     def _receive(self, horse: Horse) -> None:
         attempts = {a.job.id: a for a in self.attempts if a.job.id in horse.job_ids}
