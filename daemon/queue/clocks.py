@@ -15,7 +15,7 @@ _MEASURE_S = 60.0  # between two measurements: the clock of a machine may be set
 
 
 def clock() -> float:
-    """Seconds of a clock that includes suspend (CLOCK_BOOTTIME), where there is one."""
+    """Seconds of a clock that runs during suspend (CLOCK_BOOTTIME), if the system has one."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()

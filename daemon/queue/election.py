@@ -1,7 +1,7 @@
-"""The election of one daemon that does what must be done for all that share a Redis.
+"""The election of a leader: the daemon that does the common work of all that share a Redis.
 
 The leader queues due jobs, requeues the jobs of dead workers and removes old answers. All of that
-may happen twice, so a leader that hangs and comes back does no harm. The lease is timed by Redis.
+may happen twice, so a leader that hangs and comes back does no harm. Redis times the lease.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Election:
         self._is_leader = False
 
     def is_leader(self) -> bool:
-        """Whether this daemon leads now; asks Redis a few times per lease. Raises RedisError."""
+        """Whether this daemon leads now; queries Redis a few times per lease. Raises RedisError."""
         now = clock()
         if now - self._claimed_at >= _RENEW_S:
-            self._is_leader = False  # should the claim fail
+            self._is_leader = False  # in case the claim fails
             claimed = self._connection.eval(
                 _CLAIM, 1, keys.LEADER, self._candidate, str(int(LEASE_S * 1000))
             )

@@ -21,7 +21,7 @@ class RedisHealth:
 
 
 def check(connection: redis.Redis) -> RedisHealth:
-    """Examine a Redis. Raises RedisError. What it does not tell is not examined."""
+    """Examine a Redis. Raises RedisError. Settings that it does not report are not examined."""
     info: Any = connection.info()
     version = str(info["redis_version"])
     fault = None

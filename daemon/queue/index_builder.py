@@ -24,7 +24,7 @@ from . import job_index, keys, listing
 
 _VERSION = b"1"
 _BATCH = 500  # jobs per transaction
-_SETTLED_NS = 1_000_000_000  # an older time of change of a folder is not shared by a later change
+_SETTLED_NS = 1_000_000_000  # after this, a further change has another modification time
 _ENDED = (b"finished", b"failed", b"stopped", b"canceled")
 
 
@@ -48,7 +48,7 @@ def build(connection: redis.Redis, runs: Path) -> None:
 
 
 def add_folders(connection: redis.Redis, runs: Path) -> None:
-    """Add run directories without a job in Redis that came since the last call.
+    """Add run directories without a job in Redis that were created since the last call.
 
     While the folder of run directories is unchanged, this costs one `stat` and one command.
     """
@@ -97,7 +97,7 @@ def _add(pipeline: Pipeline, job_id: str, fields: Any, *, from_cli: bool) -> Non
         return  # not a job
     queue, status, created_at, ended_at = fields
     if not is_job_id(job_id) or keys.text(queue) not in QUEUES:
-        return  # not a job of warmd's
+        return  # not one of warmd's jobs
     at = {job_id: _seconds(created_at)}
     pipeline.zadd(keys.jobs(keys.text(queue)), at, nx=True)
     if from_cli:

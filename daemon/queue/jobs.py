@@ -1,4 +1,4 @@
-"""Jobs in Redis: every change of a job's life, in RQ's own data structures.
+"""Jobs in Redis: every change of a job's state, in RQ's own data structures.
 
 A job is always in exactly one place, and each move is one transaction:
 
@@ -39,8 +39,8 @@ from .pausing import Pausing
 from .records import ENDED as ENDED, NEVER as NEVER, TRANSIENT_FIELDS, WAITING as WAITING
 from .transactions import add, change
 
-# A job that an RQ worker of somebody else takes by mistake fails there: it cannot read the job's
-# function. RQ then schedules it again, so often and after so many seconds.
+# A job that a foreign RQ worker takes by mistake fails there: it cannot import the job's function.
+# RQ then schedules it again, up to this many times and after this many seconds.
 _STRAY_RETRIES = 1000
 _STRAY_RETRY_S = 2
 
@@ -64,8 +64,8 @@ class JobStore(Executions, Pausing, Ordering):
         """Add a job: to its queue, deferred until `after` has finished, or scheduled for `at`.
 
         With both, it is scheduled first and deferred at that time if `after` has not finished.
-        `from_cli`: submitted from the command line; only such jobs are meant by commands that
-        name no job. `needs`: the labels that its node must have.
+        `from_cli`: submitted from the command line; commands without a job id consider only such
+        jobs. `needs`: the labels that its node must have.
         """
         self._publish(job_id)
         target = self.queue(queue)
@@ -179,7 +179,7 @@ class JobStore(Executions, Pausing, Ordering):
         from_cli: bool,
         needs: Mapping[str, str],
     ) -> bool:
-        """Add an ended job from what its run directory says; False if Redis has it already."""
+        """Add an ended job as recorded in its run directory; False if Redis has it already."""
         job = self.queue(queue).create_job(
             keys.JOB_FUNCTION, args=(job_id,), job_id=job_id, description=job_id, timeout=-1,
             result_ttl=-1, failure_ttl=-1, status=status,

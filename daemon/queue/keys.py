@@ -30,7 +30,7 @@ RUNS = "warmd:runs"
 IDENTITY = "warmd:id"
 
 # Hash: node -> JSON record; sorted set: node -> its latest heartbeat in seconds of Redis' clock;
-# hash: node -> when `warmd drain` asked it to leave. See nodes.py.
+# hash: node -> when `warmd drain` requested that it leaves. See nodes.py.
 NODES = "warmd:nodes"
 NODE_BEATS = "warmd:nodes:beats"
 NODE_DRAINS = "warmd:nodes:drains"
@@ -38,7 +38,7 @@ NODE_DRAINS = "warmd:nodes:drains"
 # Hash of counters, for `/metrics`: see totals.py.
 TOTALS = "warmd:totals"
 
-# The daemon that does what one must do for all: see election.py.
+# The daemon that is the leader: see election.py.
 LEADER = "warmd:leader"
 
 # Fields that warmd adds to RQ's hash of a job.
@@ -146,7 +146,7 @@ def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
 
 
 def connect_for_person(url: str) -> redis.Redis:
-    """The same for commands of people: retried while Redis is unreachable, not after a timeout.
+    """The same for interactive commands: retries while Redis is unreachable, not after a timeout.
 
     A Redis that hangs is reported at once, and a command that timed out may have been executed.
     """
@@ -157,7 +157,7 @@ def connect_for_person(url: str) -> redis.Redis:
 
 
 def connect_once(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
-    """The same without retries, for loops that must not block for long, or if none would help."""
+    """The same without retries, for loops that must not block, or where retries would not help."""
     connection = connect(url, timeout_s=timeout_s)
     connection.set_retry(Retry(NoBackoff(), 0))
     return connection

@@ -1,4 +1,4 @@
-"""A worker's lease: as long as it lasts, no other daemon requeues the worker's jobs.
+"""A worker's lease: until it expires, no other daemon requeues the worker's jobs.
 
 A thread renews it over its own connection, so that a busy or blocked worker keeps its jobs.
 """
@@ -20,7 +20,7 @@ LEASE_S = 15.0  # after this time without renewal, other daemons requeue the wor
 
 RENEWALS = 7  # per lease; a renewal that takes longer than its share has failed
 _USABLE = 2 / 3  # of a lease; in the rest of it horses end, before others take their jobs
-# Between attempts to reach Redis: growing, and at random, as many workers lose it at once.
+# Delays between attempts to reach Redis: growing and random, as many workers lose it at once.
 _BACKOFF = EqualJitterBackoff(cap=1.0, base=0.2)
 
 

@@ -51,7 +51,7 @@ def with_status(
     limit: int | None = None,
     fits: Callable[[str], bool] = lambda job_id: True,
 ) -> list[Job]:
-    """The jobs of some statuses whose ids fit, or the latest of them, newest first."""
+    """The jobs with some statuses whose ids match, or the latest of them, newest first."""
     wanted = set(statuses)
     ids = sorted(_members(connection, QUEUES, wanted), key=by_time, reverse=True)
     ids = list(filter(fits, ids))

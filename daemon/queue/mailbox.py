@@ -14,7 +14,7 @@ import redis
 from . import keys
 
 _POP_S = 0.5  # timeout of one BLMOVE
-_LATE_S = 2.0  # a reply that is later than this shows that Redis hangs
+_LATE_S = 2.0  # a reply that is later than this means that Redis hangs
 
 
 class Mailbox:
@@ -33,7 +33,7 @@ class Mailbox:
         self._due = 0.0  # when the reply is expected
 
     def sockets(self) -> list[Any]:
-        """The sockets to select on: readable when `job` or `has_control_request` has news."""
+        """The sockets to select on: readable when `job` or `has_control_request` has a result."""
         connections = (self._jobs, self._control.connection if self._control is not None else None)
         return [c._sock for c in connections if c is not None and c._sock is not None]
 

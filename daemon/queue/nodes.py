@@ -1,6 +1,6 @@
 """The nodes: the daemons that share a Redis, each with its labels, jobs and latest heartbeat.
 
-All times are Redis' clock, so that it does not matter whether the clocks of the machines agree.
+All times are by Redis' clock, so the clocks of the machines need not agree.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FORGOTTEN_S = 86_400.0  # after which a silent node is removed from the list
 READY, STARTING, DRAINING, SILENT = "ready", "starting", "draining", "silent"
 
 # Stores the record and the heartbeat of a node. KEYS: records, heartbeats, drains; ARGV: node,
-# record. Returns whether the node is asked to leave.
+# record. Returns whether the node has been requested to leave.
 _BEAT = """
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('ZADD', KEYS[2], redis.call('TIME')[1], ARGV[1])
@@ -33,7 +33,7 @@ return redis.call('HEXISTS', KEYS[3], ARGV[1])
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRecord:
-    """What a node reports of itself."""
+    """What a node reports about itself."""
 
     machine: str
     version: str  # of warmd
@@ -43,7 +43,7 @@ class NodeRecord:
     pid: int  # of the supervisor
     home: str
     state: str  # READY, STARTING or DRAINING
-    jobs: list[str]  # that its workers hold
+    jobs: list[str]  # held by its workers
     jobs_taken: int  # since it was started
 
 
@@ -54,7 +54,7 @@ class Node(NodeRecord):
     name: str
     heartbeat: float  # unix seconds
     silent_s: float  # since then
-    is_draining: bool  # `warmd drain` has asked it to leave
+    is_draining: bool  # `warmd drain` has requested that it leaves
     is_leader: bool
 
     def to_json(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class NodeRegistry:
         self._connection = connection
 
     def beat(self, name: str, record: NodeRecord) -> bool:
-        """Store a heartbeat; return whether the node is asked to leave."""
+        """Store a heartbeat; return whether the node has been requested to leave."""
         all_keys = (keys.NODES, keys.NODE_BEATS, keys.NODE_DRAINS)
         document: Any = orjson.dumps(asdict(record))
         return bool(self._connection.eval(_BEAT, 3, *all_keys, name, document))
@@ -82,11 +82,11 @@ class NodeRegistry:
             pipeline.execute()
 
     def withdraw_drain(self, name: str) -> None:
-        """Drop a request to leave, at a new start of the node."""
+        """Delete a request to leave, when the node starts again."""
         self._connection.hdel(keys.NODE_DRAINS, name)
 
     def request_drain(self, name: str) -> None:
-        """Ask a node to leave: it sees it with its next heartbeat, also after a crash."""
+        """Request that a node leaves: it reads this with its next heartbeat, also after a crash."""
         seconds, _ = self._time()
         self._connection.hset(keys.NODE_DRAINS, name, str(seconds))
 
@@ -123,7 +123,7 @@ class NodeRegistry:
         return sorted(nodes, key=lambda node: node.name)
 
     def find(self, text: str) -> Node:
-        """Return the node that a name or a unique prefix names. Raises NotFound and SpecError."""
+        """Return the node with a name or a unique prefix of it. Raises NotFound and SpecError."""
         nodes = self.all()
         found = [n for n in nodes if n.name == text] or [
             n for n in nodes if text and n.name.startswith(text)

@@ -13,7 +13,7 @@ class Ordering(JobRecords):
     """Moves queued jobs."""
 
     def move(self, job: Job, position: int) -> int | None:
-        """Move a job to a position of its queue, 1 for the next; return where it is then.
+        """Move a job to a position of its queue, 1 for the next; return its new position.
 
         None if the queue does not hold the job: it has started, or waits for something else.
         """

@@ -20,7 +20,7 @@ _PAUSE_FIELDS = (keys.FIELD_PAUSE, keys.FIELD_PAUSED_AT)
 
 
 class Pausing(SetAside):
-    """The changes of a job's life that a pause makes."""
+    """The changes of a job's state for pausing and continuing."""
 
     def request_pause(self, job: Job, how: str) -> bool:
         """Request that a started job waits in memory ("hold"), or saves and ends ("release")."""
@@ -53,7 +53,7 @@ class Pausing(SetAside):
         return bool(change(self.connection, job, WAITING, write))
 
     def unpause(self, job: Job) -> JobStatus | None:
-        """Return a job that was put away to the front of its queue, or to what it waited for.
+        """Return a job that was put away to the front of its queue, or to its earlier wait.
 
         Returns its status then, before a worker takes it; None if it is not put away.
         """

@@ -22,13 +22,13 @@ from .transactions import change
 
 log = logging.getLogger(__name__)
 
-# When a paused job is scheduled for: far away, and still a date that RQ's own tools can show.
+# The time for which a paused job is scheduled: a distant date that RQ's own tools can show.
 NEVER = 253_402_214_400.0  # 9999-12-31, in unix seconds
 
 ENDED = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED, JobStatus.CANCELED)
 WAITING = (JobStatus.QUEUED, JobStatus.DEFERRED, JobStatus.SCHEDULED)
 
-# Fields of a job's hash about its current executions: without meaning once the job has ended.
+# Fields of a job's hash about its current executions: meaningless once the job has ended.
 EXECUTION_FIELDS = (keys.FIELD_KILLS, keys.FIELD_SUSPECT, keys.FIELD_STOP, keys.FIELD_PAUSE)
 TRANSIENT_FIELDS = (
     *EXECUTION_FIELDS,

@@ -18,7 +18,7 @@ from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
 from ... import __version__
 
-_LEASES = 4  # the record outlasts so many leases
+_LEASES = 4  # leases for which the record is kept
 _BORN = utcformat(now())
 
 

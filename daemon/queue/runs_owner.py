@@ -1,4 +1,4 @@
-"""Which folder of run directories belongs to the jobs in an external Redis.
+"""The folder of run directories that belongs to the jobs in an external Redis.
 
 Any worker may take any job of its Redis. Daemons that share one must therefore share the folder
 `runs` too, otherwise each would fail the other's jobs. The Redis is marked with the folder's random

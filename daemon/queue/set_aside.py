@@ -1,7 +1,7 @@
-"""Queued jobs that wait for a node with certain labels.
+"""Jobs set aside: queued jobs that wait for a node with certain labels.
 
-A job is queued as any other. A worker that pops it and lacks a label sets it aside, next to the
-queue, where only workers with the labels find it. So a pop stays one command, and a job is set
+Such a job is queued like any other. A worker that pops it and lacks a label sets it aside, next to
+the queue, where only workers with the labels find it. So a pop stays one command, and a job is set
 aside once, however many workers cannot run it. A job that needs a later format of run directories
 than this version knows (`schema`) is refused in the same way.
 """
@@ -75,7 +75,7 @@ class SetAside(JobRecords):
         return (job_id, missing) if is_done else None
 
     def offers(self, queue: str, labels: Labels) -> tuple[bool, list[str]]:
-        """Whether workers are to take jobs (`rq suspend`), and the needs that the labels meet.
+        """Whether workers may take jobs (`rq suspend`), and the needs that the labels meet.
 
         The needs are those for which jobs of the queue may be set aside.
         """

@@ -174,8 +174,7 @@ def follow(
     """Yield the events after number `after`; wait for more until `has_ended()` and all are read.
 
     Events that the stream lacks, because it was trimmed or lost, come from the file, which
-    `before_read` brings up to date. Yields None
-    after at most `pause_s` without an event.
+    `before_read` brings up to date. Yields None after at most `pause_s` without an event.
     """
     key = keys.events(job_id)
     end_expected = 0.0  # until this time the job is expected to end at any moment

@@ -1,4 +1,4 @@
-"""Counters of all jobs and processes of one Redis, for `/metrics`: durations, and what went wrong.
+"""Counters of all jobs and processes of one Redis, for `/metrics`: durations, requeues, alerts.
 
 They are kept in one hash, so that reading them costs the same after ten jobs and after a million,
 every gateway shows the same, and a restart loses nothing.
@@ -6,7 +6,7 @@ every gateway shows the same, and a restart loses nothing.
     duration:KIND:STATUS:BOUND   ended jobs whose duration has BOUND as its bucket
     duration:KIND:STATUS:sum     their seconds
     requeued:KIND:REASON         executions after which the job was queued again
-    alert:KIND:TYPE              events of jobs that someone should look at
+    alert:KIND:TYPE              events of jobs that need attention
     restarted:PROCESS            restarts of a daemon's processes
 """
 
@@ -29,7 +29,7 @@ PROCESSES = ("supervisor", "redis", "zygote", "worker", "gateway")  # that are r
 
 ALERTS = ("stall", "divergence", "save_failed", "reward_failed", "warning")
 
-# From an answer of a moment to a training of three days.
+# From an answer within a moment to a training of three days.
 BOUNDS_S = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14_400, 43_200, 86_400, 259_200)
 
 # Both use Redis' clock, as a job may begin on one machine and end on another. The time of an

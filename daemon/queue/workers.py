@@ -1,4 +1,4 @@
-"""The registry of workers: which may hold jobs, which are alive, and requeueing jobs of dead ones.
+"""The registry of workers: their leases and their jobs; requeues the jobs of dead workers.
 
 RQ's own workers share one hand-off list, and jobs in it fail after a minute. Here every worker has
 its own list, so the jobs of a dead worker are known.
@@ -106,8 +106,8 @@ class WorkerRegistry:
     def requeue_unregistered(self) -> list[str]:
         """Requeue jobs of workers that are not registered and have no lease; return their ids.
 
-        A slow worker may have taken a job after `requeue_orphans` unregistered it. Scans all keys.
-        Also those that an RQ worker, started by mistake, popped before it was killed.
+        A slow worker may have taken a job after `requeue_orphans` unregistered it. Also requeues
+        jobs that an RQ worker, started by mistake, popped before it was killed. Scans all keys.
         """
         held = self._hand_offs()
         for queue in QUEUES:
@@ -121,8 +121,8 @@ class WorkerRegistry:
     def _return_stray(self, queue: str) -> list[str]:
         """Requeue what RQ workers popped before the previous call; return the jobs' ids.
 
-        A living one starts or fails a job within moments; should it do so just now, the job is in
-        the queue twice, and the second time it is popped it is dropped.
+        A living one starts or fails a job within moments. If it does so just now, the job is in the
+        queue twice; when it is popped for the second time it is dropped.
         """
         key = self._store.queue(queue).intermediate_queue_key
         popped: Any = self._connection.lrange(key, 0, -1)
