@@ -21,7 +21,7 @@ class Group:
     first completion is an earlier one (`replay`).
     """
 
-    row: int  # of the prompt, in the order of the data
+    row: int  # index of the prompt in the data
     completions: list[Completion]
     scores: Tensor
     replayed: bool = False

@@ -88,7 +88,7 @@ def _reward_process(
     functions: Mapping[str, rewards.Reward | KeywordReward],
     prompts: Sequence[Prompt],
 ) -> AbstractContextManager[RewardProcess | None]:
-    """Start the process of the rewards, before this one computes anything; None without a limit."""
+    """Start the reward process, before this one computes anything; None without a time limit."""
     from .reward_process import RewardProcess
 
     if spec.reward_timeout is None:

@@ -19,7 +19,7 @@ SUM_FIRST, NORMALIZE_FIRST = "sum_then_normalize", "normalize_then_sum"
 
 @dataclass(frozen=True, kw_only=True)
 class LossSpec(Spec):
-    """How advantages follow from rewards, and the loss from advantages."""
+    """Options for computing advantages from rewards, and the loss from advantages."""
 
     scale_rewards: str = option(
         "group",

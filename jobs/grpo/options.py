@@ -257,7 +257,7 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
             raise SpecError("system", "must go with chat_template, got it alone")
 
     def _check_texts(self) -> None:
-        """Bound the text that is repeated in every prompt, and so in memory."""
+        """Limit the text that is repeated in every prompt, and so in memory."""
         for name in ("template", "system"):
             length = len(getattr(self, name) or "")
             if length > MOST_CHARACTERS:
@@ -336,7 +336,7 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
     def located(self, folder: Path) -> Self:
         """Return the spec with data sets and paths, seen from `folder`, made absolute.
 
-        `samples` becomes a number: a file that grows later must not change what the job is. Raises
+        `samples` becomes a number: a file that grows later must not change the job. Raises
         SpecError.
         """
         spec = self
@@ -366,7 +366,7 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
         return self if steps == self.steps_total else replace(self, steps=steps)
 
     def check_inputs(self, model_config: Mapping[str, Any] | None) -> None:
-        """Check what needs files: data, rewards, trackers, lengths. Raises SpecError.
+        """Check everything that needs files: data, rewards, trackers, lengths. Raises SpecError.
 
         `model_config` is the content of the model's config.json, None when it is not available.
         """
@@ -399,8 +399,8 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
     def check_model_files(self, folder: Path) -> None:
         """Check prompt lengths with the tokenizer of the model, for at most 1 s. Raises SpecError.
 
-        Chats are rendered by the model's template. What there was no time for, and what only
-        transformers can read, is checked when the job begins.
+        Chats are rendered by the model's template. Prompts beyond this time, and models that only
+        transformers can read, are checked when the job begins.
         """
         until = time.monotonic() + _CHECK_S
         found = [*self.training_problems(), *self.held_out_problems()]
@@ -411,7 +411,7 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
         texts = self._texts(found, files.chat_template() if has_chats else None, until)
         limit = files.positions()
         if limit is None or self.max_prompt_length is not None:
-            for _ in texts:  # for what the template refuses
+            for _ in texts:  # raises for chats that the template rejects
                 pass
             return
         room = limit - (self.max_completion_length or 1)
@@ -427,7 +427,7 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
     ) -> Iterator[tuple[int, str]]:
         """Yield the row and the text of each prompt, while there is time.
 
-        Raises SpecError for a chat that the template refuses.
+        Raises SpecError for a chat that the template rejects.
         """
         for problem in found:
             messages = messages_of(problem, chat_template=self.chat_template, system=self.system)
@@ -448,5 +448,5 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
             except JobFailed as error:
                 if isinstance(error.__cause__, chat_templates.Refused):
                     raise SpecError("dataset", str(error).removeprefix("dataset: ")) from None
-                return  # something that this environment lacks, perhaps
+                return  # perhaps a package that this environment lacks
             yield problem.row, text

@@ -10,7 +10,7 @@
 - Optional int8 generation, corrected by truncated importance sampling in the loss.
 - With bf16 on a GPU, matrix multiplications are in bfloat16; weights and sums stay in float32.
 
-Models that `can_pack` refuses run by TRL's own code. Imports trl.
+Models that `can_pack` rejects are trained by TRL's own code. Imports trl.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class PackedTrainer(GRPOTrainer):
         self.most_tokens: int | None = None
         if can_pack(self.model):
             self.most_tokens = tokens_that_fit(self.model, self.accelerator.device, self.ranks.size)
-        self.keeps_logps = False  # whether completions are written with their log-probabilities
+        self.keeps_logps = False  # whether completions are generated with their log-probabilities
         self.written: list[Completion] = []  # the latest completions
         self._scores_given: tuple[Tensor, Tensor] | None = (
             None  # (logps, entropies) for the current loss
@@ -96,7 +96,7 @@ class PackedTrainer(GRPOTrainer):
             self._adapted = [Adapted(Adapter.live(text_model(self.model).layers))]
 
     def set_reference(self, model: Any | None, beta: float) -> None:
-        """Set the reference model of the KL term, which joins the loss `beta` times.
+        """Set the reference model of the KL term, which has the weight `beta` in the loss.
 
         TRL would load one from disk. It may share its weights with the policy
         (`weight_sharing_clone`): they are separated before the first update.
@@ -291,7 +291,7 @@ class PackedTrainer(GRPOTrainer):
         if not self._needs_all_gradients:
             learns = (joined["advantages"].ne(0) | joined.get("is_replayed", False)).tolist()
             learning = [row for row in rows if learns[row.index]]
-        if self.top_entropy_quantile < 1:  # the entropies of all tokens decide which ones learn
+        if self.top_entropy_quantile < 1:  # the entropies of all tokens decide which have a loss
             self._score_into(logps, entropies, self.model, rows)
         elif self.num_iterations > 1 and not self._needs_all_gradients:  # for the metrics only
             silent = [row for row in rows if not learns[row.index]]
@@ -374,7 +374,7 @@ class PackedTrainer(GRPOTrainer):
         mask = batch["completion_mask"].bool()
         drift = (old - batch["sampling_per_token_logps"]).masked_fill(~mask, 0.0)
         ratio = drift.exp().clamp(max=self.args.vllm_importance_sampling_clip_max)
-        if not self._needs_all_gradients:  # others have no log-probabilities of the model
+        if not self._needs_all_gradients:  # the others have no log-probabilities of the model
             mask &= batch["advantages"].ne(0)[:, None]
         mean = drift[mask].abs().mean() if bool(mask.any()) else 0.0
         self._metrics["train"][DRIFT].append(float(mean))

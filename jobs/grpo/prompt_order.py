@@ -1,4 +1,4 @@
-"""The order of the training prompts: shuffled in each epoch, by (seed, epoch) only. Imports torch.
+"""The order of the training prompts: depends only on (seed, epoch). Imports torch.
 
 A resumed job has the same order as an uninterrupted one.
 """
@@ -27,7 +27,7 @@ class PromptStream:
     """An endless sequence of prompts in the order of EpochSampler, without dropped remainders.
 
     Dynamic sampling takes more prompts for some steps than for others. `position`, the number of
-    prompts taken so far, is all of its state.
+    prompts taken so far, is its whole state.
     """
 
     def __init__(self, num_prompts: int, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Experience replay of ARPO (arXiv:2505.16282): earlier successes for groups that only fail.
+"""Experience replay of ARPO (arXiv:2505.16282): reuses successes in groups that only fail.
 
 The buffer has the latest successful completions of each prompt. When all completions of a group
 fail, a stored success replaces the first one, so that the group has advantages. It is off-policy:

@@ -1,6 +1,6 @@
-"""The reward log: a JSON line for each completion that a step learned from, with its rewards.
+"""The reward log: a JSON line for each completion that a step was trained on, with its rewards.
 
-A resumed job cuts the file back to the step of its checkpoint, so that each step is in it once.
+A resumed job truncates the file to the step of its checkpoint, so that it has each step once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..errors import JobFailed
 class RewardLog:
     """Appends to the file of one job; lines after `step` are removed when it is opened.
 
-    Raises JobFailed where the file cannot be opened or is not of this job.
+    Raises JobFailed if the file cannot be opened or belongs to another job.
     """
 
     def __init__(self, path: Path, job_id: str, *, step: int) -> None:
@@ -42,7 +42,7 @@ class RewardLog:
             raise
 
     def flush(self) -> None:
-        """Make the lines survive a power cut: before the checkpoint of their step does."""
+        """Make the lines durable; called before the checkpoint of their step is."""
         os.fsync(self._file)
 
     def _cut(self, path: Path, step: int) -> None:

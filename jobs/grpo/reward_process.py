@@ -1,8 +1,8 @@
 """Rewards in a process of their own, with a time limit for each call.
 
 The job forks a keeper before it computes anything. The keeper forks the process that runs the
-rewards, and another one after that was killed; it runs no code of the user, so that it never hangs.
-Both end with the job. Requests and answers are JSON: no pickle.
+rewards, and a new one after a kill; it runs no user code, so it never hangs. Both end with the job.
+Requests and answers are JSON: no pickle.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class RewardFailed(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """What the rewards returned: a score or None of each completion (B) by each reward (R).
+    """The results of the rewards: a score or None of each completion (B) by each reward (R).
 
-    `extra` and `metrics`: what they passed to TRL's `log_extra` and `log_metric`.
+    `extra` and `metrics`: the values passed to TRL's `log_extra` and `log_metric`.
     """
 
     scores: list[list[float | None]]
@@ -87,9 +87,9 @@ class RewardProcess:
         completion_ids: Sequence[Sequence[int]],
         state: Mapping[str, Any],
     ) -> Answer:
-        """Score completions, each of its prompt. `state`: TRL's trainer_state. Raises RewardFailed.
+        """Score completions, one per prompt. `state`: TRL's trainer_state. Raises RewardFailed.
 
-        After a failure other than an exception the next call has a new process.
+        After a failure other than an exception the next call uses a new process.
         """
         request = {
             "places": [self._places[id(prompt)] for prompt in prompts],
@@ -154,16 +154,16 @@ def _keep(job: socket.socket, scorer: _Scorer) -> None:
 
 
 def _outlive_stop_requests() -> None:
-    """The same for the process of the rewards, but not for what they start.
+    """The same for the process of the rewards, but not for programs that they start.
 
-    A handler, as programs that are executed would inherit SIG_IGN, and could not be terminated.
+    Uses a handler: executed programs would inherit SIG_IGN and could not be terminated.
     """
     signal.signal(signal.SIGTERM, lambda *_: None)
     os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
 
 
 class _Scorer:
-    """Runs the rewards, in their process."""
+    """Runs the rewards in the reward process."""
 
     def __init__(
         self, rewards: Mapping[str, Reward | KeywordReward], prompts: Sequence[Prompt]
@@ -182,7 +182,7 @@ class _Scorer:
                 request = orjson.loads(job.recv_bytes())
                 try:
                     answer = orjson.dumps(self._answer(request), option=_JSON)
-                # Any error, sys.exit() included, leaves out the group alone.
+                # Any error, including sys.exit(), leaves out only this group.
                 except (Exception, SystemExit) as error:
                     is_told = isinstance(error, JobFailed)
                     reason = str(error) if is_told else tracebacks.reason(error)

@@ -54,7 +54,7 @@ def generate(
 ) -> list[Completion]:
     """Return one completion per prompt; equal prompts share one prefill.
 
-    Each of several `ranks` generates a run of the completions, and returns those of all. Each
+    With several `ranks`, each generates a contiguous part and returns the completions of all. Each
     decode step draws one random number per prompt from the global generator of the device,
     also for ended sequences, so that a completion does not depend on the others. Entropies and
     log-probabilities are at `temperature`, over the whole vocabulary, before top-k and top-p.
@@ -108,12 +108,12 @@ def generate(
         return completions
     found = ranks.gather((drawn, completions))
     for _ in range(max(steps for steps, _ in found) - drawn):
-        torch.rand(every, dtype=torch.float64, device=device)  # to leave all generators equal
+        torch.rand(every, dtype=torch.float64, device=device)  # keeps all generators equal
     return [completion for _, part in found for completion in part]
 
 
 def run_of(count: int, ranks: Ranks) -> slice:
-    """Return a rank's run of `count` items: nearly equal runs, in the order of the ranks."""
+    """Return a rank's contiguous part of `count` items; parts are nearly equal, in rank order."""
     return slice(count * ranks.rank // ranks.size, count * (ranks.rank + 1) // ranks.size)
 
 
@@ -170,7 +170,7 @@ class _Cache:
             self._padding = self._padding[going]
 
     def attend(self, qkv: Tensor, layer: int) -> Tensor:
-        """Store one more token of each row and return what it sees; see `parts.Attend`."""
+        """Store one more token of each row and return its attention; see `parts.Attend`."""
         shape = self._decoder.shape
         heads, key_heads, size = shape.heads, shape.kv_heads, shape.head_dim
         query, key, value = torch.split(qkv, [heads, key_heads, key_heads], dim=1)

@@ -40,10 +40,10 @@ from .rollout import run_of
 
 SHOWN_CHARACTERS = 200  # of a prompt or completion in an event
 EVAL_BATCH = 16
-FLAT_STEPS = 20  # steps without a difference of rewards in any group, after which a warning comes
+FLAT_STEPS = 20  # steps without unequal rewards in any group, after which it warns
 MOST_FAILURES = 10  # consecutive groups whose rewards fail, after which the job fails
 
-# How the rewards of a group ended: None, or the row of its prompt and why they failed.
+# Outcome of the rewards of a group: None, or the row of its prompt and the reason of the failure.
 Outcome = tuple[int, str] | None
 
 
@@ -245,7 +245,7 @@ class GroupTrainer(EvaluatingTrainer, PackedTrainer):
             return cast(Any, super())._generate_single_turn(*args, **kwargs)
         except (NotFiniteError, RuntimeError) as error:
             if isinstance(error, NotFiniteError) or "probability tensor" in str(error):
-                self.check_weights()  # names the weights when they are the cause
+                self.check_weights()  # the message names the weights if they are the cause
                 step = self.state.global_step + 1
                 raise JobFailed(
                     f"step {step}: the model's probabilities are nan or infinite"
@@ -341,7 +341,7 @@ class GroupTrainer(EvaluatingTrainer, PackedTrainer):
             self._warn_of_equal_rewards()
 
     def _warn_of_equal_rewards(self) -> None:
-        """Warn once when groups of equal rewards, whose advantages are 0, have come for long."""
+        """Warn once after many steps in which all groups had equal rewards (advantages 0)."""
         self._flat_steps = self._flat_steps + 1 if self._is_flat else 0
         if self._flat_steps == FLAT_STEPS:
             self.job.emit(
@@ -392,7 +392,7 @@ class GroupTrainer(EvaluatingTrainer, PackedTrainer):
         return {"reward": reward, "n": len(self.held_out)}
 
     def _rewards_of(self, prompts: Sequence[Prompt]) -> list[float]:
-        """Return the rewards of one completion per prompt, without those that have none."""
+        """Return the rewards of one completion per prompt, without completions that have none."""
         with no_deprecations():
             ids, _ = self._generate_single_turn([prompt.ids for prompt in prompts], None, {}, 1)
         completions = self.processing_class.batch_decode(ids, skip_special_tokens=True)
@@ -420,7 +420,7 @@ class GroupTrainer(EvaluatingTrainer, PackedTrainer):
         completion_ids: Sequence[list[int]],
         size: int,
     ) -> torch.Tensor:
-        """Return what `_scores` returns; each of several ranks scores a run of the groups."""
+        """Return the scores of `_scores`; with several ranks, each scores a part of the groups."""
         if self.ranks.size == 1:
             return self._scores(rows, completions, completion_ids, size)
         groups = run_of(len(rows) // size, self.ranks)
@@ -461,7 +461,7 @@ class GroupTrainer(EvaluatingTrainer, PackedTrainer):
         """Return the score of each completion by each reward: (B, R) float32, NaN for None.
 
         `rows`: the prompt of each completion. `size`: completions that are left out together when
-        their rewards fail in a process of their own. `ended` receives how they ended there; None:
+        their rewards fail in the reward process. `ended` receives the outcomes there; None:
         failures are counted at once.
         """
         if self._reward_process is not None:
@@ -550,7 +550,7 @@ def _dataset(prompts: Sequence[Prompt], data: str) -> Dataset:
 
 
 def _behavior(groups: Sequence[Group], like: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return what PackedTrainer takes of replayed completions; like: (B, C)."""
+    """Return the fields of replayed completions for PackedTrainer; like: (B, C)."""
     logps = torch.zeros(like.shape)
     is_replayed = torch.zeros(len(like), dtype=torch.bool)
     for number, group in enumerate(groups):

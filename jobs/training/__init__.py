@@ -1,5 +1,6 @@
-"""What every training kind shares: options, the Trainer, exact checkpoints, their comparison.
+"""Parts shared by all training kinds: options, the Trainer, exact checkpoints, their comparison.
 
-A kind's trainer enters as a subclass of `trainer.JobTrainer`; step events and checkpoints leave.
-Resume is exact to the bit: a checkpoint holds all that the next step depends on. Knows no kind.
+The trainer of a kind is a subclass of `trainer.JobTrainer`, which emits step events and writes
+checkpoints. Resume is bit-exact: a checkpoint holds everything that the next step depends on. The
+package knows no kind.
 """

@@ -1,4 +1,4 @@
-"""Arguments of the Trainer that every training kind passes alike. Imports torch."""
+"""Arguments of the Trainer that are the same for all training kinds. Imports torch."""
 
 from __future__ import annotations
 

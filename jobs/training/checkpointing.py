@@ -53,14 +53,14 @@ class CheckpointingTrainer(Trainer):
         self._checkpoint: Path | None = None  # the latest
         self._live: LiveTensors | None = None  # of the save in flight
         self._has_warned = False  # whether a checkpoint lacked the metric of keep_best
-        self._blocked_s = 0.0  # how long the training has stood still for the save in flight
+        self._blocked_s = 0.0  # how long training was blocked by the save in flight
         cast(Any, disable_progress_bar)()  # of writing weights: it would fill the job's log
         super().__init__(*args, **kwargs)
         self._tokenizer_files = TokenizerFiles(self.processing_class)
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether deterministic kernels must be asked for: on a CPU all are."""
+        """Whether deterministic kernels must be requested: on a CPU all kernels are."""
         return self.spec.deterministic and self.args.device.type != "cpu"
 
     # Hooks for a kind.
@@ -77,7 +77,7 @@ class CheckpointingTrainer(Trainer):
         """Restore what `job_state` returned for a checkpoint."""
 
     def about(self) -> dict[str, Any]:
-        """Return entries of the manifest besides metrics, options and environment."""
+        """Return entries of the manifest in addition to metrics, options and environment."""
         return {}
 
     # Saving.
@@ -158,7 +158,7 @@ class CheckpointingTrainer(Trainer):
         """Wait until the optimizer may change the tensors of the save in progress."""
         if self._live is not None:
             began = time.perf_counter()
-            # A finished save needs no copies, also one that failed on a full disk before it read.
+            # A finished save needs no copies, even if it failed before it read anything.
             if self._in_flight is not None and self._in_flight.outcome() is None:
                 self._live.release()
             self._live = None

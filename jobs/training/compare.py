@@ -49,7 +49,7 @@ def _steps(events: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], dict[st
 
 
 def compare_checkpoints(one: Path, other: Path) -> dict[str, str | None]:
-    """Return for every file of two checkpoints what differs first in it, None where nothing does.
+    """Return for every file of two checkpoints the first difference in it, None if there is none.
 
     Imports torch when the bytes of a file differ.
     """
@@ -93,7 +93,7 @@ def _read_tensors(path: Path) -> Any:
 def _read_state(path: Path) -> Any:
     import torch
 
-    # numpy's generator is no plain value; the file is one of our own making.
+    # The state of numpy's generator is not a plain value; warmd wrote this file, so it is trusted.
     return torch.load(path, map_location="cpu", weights_only=False)
 
 
@@ -106,7 +106,7 @@ _READERS: dict[str, Callable[[Path], Any]] = {
 
 
 def _first_difference(one: Any, other: Any, where: str) -> str | None:
-    """Return where two values differ first; NaN equals NaN, 0.0 does not equal -0.0."""
+    """Return the place of the first difference; NaN equals NaN, 0.0 does not equal -0.0."""
     if one is _MISSING or other is _MISSING:
         return f"{where}: only in one"
     if type(one) is not type(other):

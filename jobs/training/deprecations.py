@@ -1,4 +1,4 @@
-"""Deprecations within the libraries, which no caller of theirs can avoid."""
+"""Deprecation warnings within the libraries, which their callers cannot avoid."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_deprecations() -> Iterator[None]:
-    """Silence what TRL 1.16 uses and transformers 5.23 deprecates, at every generation or loss."""
+    """Silence warnings about deprecated functions of transformers 5.23 that TRL 1.16 calls."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".is_gradient_checkpointing", FutureWarning)
         yield

@@ -1,8 +1,8 @@
 """Deterministic kernels for the part of a step that learns, on a GPU.
 
-On a CPU the same state gives the same bits anyway. On a GPU the backward pass of attention and the
-gradient of embeddings add in an order that varies from run to run, unless torch is told to use
-deterministic algorithms. Generation is left out: it samples with a cumulative sum, for which torch
+On a CPU the same state always gives the same bits. On a GPU the backward pass of attention and the
+gradient of embeddings add in an order that varies from run to run, unless torch is set to use
+deterministic algorithms. Generation is excluded: it samples with a cumulative sum, for which torch
 has no deterministic algorithm and raises. Imports torch.
 """
 
@@ -19,10 +19,10 @@ settings = cast(Any, torch.utils).deterministic  # its attributes are not declar
 
 @contextmanager
 def algorithms(*, deterministic: bool) -> Iterator[None]:
-    """Use deterministic algorithms of torch within this block, or any."""
+    """Within this block use deterministic algorithms of torch, or any if not `deterministic`."""
     before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(deterministic)
-    settings.fill_uninitialized_memory = False  # what is read is written: filling costs bandwidth
+    settings.fill_uninitialized_memory = False  # none of it is read, and filling costs bandwidth
     try:
         yield
     finally:

@@ -48,7 +48,7 @@ class HostReader:
     """Reads tensors of one device into host memory, piece by piece through a pinned buffer."""
 
     def __init__(self, device: torch.device) -> None:
-        """Called in the thread that made the tensors: what it has queued is waited for."""
+        """Called in the thread that made the tensors: reads wait for the work it has queued."""
         self._is_gpu = device.type == "cuda"
         self._buffer = torch.empty(_PIECE_BYTES, dtype=torch.uint8, pin_memory=self._is_gpu)
         self._stream: Any = None

@@ -12,7 +12,7 @@ from .options import MOST_ROWS, MOST_STEPS, TrainingSpec
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedSpec(TrainingSpec):
-    """On what a model is measured, and how often."""
+    """The held-out data on which a model is evaluated, and the interval."""
 
     changeable: ClassVar[tuple[str, ...]] = (*TrainingSpec.changeable, "eval_every")
 

@@ -1,4 +1,4 @@
-"""Trainer with evaluations: every so many steps and after the last one, deferred by a stop.
+"""Trainer with evaluations: every N steps and after the last one, deferred by a stop.
 
 Imports torch and transformers: only `run` of a kind imports it.
 """
@@ -73,7 +73,7 @@ class EvaluatingTrainer(JobTrainer):
                 raise Stopped(self.state.global_step)
 
     def evaluate_after(self) -> dict[str, Any]:
-        """Return the evaluation after the last step, made now unless there is one.
+        """Return the evaluation after the last step; run it unless it exists.
 
         Raises Stopped.
         """
@@ -86,7 +86,7 @@ class EvaluatingTrainer(JobTrainer):
     def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate at this step and emit the event; deferred when the job is to stop."""
         self._eval_is_due = True
-        self.control.should_evaluate = False  # or the end of the training would ask once more
+        self.control.should_evaluate = False  # otherwise the end of training requests it again
         found = self._measured()
         if found is None:
             self.was_stopped = True

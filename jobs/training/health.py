@@ -39,7 +39,7 @@ class Divergence:
     def __init__(self, scales: Mapping[str, float]) -> None:
         self.scales = dict(scales)
         self._past: dict[str, deque[float]] = {name: deque(maxlen=LOSSES) for name in scales}
-        self._is_on = False  # whether it was said, and has not ended since
+        self._is_on = False  # whether a divergence was reported and has not ended
 
     def update(self, metrics: Mapping[str, Any]) -> dict[str, Any] | None:
         """Add the metrics of a step; return the fields of a `divergence` event when one begins.
@@ -81,9 +81,9 @@ class Progress:
     """Reports the current activity of a training and its time limit.
 
         progress = Progress(report)
-        progress.begin("step")               # ends what was under way before
+        progress.begin("step")               # ends the previous activity
         with progress.during("evaluation"):  # the step's clock stands still meanwhile
-        progress.end()                       # nothing is expected now, as while paused
+        progress.end()                       # nothing is expected now, e.g. while paused
 
     `report` is called whenever an activity begins, continues or ends. The worker's watchdog, which
     is another process, compares it with the clock. The limit of an activity follows from the latest

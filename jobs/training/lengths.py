@@ -1,4 +1,4 @@
-"""The length in tokens that training rows are cut at. Imports no torch."""
+"""The length in tokens at which training rows are truncated. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ MAX_LENGTH = 1024  # tokens of a row, unless the options or the model's position
 
 
 def row_length(asked: int | None, positions: int | None) -> int:
-    """Return the maximum row length: as asked for, or what the positions of a model permit."""
+    """Return the maximum row length: as requested, or limited by the positions of a model."""
     return asked or min(MAX_LENGTH, positions or MAX_LENGTH)
 
 
 def most_tokens_of_a_row(asked: int | None, model: Any, name: str) -> int:
     """Return `row_length` for a model.
 
-    Raises JobFailed where more is asked for than the model has positions.
+    Raises JobFailed if more tokens are requested than the model has positions.
     """
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     max_length = row_length(asked, limit)

@@ -1,8 +1,8 @@
 """Copy-on-update: tensors are written to disk while training continues, until it changes them.
 
 Weights and optimizer moments do not change between two updates, so they are written from where
-they are during the forward and backward passes. Before the next update, what is not written yet is
-waited for if that takes less than PATIENCE_S, and copied otherwise.
+they are during the forward and backward passes. The next update waits up to PATIENCE_S for the rest
+to be written; tensors that are not written by then are copied.
 """
 
 from __future__ import annotations

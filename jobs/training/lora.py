@@ -23,10 +23,10 @@ from ..models.adapters import BASE_DIGEST, BASE_PRECISION, CONFIG, is_adapter
 from .deprecations import no_deprecations
 from .options import ALL_LINEAR, NOT_ON_ADAPTER, TrainingSpec
 
-# Optimal learning rates of LoRA are about ten times those of full training, whatever the rank is:
+# Optimal learning rates of LoRA are about ten times those of full training, for any rank:
 # Schulman et al., "LoRA Without Regret" (Thinking Machines Lab, 2025), with lora_alpha 32.
 LEARNING_RATE_FACTOR = 10.0
-_FAR_OFF = 10.0  # factor from the default beyond which a learning rate is warned of
+_FAR_OFF = 10.0  # a learning rate this many times above or below the default gives a warning
 
 
 def with_adapter(warm: WarmModel, model: Any, spec: TrainingSpec) -> PeftModel:
@@ -66,9 +66,9 @@ def with_adapter(warm: WarmModel, model: Any, spec: TrainingSpec) -> PeftModel:
 
 
 def _quantize(model: Any) -> None:
-    """Give the model's linear layers int8 weights, but for the vocabulary head. Raises JobFailed.
+    """Quantize the model's linear layers to int8, except the vocabulary head. Raises JobFailed.
 
-    Also where int8 is not faster: what is learned must not depend on the machine.
+    Also where int8 is not faster: the trained weights must not depend on the machine.
     """
     if model.device.type != "cpu":
         raise JobFailed(f"base_precision: must be native on a GPU ({model.device}), got int8")
@@ -94,7 +94,7 @@ def write_adapter_config(model: PeftModel, folder: Path) -> None:
 
 
 def adapter_metadata(model: PeftModel) -> dict[str, str]:
-    """Return the metadata of the adapter's file: the weights that it was trained on, as known."""
+    """Return the metadata of the adapter's file: digest and precision of its base, if known."""
     digest = getattr(model, "base_weights_digest", None)
     known = {BASE_DIGEST: digest, BASE_PRECISION: getattr(model, "base_precision", None)}
     return {"format": "pt"} | {name: str(value) for name, value in known.items() if value}

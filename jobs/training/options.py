@@ -27,7 +27,7 @@ MOST_PROCESSES = 1024  # of a job
 DEFAULT_TEMPLATE = "Solve this math problem step by step:\n\n{question}\n\nSolution:"
 MOST_CHARACTERS = 100_000  # in a prompt template or a system message
 MOST_RANK = 4096  # of a LoRA adapter
-ALL_LINEAR = "all-linear"  # PEFT's name for all linear layers but the vocabulary head
+ALL_LINEAR = "all-linear"  # PEFT's name for all linear layers except the vocabulary head
 NOT_ON_ADAPTER = (
     "must be trained on a model, got an adapter: `warmd checkpoints export --merge` makes a model "
     "of it"
@@ -83,7 +83,7 @@ class TrainingSpec(Spec, ABC):
     )
     otherwise: ClassVar[str] = "start a new job from its weights with --init-from JOB"
 
-    # The sort of model that is trained; kinds that share it can start from each other's models.
+    # The type of model that is trained; kinds of the same type can start from each other's models.
     trains: ClassVar[str] = "decoder"
 
     # The metrics that `keep_best` accepts, fields of step and eval events; and those to minimize.
@@ -93,7 +93,7 @@ class TrainingSpec(Spec, ABC):
         *("eval_mlm_loss", "eval_mnm_loss"),
     )
 
-    # What the points of a sweep are compared by: with held-out data, and without.
+    # The metrics by which the points of a sweep are compared: with held-out data, and without.
     compared_by: ClassVar[tuple[str, str]] = ("eval_loss", "loss")
 
     # The metrics that `on_divergence` watches, each with its scale: see health.Divergence. Below
@@ -242,7 +242,7 @@ class TrainingSpec(Spec, ABC):
 
     @property
     def most_processes(self) -> int:
-        """The samples that processes divide at a time; 1: the kind divides nothing."""
+        """The samples that the processes divide among them; 1: the kind cannot divide its work."""
         return 1
 
     @property
@@ -292,7 +292,7 @@ class TrainingSpec(Spec, ABC):
             raise SpecError("lora_targets", f"must be {ALL_LINEAR} or names of layers, got {got}")
 
     def check_layers(self, folder: Path) -> None:
-        """Check that the model has the layers to adapt, and a matrix of that rank."""
+        """Check that the model has the layers to adapt, and matrices large enough for the rank."""
         if self.lora is None:
             return
         if is_adapter(folder):

@@ -1,4 +1,4 @@
-"""The processes of one job on one machine: what they send each other, over the loopback interface.
+"""Communication between the processes of one job, over the loopback interface.
 
 A gloo process group of its own, without torch's global one: the libraries of a rank (transformers,
 accelerate, TRL) must not know about the others, or they would divide batches and wrap the model.
@@ -27,8 +27,8 @@ _NO_TIMEOUT = timedelta(days=10_000)
 class ProcessGroup:
     """One rank of a group of processes (jobs.context.Ranks).
 
-    `folder`: of the processes alone, for their rendezvous. `on_broken` is called when another rank
-    has closed its connections, with the error.
+    `folder`: used only by these processes, for their rendezvous. `on_broken` is called when another
+    rank has closed its connections, with the error.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ProcessGroup:
         options._timeout = _NO_TIMEOUT
         store = cast(Any, distributed).FileStore(str(folder / "rendezvous"), size)
         self._group = self._call(lambda: gloo(store, rank, size, options))
-        self.gather(None)  # now all of them are connected with all
+        self.gather(None)  # after this, every process is connected to every other
 
     def from_first(self, make: Callable[[], T]) -> T:
         content = pickle.dumps(make()) if self.rank == 0 else b""
@@ -70,7 +70,7 @@ class ProcessGroup:
         lengths = torch.zeros(self.size, dtype=torch.int64)
         lengths[self.rank] = len(content)
         self.sum(lengths)
-        # Gathered with one length for all: gloo has no gathering of different ones.
+        # Padded to one length: gloo cannot gather different lengths.
         padded = torch.zeros(max(int(lengths.max()), 1), dtype=torch.uint8)
         padded[: len(content)] = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)[
             : len(content)

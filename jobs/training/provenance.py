@@ -1,4 +1,4 @@
-"""What the rounding of a training step depends on besides its state: versions, threads, device."""
+"""The environment that affects the rounding of a training step: versions, threads, device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _gpu(device: torch.device) -> dict[str, Any]:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Say what is not as it was: 'torch 2.12.0, now 2.13.0'."""
+    """Describe the differences: 'torch 2.12.0, now 2.13.0'."""
     old, new = (
         {
             **values.get("versions", {}),

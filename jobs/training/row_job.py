@@ -1,4 +1,4 @@
-"""The course of a job that trains on the rows of a file: what its kinds (SFT, DPO) do alike.
+"""Runs a job that trains on the rows of a data set; shared by its kinds (SFT, DPO).
 
 Imports torch only in its functions.
 """
@@ -112,7 +112,7 @@ def _announce(
         threads=torch.get_num_threads(),  # of each process
         batch_size=spec.batch_size,
         gradient_accumulation=spec.gradient_accumulation,
-        packing=trainer.most_tokens is not None,  # false: by padded batches
+        packing=trainer.most_tokens is not None,  # false: padded batches
         pack_tokens=trainer.most_tokens,  # most in one pass of the model
         learning_rate=trainer.args.learning_rate,
         **compute_summary(ctx.device),

@@ -121,7 +121,7 @@ class RowTrainingSpec(RecordsSpec, EvaluatedSpec):
             raise SpecError("eval_samples", "must be at least 1 with eval_dataset, got 0")
 
     def check_text(self, name: str) -> None:
-        """Bound a text that is repeated in every row. Raises SpecError."""
+        """Limit the length of a text that is repeated in every row. Raises SpecError."""
         length = len(getattr(self, name) or "")
         if length > MOST_CHARACTERS:
             raise SpecError(name, f"must be at most {MOST_CHARACTERS} characters, got {length}")
@@ -137,7 +137,7 @@ class RowTrainingSpec(RecordsSpec, EvaluatedSpec):
             if getattr(self, name) is not None
         }
         spec = replace(self, **changes)
-        if spec.samples is None:  # a file that grows later must not change what the job is
+        if spec.samples is None:  # a file that grows later must not change the job
             spec = replace(spec, samples=len(spec.rows.train))
         return spec
 
@@ -147,9 +147,9 @@ class RowTrainingSpec(RecordsSpec, EvaluatedSpec):
         return self if steps == self.steps_total else replace(self, steps=steps)
 
     def check_inputs(self, model_config: Mapping[str, Any] | None) -> None:
-        """Check what needs files: rows, trackers, lengths. Raises SpecError.
+        """Check everything that needs files: rows, trackers, lengths. Raises SpecError.
 
-        `model_config` is the content of the model's config.json, None when it is not at hand.
+        `model_config` is the content of the model's config.json, None if it is not available.
         """
         super().check_inputs(model_config)
         config = model_config or {}
@@ -163,6 +163,6 @@ class RowTrainingSpec(RecordsSpec, EvaluatedSpec):
             )
 
     def check_model_files(self, folder: Path) -> None:
-        """Check that there is a chat template where a chat needs one. Raises SpecError."""
+        """Check that the model has a chat template if a row is a chat. Raises SpecError."""
         if self.rows.has_chats and TokenizerFolder(folder).lacks_chat_template():
             raise SpecError(*NO_TEMPLATE)

@@ -20,7 +20,7 @@ from .snapshot import read_job_state
 
 
 class EpochOrder(Sampler[int]):
-    """The rows of every epoch in an order that follows from (seed, epoch) alone."""
+    """The rows of every epoch, in an order that depends only on (seed, epoch)."""
 
     def __init__(self, count: int, seed: int) -> None:
         self.count = count
@@ -43,7 +43,7 @@ class RowTrainer(EvaluatingTrainer):
     """An EvaluatingTrainer on rows, mixed in before a trainer of TRL that counts tokens.
 
     `table`: the training rows, a pyarrow.Table. `held_out`: the rows that `measure` evaluates.
-    `data` identifies all of them: a resume on others is refused.
+    `data` identifies all of them: a resume on other rows is refused.
     """
 
     model: Any
@@ -71,7 +71,7 @@ class RowTrainer(EvaluatingTrainer):
         )
 
     def _send_telemetry(self) -> None:
-        """Send nothing to anybody."""
+        """Send no telemetry."""
 
     # Exact resume.
 

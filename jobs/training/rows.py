@@ -1,6 +1,6 @@
 """Rows of a data set: checked, divided into those to train on and those held out.
 
-What one row must look like is the kind's: a subclass of RowSource. Rows are read in the shell, to
+Each kind defines its format of a row in a subclass of RowSource. Rows are read at submission, to
 check a job before it is queued, and again in the work horse; memory holds one of them at a time.
 Imports no torch.
 """
@@ -33,7 +33,7 @@ class Row(Protocol):
 
     @property
     def content(self) -> list[Any]:
-        """What the row teaches, as plain JSON values."""
+        """The content to learn, as plain JSON values."""
 
 
 R = TypeVar("R", bound=Row)
@@ -123,9 +123,9 @@ class RowSource(ABC, Generic[R]):
     def load(self) -> Rows[R]:
         """Read and check the rows.
 
-        Those held out are the first of `eval_dataset`, or else those of `dataset` after the
-        training's. Raises SpecError, by file, line and field, for a row that cannot be learned
-        from, and where there are fewer rows than asked for.
+        The held-out rows are the first of `eval_dataset`, or else those of `dataset` after the
+        training rows. Raises SpecError, with file, line and field, for an unusable row, and if
+        there are fewer rows than requested.
         """
         reading, digest = self.reading(), RowsDigest()
         samples = self._count() if self.samples is None else self.samples
@@ -154,7 +154,7 @@ class RowSource(ABC, Generic[R]):
                 "eval_samples",
                 f"must be below {count} (the rows of {self.dataset}), got {held_out}",
             )
-        return max(count - held_out, 1)  # of none, `load` says why
+        return max(count - held_out, 1)  # if there is none, `load` raises the reason
 
     def _check_count(
         self, option: str, wanted: int, found: int, path: str, reading: Reading, others: int = 0
@@ -193,7 +193,7 @@ def ended_by_assistant(value: Any, place: jsonl.Place) -> Messages:
 
 
 def _unweighted(value: Any, place: jsonl.Place) -> Any:
-    """Drop OpenAI's `weight` from messages where it says what is so anyway: 1."""
+    """Remove OpenAI's `weight` from messages where it has the default value, 1."""
     if not isinstance(value, list):
         return value
     for index, item in enumerate(value):

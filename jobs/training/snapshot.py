@@ -95,7 +95,7 @@ class Snapshot:
             self.live.end()
             raise
 
-        # After the last copy: the reader waits for what has been queued up to here.
+        # Created after the last copy: the reader waits for the work queued up to here.
         reader = None if self.model.device.type == "cpu" else HostReader(self.model.device)
         written = [tensor for _, tensors, _ in weights for tensor in tensors.values()]
         promised = self.live.watched_bytes((*written, *_storages(self.optimizer)))
@@ -107,7 +107,7 @@ class Snapshot:
                         read = on_host(tensors, reader)
                         write_safetensors(self.live.sink(file), read, metadata)
                 with staging.open(OPTIMIZER_NAME) as file:
-                    # The manifest has a checksum of the file: none per tensor is needed.
+                    # The manifest has a checksum of the file, so none per tensor is needed.
                     torch.serialization.set_crc32_options(False)
                     state = on_host(self.optimizer, reader)
                     torch.save(state, self.live.sink(file))  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ class Encoder(Protocol[E_co]):
 
     @property
     def max_length(self) -> int:
-        """The tokens that a row is cut at."""
+        """The number of tokens at which a row is truncated."""
 
     @property
     def dtypes(self) -> Mapping[str, str]:
@@ -47,7 +47,7 @@ class Encoder(Protocol[E_co]):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What the tokens depend on, besides rows, tokenizer and `max_length`."""
+        """Everything that the tokens depend on, except rows, tokenizer and `max_length`."""
 
     def encode(self, rows: Iterable[Any], lengths: Lengths, /) -> Iterator[E_co]:
         """Yield the examples of rows with something to learn, and count the lengths of all."""
@@ -55,7 +55,7 @@ class Encoder(Protocol[E_co]):
 
 @dataclass(frozen=True)
 class Examples(Sequence[E], Generic[E]):
-    """Examples of a corpus by number; a memory-mapped one is read when it is asked for."""
+    """Examples of a corpus by number; a memory-mapped one is read on access."""
 
     corpus: Corpus
     numbers: Array  # of the examples
@@ -85,8 +85,8 @@ def tokenized(
 ) -> Corpus:
     """Return the examples of rows from the cache of a home, or tokenize them into it.
 
-    `facts` of the corpus has the lengths of both parts. Raises JobFailed when no row of a part
-    leaves a token to learn, and when the rows change meanwhile.
+    `facts` of the corpus has the lengths of both parts. Raises JobFailed if no row of a part
+    has a token to learn, or if the rows have changed meanwhile.
     """
 
     def build(writer: Writer) -> None:

@@ -1,8 +1,8 @@
 """Experiment trackers (`report_to`) whose run must end with the training.
 
 The Trainer of transformers leaves the end of a Weights & Biases run to the exit of the interpreter.
-A work horse has none: it ends by os._exit, after killing the processes of the job, and the one that
-writes or uploads the run would die with all of it.
+A work horse has no such exit: it ends by os._exit, after killing the processes of the job. The
+process that writes and uploads the run would be killed, and the run would be lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def tracked(job_id: str, trackers: Collection[str]) -> Iterator[None]:
-    """Give a training its run in each tracker, and end the run with the block.
+    """Start a run of the training in each tracker, and end it with the block.
 
     A run of Weights & Biases has the id of the job: a resumed job continues it. If it cannot be
     ended, the log says so: the training is done.
@@ -39,5 +39,5 @@ def tracked(job_id: str, trackers: Collection[str]) -> Iterator[None]:
 def _finish(wandb: Any) -> None:
     try:
         wandb.finish()
-    except Exception:  # of the network, of the service: there are dozens
+    except Exception:  # network and service raise dozens of types
         log.warning("the run of %s could not be ended", WANDB, exc_info=True)

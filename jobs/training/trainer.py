@@ -36,8 +36,8 @@ from .trackers import tracked
 class JobTrainer(CheckpointingTrainer):
     """A Trainer inside a job. Mixed in before another Trainer: `class X(JobTrainer, GRPOTrainer)`.
 
-    Its `args` say `logging_steps=1`, `max_steps`, `logging_nan_inf_filter=False` and
-    `save_strategy="no"`: checkpoints are made as `spec` says.
+    Its `args` have `logging_steps=1`, `max_steps`, `logging_nan_inf_filter=False` and
+    `save_strategy="no"`: `spec` decides when to save.
     """
 
     def __init__(self, *args: Any, spec: TrainingSpec, **kwargs: Any) -> None:
@@ -160,9 +160,9 @@ class JobTrainer(CheckpointingTrainer):
         return loss
 
     def compute_loss_context_manager(self) -> ExitStack:
-        """Compute a loss with random numbers of this rank alone: of (seed, rank, step, loss).
+        """Compute a loss with random numbers of this rank, seeded by (seed, rank, step, loss).
 
-        Those of all other parts of a step are the same on every rank, and so in a checkpoint.
+        All other random numbers of a step are the same on every rank, and so in a checkpoint.
         """
         stack = super().compute_loss_context_manager()
         if self.ranks.size > 1:
@@ -285,7 +285,7 @@ class _StepEnd(TrainerCallback):
 
 @contextmanager
 def _random_numbers(numbers: Sequence[int]) -> Iterator[None]:
-    """Draw from a generator seeded by these numbers in this context, on the CPU."""
+    """Within this context draw from a CPU generator seeded by these numbers."""
     seed = int(np.random.SeedSequence(list(numbers)).generate_state(1, np.uint64)[0])
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
