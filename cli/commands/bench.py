@@ -1,4 +1,4 @@
-"""`warmd bench`: how fast warmd is on this machine, and what a job will cost on it.
+"""`warmd bench`: the speed of warmd on this machine, and projections of long jobs.
 
 Comparisons run synthetic work in separate processes (`works.py`). A projection runs a real job on
 the daemon: `mlm` shortens the job of the given options, queues it, waits for it and removes it.
@@ -240,7 +240,7 @@ def _finished(
 
 @contextmanager
 def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
-    """Let these signals act like Ctrl-C: a closed terminal must leave no job."""
+    """Make these signals act like Ctrl-C: a closed terminal must not leave a job behind."""
     before = [signal.signal(number, signal.default_int_handler) for number in signals]
     try:
         yield

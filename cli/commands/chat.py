@@ -43,7 +43,7 @@ def chat(app: App, /, model: str | None, **given: Any) -> int:
 
 
 def _checked(app: App, client: Client, values: dict[str, Any]) -> str:
-    """Return the name of the model, which can chat. Raises SpecError with models that can."""
+    """Return the name of the model. Raises SpecError, naming models that can chat, if it cannot."""
     spec = _spec(values, [{"role": "user", "content": "?"}])
     try:
         client.check(spec)

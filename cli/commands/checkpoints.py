@@ -171,7 +171,7 @@ def prune(app: App, job: str | None, keep: int | None, yes: bool) -> None:
         surplus = found.surplus(newest=step_of(latest))
     sizes = {path: _freed_bytes(path) for path in surplus}
     with rundir.unused():
-        pass  # refused for a job that runs, also when nothing would be removed
+        pass  # a running job is refused, even if nothing would be removed
     for path in surplus if yes else ():
         with rundir.unused():  # one by one: it must not be kept for long
             remove(path)
@@ -192,7 +192,7 @@ def prune(app: App, job: str | None, keep: int | None, yes: bool) -> None:
 
 
 def _freed_bytes(path: Path) -> int:
-    """What goes with a checkpoint: files that the final model, or another job, has stay."""
+    """The bytes freed with a checkpoint, without files that the final model or a job shares."""
     stats = [file.stat() for file in path.rglob("*") if file.is_file()]
     return sum(stat.st_size for stat in stats if stat.st_nlink == 1)
 
@@ -268,7 +268,7 @@ def _rundir(app: App, job: str | None) -> RunDir:
 
 
 def _prunable(app: App, job: str | None) -> RunDir:
-    """The job that is named, else the only one that has checkpoints. Raises Conflict."""
+    """The named job, or else the only one that has checkpoints. Raises Conflict."""
     from ...daemon.runs.rundir import RunDir, by_time, job_ids
 
     client = app.client()
@@ -306,7 +306,7 @@ def _checkpoints(rundir: RunDir, *, keep: int | None = None) -> Checkpoints:
 
 @contextlib.contextmanager
 def _progress(size_bytes: int) -> Iterator[Callable[[int], None] | None]:
-    """Show on a terminal how much was read; yield the function that adds bytes, or None."""
+    """Show progress on a terminal; yield a function that adds the bytes read, or None."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -317,4 +317,4 @@ def _progress(size_bytes: int) -> Iterator[Callable[[int], None] | None]:
         update_min_steps=max(size_bytes // 200, 1),
     ) as bar:
         yield bar.update
-        bar.update(size_bytes - bar.pos)  # what needed no reading
+        bar.update(size_bytes - bar.pos)  # bytes that did not need to be read

@@ -33,7 +33,7 @@ _OPTIONS = (
     "chat_template", "system", "max_tokens", "temperature", "top_p", "top_k", "stop", "seed",
     "precision",
 )  # fmt: skip
-_TEMPERATURE = 0  # greedy: what differs comes from the weights
+_TEMPERATURE = 0  # greedy: differences come from the weights only
 _SEED_BITS = 62
 _GAP = 3  # columns of the terminal between the two texts
 
@@ -85,7 +85,7 @@ def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
 
 
 def _of_adapter(app: App, text: str) -> tuple[ModelConfig, ModelConfig] | None:
-    """The base model, by its warm name where it has one, and what an adapter makes of it.
+    """The base model, by its warm name if it has one, and the model with the adapter.
 
     None for what is no folder of an adapter. Raises SpecError when it names none that can be.
     """
@@ -121,7 +121,7 @@ def _base(client: Client, text: str) -> ModelConfig:
 
 
 def _trained(client: Client, text: str) -> ModelConfig:
-    """The weights that the job made, under a name that tells them from all others."""
+    """The weights trained by the job, under a unique name."""
     from ...configs.config import ModelConfig
 
     weights = client.weights(text)

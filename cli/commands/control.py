@@ -93,7 +93,7 @@ def start(
 
 
 def _note_addresses(config: DaemonConfig) -> None:
-    """Print where the HTTP API and the dashboard are; `warmd status` shows a port of 0."""
+    """Print the addresses of HTTP API and dashboard; for port 0 `warmd status` shows the port."""
     if not config.http_port:
         return
     address = f"http://{config.http_host}:{config.http_port}"
@@ -103,7 +103,7 @@ def _note_addresses(config: DaemonConfig) -> None:
 
 
 def _show_progress(app: App, progress: Mapping[str, Any], line: ClockLine) -> None:
-    """Print a stage that is done; the live line shows the one that runs."""
+    """Print a completed stage; the live line shows the current one."""
     if app.as_json:
         render.json_line(progress)
     elif progress.get("done", True):
@@ -207,7 +207,7 @@ def _summary(fields: Mapping[str, Any]) -> str:
 
 
 def _note_upgrades(daemon: Mapping[str, Any]) -> None:
-    """Print what the processes run in an older version than is installed."""
+    """Print the versions that the processes run if newer ones are installed."""
     if upgrades := daemon["upgrades"]:
         note(f"\nupgraded since the daemon started: {', '.join(upgrades)}: `warmd reload`")
     elif upgrades := daemon["own_upgrades"]:

@@ -1,4 +1,4 @@
-"""`warmd curriculum`: the stages of a training, and what was decided at the gates."""
+"""`warmd curriculum`: the stages of a training, and the decisions at the gates."""
 
 from __future__ import annotations
 

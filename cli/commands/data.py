@@ -1,4 +1,4 @@
-"""`warmd data show|clear`: what is in a data set, and the tokens kept of earlier ones."""
+"""`warmd data show|clear`: the content of a data set, and the cached tokens of data sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`warmd diff`: what two jobs do not share."""
+"""`warmd diff`: the differences between two jobs."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def _markdown(found: Digest) -> Iterator[str]:
 
 
 def _counts(found: Digest) -> str:
-    """How many jobs ended in each way."""
+    """The number of jobs by outcome."""
     statuses = [line.status for line in found.ended]
     counts = [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
     return ", ".join([*counts, f"{len(found.pending)} running or waiting"])
@@ -143,5 +143,5 @@ def _rest(found: Digest) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Text escaped for Markdown."""
     return "".join(f"\\{c}" if c in r"\`*_{}[]<>#|" else c for c in text)

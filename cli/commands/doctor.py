@@ -1,4 +1,4 @@
-"""`warmd doctor`: whether this machine can run the daemon, and what to do where it cannot."""
+"""`warmd doctor`: checks whether this machine can run the daemon, and says what to do."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def _all_checks(app: App) -> Iterator[Check]:
 
 
 def check_python() -> Check:
-    """Which Python runs this."""
+    """The version of Python."""
     return Check("python", "ok", f"{sys.version.split()[0]}, {sys.executable}")
 
 
 def check_libraries() -> Check:
-    """Whether the libraries that warmd asks for are there, in versions that it can use."""
+    """Whether the libraries that warmd requires are installed, in supported versions."""
     from importlib.metadata import PackageNotFoundError, requires
 
     try:
@@ -125,7 +125,7 @@ def check_requirements(requirements: Iterable[str]) -> Check:
 
 
 def check_threads(environ: Mapping[str, str], num_cores: int) -> Check:
-    """Whether the environment asks for more threads than there are cores."""
+    """Whether the environment requests more threads than there are cores."""
     asked = {
         name: environ[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in environ
     }
@@ -158,7 +158,7 @@ def check_kinds() -> Check:
 
 
 def _import_fault(kind: str) -> str | None:
-    """Return why what a kind needs cannot be imported, by a process that tries it."""
+    """Return why the modules of a kind cannot be imported; tried in a separate process."""
     code = "import sys; from warmd.jobs import import_all; import_all(sys.argv[1])"
     done = subprocess.run(
         [sys.executable, "-c", code, kind], capture_output=True, text=True, check=False
@@ -214,7 +214,7 @@ def _check_gpu(gpu: gpus.Gpu) -> Check:
 
 
 def check_processor() -> Check:
-    """What this processor can do, and which kernels are used for what."""
+    """The supported precisions of this processor, and their kernels."""
     command = [sys.executable, "-m", "warmd.jobs.compute.levels"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
@@ -248,7 +248,7 @@ def check_home(config: DaemonConfig) -> Check:
 
 
 def check_uploads(config: DaemonConfig) -> Check:
-    """How much of the room for files that come over HTTP is taken."""
+    """How much of the space for uploaded files is used."""
     from ...daemon.gateway.core.file_store import FileStore
     from ...daemon.host.home import Home
 
@@ -274,7 +274,7 @@ def check_sockets(config: DaemonConfig) -> Check:
 
 
 def check_redis(config: DaemonConfig) -> Check:
-    """Whether there is a server: the program of an embedded one, or a URL that answers."""
+    """Whether there is a Redis: the program of the embedded one, or a URL that replies."""
     from ...daemon.supervise.redis_server import find_binary
 
     if config.redis_url is None:
@@ -332,7 +332,7 @@ def check_runs(config: DaemonConfig) -> Check:
 
 
 def check_models(config: DaemonConfig) -> Check:
-    """Whether the configured models that are local folders are there."""
+    """Whether the folders of the configured local models exist."""
     from ...daemon.host.fetch import hub_id, local_folder
 
     problems = []

@@ -1,4 +1,4 @@
-"""`warmd estimate KIND`: what a job would take, here and on other hardware; nothing is queued."""
+"""`warmd estimate KIND`: time, memory and disk of a job, here and on other hardware."""
 
 from __future__ import annotations
 

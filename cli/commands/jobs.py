@@ -47,7 +47,7 @@ _LIMIT = 20
 
 _LABELED = ("NAME",)  # the column that a table has if one of its jobs has a name or tags
 
-# RQ has no status for a pause: a paused job is one of these to it.
+# RQ has no status for a pause: a paused job has one of these.
 _PAUSABLE = {"started", "scheduled"}
 
 # What `queue` shows, in this order.
@@ -173,7 +173,7 @@ def jobs(
 
     named = {name for word in statuses for name in _WORDS.get(word, (word,))}
     wanted = {*named, *(_PAUSABLE if "paused" in named else ())}
-    # Whether a job is paused is known only of its view; few jobs run or wait.
+    # Only the view of a job says whether it is paused; few jobs run or wait.
     first = None if wanted & _PAUSABLE else limit + 1
     of_kinds = kinds or (None if all_ else _kept_kinds())
     client = app.reader()

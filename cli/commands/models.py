@@ -94,7 +94,7 @@ def print_models(found: list[dict[str, Any]]) -> None:
 
 
 def _adapter(model: dict[str, Any]) -> str:
-    """What is known of an adapter: its base and rank, or why it was merged; empty for a model."""
+    """The description of an adapter: its base and rank, or why it was merged; empty for a model."""
     rank = f"rank {model['rank']}" if model["rank"] is not None else ""
     if model["base"] is not None:
         return f"{rank} on {model['base']}"

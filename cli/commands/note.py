@@ -1,4 +1,4 @@
-"""`warmd note`: remarks of people on a job."""
+"""`warmd note`: notes on a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`warmd notify test`: tries the notifications that the settings name."""
+"""`warmd notify test`: sends a test notification as configured."""
 
 from __future__ import annotations
 

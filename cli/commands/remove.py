@@ -100,7 +100,7 @@ def _statuses(text: str) -> list[str]:
 
 
 def _clean(client: Client, job_id: str, *, keep_model: bool, dry_run: bool) -> int | None:
-    """Remove a job, or all but its model; return the bytes that go. None: nothing is to go."""
+    """Remove a job, or all but its model; return the bytes freed. None: nothing to remove."""
     from ...daemon.queue import removal
     from ...daemon.runs.rundir import RunDir
 

@@ -16,7 +16,7 @@ from ..shared.spec_options import ARGUMENT, argument_of, file_options, spec_opti
 from ..view import render
 from .answer import show
 
-_LEFT_OUT = ("input", "output", "n")  # what `submit infer` is for
+_LEFT_OUT = ("input", "output", "n")  # only for `submit infer`
 _OPTIONS = {n: o for n, o in spec_class("infer").options().items() if n not in _LEFT_OUT}
 
 

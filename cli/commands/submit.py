@@ -53,7 +53,7 @@ def submit() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Request:
-    """How to queue the job, apart from what it is to do."""
+    """How to queue the job, apart from its spec."""
 
     config_file: Path | None
     settings: tuple[str, ...]
@@ -240,7 +240,7 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
 
 
 def _note_unmet(app: App, client: Client, needs: Mapping[str, str]) -> None:
-    """Say so when no machine has the labels that a job needs."""
+    """Print a note if no machine has the labels that a job needs."""
     missing = client.unmet_needs(needs)
     if missing:
         note(
@@ -250,7 +250,7 @@ def _note_unmet(app: App, client: Client, needs: Mapping[str, str]) -> None:
 
 
 def _varied(values: dict[str, Any], request: _Request, spec: type[Spec]) -> dict[str, Any]:
-    """Take what describes a sweep out of the options of a job file; options take precedence."""
+    """Remove the description of a sweep from the options of a job file; options take precedence."""
     from ...daemon.sweeps.plan import KEYS
 
     found = {name: values.pop(name) for name in KEYS if name in values}
@@ -262,7 +262,7 @@ def _varied(values: dict[str, Any], request: _Request, spec: type[Spec]) -> dict
 
 
 def _dry_run(app: App, client: Client, spec: Spec, checked: dict[str, Any]) -> int:
-    """Print what the job would take, and the options that are not the defaults."""
+    """Print the estimate of the job, and the options that are not the defaults."""
     found = client.estimate(spec, checked)
     if app.as_json:
         render.json_line({"kind": spec.kind, **checked, "estimate": asdict(found)})

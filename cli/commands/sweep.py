@@ -144,7 +144,7 @@ def _status(point: Mapping[str, Any]) -> str:
 
 
 def sweep_options() -> list[click.Option]:
-    """The options that make several jobs of one submission."""
+    """The options that turn one submission into several jobs."""
     return [
         GroupedOption(
             ["--sweep"],

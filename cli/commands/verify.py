@@ -1,4 +1,4 @@
-"""`warmd verify-resume`: verifies on a job of the user that a kill loses nothing."""
+"""`warmd verify-resume`: verifies exact resume after a kill on a job of the user."""
 
 from __future__ import annotations
 

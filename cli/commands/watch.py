@@ -54,8 +54,8 @@ def follow(
 ) -> int:
     """Show the events of a job on `stream` until it ends; return the exit code of its end.
 
-    With --json every event is a line on stdout. On a terminal a live line on stderr stands for
-    the steps, rows and pieces of text.
+    With --json every event is a line on stdout. On a terminal a live line on stderr replaces the
+    events of steps, rows and pieces of text.
     """
     live = LiveLine(enabled=not app.as_json and stream.isatty() and has_live_lines())
     try:
@@ -70,7 +70,7 @@ def follow(
 
 
 def wait(client: Client, job_id: str) -> str:
-    """Wait until a job ends, with nothing but a live line on a terminal; return its status."""
+    """Wait until a job ends, showing only a live line on a terminal; return its status."""
     progress = Progress()
     with LiveLine(enabled=has_live_lines()) as live:
         for event in client.follow(job_id):
@@ -112,12 +112,12 @@ def _show_events(
 
 
 def _is_live(event: dict[str, Any]) -> bool:
-    """Whether the live line says it."""
+    """Whether the live line shows the event."""
     return event["type"] in ("step", "progress", "text")
 
 
 def _show_answer(event: dict[str, Any], stream: TextIO) -> None:
-    """Show the texts that an infer job has finished with."""
+    """Show the completed texts of an infer job."""
     if event["type"] == "finished":
         for text in answers_of(event.get("result") or {}):
             click.echo(render.printable(text) if stream.isatty() else text, file=stream)

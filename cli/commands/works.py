@@ -23,7 +23,7 @@ Measure = Callable[[list[str], "Effort", "OnProgress"], "Iterator[Row]"]
 
 
 def work_options(works: Mapping[str, object], *, pairs: int) -> list[click.Parameter]:
-    """Return the options for what is measured and how often."""
+    """Return the options that select works and the number of pairs."""
     return [
         click.Option(
             ["--work"],
@@ -71,7 +71,7 @@ def show(app: App, measure: Measure, works: Sequence[str], effort: Effort) -> No
 
 
 def _sentence(row: Row) -> str:
-    """One row in words, printed while other rows are still measured."""
+    """One row in words, printed while other rows are still being measured."""
     _, stock, warmd, faster, *_ = _cells(row)
     return f"{row.work}: {warmd} against {stock}, {faster}"
 

@@ -1,4 +1,4 @@
-"""What a batch of parts holds, by token: positions, adapters, image features, wanted logits."""
+"""Per-token inputs of a batch of parts: positions, adapters, image features, wanted logits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .parts import Part
 
 
 def positions_of(parts: Sequence[Part]) -> torch.Tensor:
-    """Return the positions of all tokens: (tokens,), or (3, tokens) if a part has M-RoPE ones."""
+    """Return the positions of all tokens: (tokens,), or (3, tokens) if a part uses M-RoPE."""
     if all(part.positions is None for part in parts):
         begins = [(part.kv.length + part.offset, len(part.ids)) for part in parts]
         line = [place for begin, count in begins for place in range(begin, begin + count)]

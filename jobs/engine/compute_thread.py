@@ -3,7 +3,7 @@
 OpenMP creates a pool of worker threads for each thread that computes. With more of them than
 processors they all sleep between two operations instead of spinning: a 0.5B model in int8 decoded
 30 tokens/s with two computing threads, 54 with one. So one thread computes, and request preparation
-runs concurrently without a pool (`without_helpers`). Only the preparation of an engine has one,
+runs concurrently without a pool (`without_helpers`). Only the preparation of an engine has a pool,
 while it lasts. Imports torch.
 """
 

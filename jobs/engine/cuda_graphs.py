@@ -21,7 +21,7 @@ class Graphs:
     def __init__(self) -> None:
         self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._pool: Any = None  # memory pool, shared: graphs run one after another
-        # One stream for these graphs alone: cuBLAS has a workspace per stream, which lives as long
+        # A separate stream for these graphs: cuBLAS has a workspace per stream, which lives as long
         # as the first graph that was captured there (pytorch#193402).
         self._stream: Any = None
 

@@ -1,12 +1,12 @@
 """Decode steps of fixed shapes for a GPU, replayed as CUDA graphs.
 
 A GPU computes a token of a small model in less time than Python takes to launch its hundreds of
-kernels. So decoding sequences share one KV buffer, a slot each, and whatever differs between steps
-is a tensor: tokens, positions, and the attention mask that follows from them. The number of slots
-and the attended length are rounded up to powers of two; each such shape is captured once
-(`cuda_graphs.py`).
+kernels. So decoding sequences share one KV buffer, one slot each, and everything that differs
+between steps is a tensor: tokens, positions, and the attention mask that follows from them. The
+number of slots and the attended length are rounded up to powers of two; each such shape is captured
+once (`cuda_graphs.py`).
 
-The step itself is plain torch, and tested on a CPU against the decoder's own pass.
+The step itself is plain PyTorch, and is tested on a CPU against the decoder's own pass.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .rope import Rope
 Pass = Callable[[Sequence[Any]], torch.Tensor]  # over parts, as Decoder.forward
 
 SHORTEST = 256  # attended positions: fewer would gain nothing
-_MEMORY_SHARE = 0.2  # of the memory that is free at first; beyond it, the decoder's own pass
+_MEMORY_SHARE = 0.2  # of the initially free memory; beyond it, the decoder's own pass is used
 
 
 class Model(Protocol):
-    """What these steps need of a decoder."""
+    """The interface of a decoder that these steps need."""
 
     @property
     def shape(self) -> Shape:
@@ -48,7 +48,7 @@ class Model(Protocol):
         """Its rotary positions."""
 
     def new(self, capacity: int) -> KVCache:
-        """Return room for a sequence of at most so many positions."""
+        """Return an empty KV cache for at most that many positions."""
 
     def num_bytes(self, capacity: int) -> int:
         """The memory of a sequence of that many positions."""
@@ -64,7 +64,7 @@ class Model(Protocol):
 
 @dataclass
 class _Slot:
-    """A slot's sequence, which may be dead."""
+    """The sequence of a slot; it may have been freed meanwhile."""
 
     kv: weakref.ref[KVCache]
     begin: int  # positions before it are in the sequence's own KV cache, too
@@ -169,7 +169,7 @@ class CudaSteps:
         self._rows.release(kv)
 
     def forward(self, parts: Sequence[Part], otherwise: Pass) -> torch.Tensor:
-        """Compute parts as Decoder.forward does; those with several tokens by `otherwise`."""
+        """Compute parts as Decoder.forward does; parts of several tokens by `otherwise`."""
         writing = [part for part in parts if _is_one_token(part)]
         rows = self._rows.assign([part.kv for part in writing]) if writing else None
         if rows is None:

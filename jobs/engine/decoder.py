@@ -68,10 +68,10 @@ class Decoder:
         use_cuda_steps: bool | None = None,
         spare_bytes: int | None = None,
     ) -> None:
-        """`make`: the form of all linear layers, in place of the one that suits `precision`; not
-        batch-invariant. `make_head`: another form for the vocabulary head. `use_cuda_steps`:
-        whether to decode in steps of fixed shapes (default: on a GPU). `spare_bytes`: memory that
-        packing must leave free (default: 1 GiB).
+        """`make`: the implementation of all linear layers, instead of that for `precision`; not
+        batch-invariant. `make_head`: another implementation of the vocabulary head.
+        `use_cuda_steps`: whether to decode in steps of fixed shapes (default: on a GPU).
+        `spare_bytes`: memory that packing must leave free (default: 1 GiB).
         """
         config = model.config.get_text_config()
         text = text_model(model)
@@ -141,9 +141,9 @@ class Decoder:
             return False  # the names of its layers are not known
         layers = text_model(model).layers
         if type(base_layer(layers[0].self_attn.q_proj)) not in (torch.nn.Linear, FrozenInt8Linear):
-            return False  # quantized by a library, say
+            return False  # quantized by a library, for example
         if num_deep_layers(model) >= len(layers):
-            return False  # the last layer drops rows that later features would be added to
+            return False  # features would be added to rows that the last layer drops
         window = getattr(config, "sliding_window", None)
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         rope = getattr(config, "rope_parameters", None) or {}
@@ -179,7 +179,7 @@ class Decoder:
         return copy
 
     def forward(self, parts: Sequence[Part]) -> torch.Tensor:
-        """Compute the parts; return the logits that they want, in their order: (N, V)."""
+        """Compute the parts; return the wanted logits, in the order of the parts: (N, V)."""
         if self._cuda_steps is not None:
             return self._cuda_steps.forward(parts, self._forward)
         return self._forward(parts)
@@ -212,7 +212,7 @@ class Decoder:
         return logits
 
     def idle_step(self) -> bool:
-        """Pack a layer or move packed weights to huge pages; return whether anything was left."""
+        """Pack a layer or move packed weights to huge pages; return whether there was work left."""
         for linear in self.linears:
             if isinstance(linear, LazilyPackedLinear) and linear.pack_now():
                 return True

@@ -1,8 +1,8 @@
-"""Fallback runner: other architectures, by their own forward pass, one sequence after another.
+"""Fallback runner: runs other architectures by their own forward pass, sequence by sequence.
 
 Scheduling is the same: sequences join and leave at any token and get the same tokens as alone. But
 nothing is batched, and prefixes are not cached. Between two tokens the model's own cache is kept.
-Where that does not hold the whole state of a sequence (a model may keep a part in its modules, or
+If the cache does not hold the whole state of a sequence (a model may keep a part in its modules, or
 have no cache), each token is computed from the whole sequence.
 """
 
@@ -72,7 +72,7 @@ class FallbackRunner:
         return False
 
     def forward(self, parts: Sequence[Part]) -> torch.Tensor:
-        """Compute the parts; return the logits that they want, in their order: (N, V)."""
+        """Compute the parts; return the wanted logits, in the order of the parts: (N, V)."""
         wanted = []
         for part in parts:
             logits = self._logits(part, self._cache_name)
@@ -138,7 +138,7 @@ class FallbackRunner:
             self._logits(Part(sequence, (1, 2), True), name)
             self._logits(Part(other, (4, 3), True), name)
             found = self._logits(Part(sequence, (3,), True), name)
-        except Exception as error:  # the model takes another kind of cache: any error
+        except Exception as error:  # any error: the model needs another kind of cache
             log.info("%s is computed without a cache: %s", type(self._model).__name__, error)
             return False
         rounding = _TOLERANCE.get(whole.dtype, _TOLERANCE_16_BIT)

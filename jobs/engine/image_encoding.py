@@ -41,7 +41,7 @@ class VisionEncoder:
 
     @staticmethod
     def is_in(model: Any) -> bool:
-        """Whether a model takes images."""
+        """Whether a model accepts images."""
         return model.config.model_type in MODEL_TYPES and _visual_of(model) is not None
 
     @property

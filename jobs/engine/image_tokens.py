@@ -18,7 +18,7 @@ from .request import Image
 def insert_image_tokens(
     warm: WarmModel, ids: Sequence[int], urls: Sequence[str], budget: Budget
 ) -> tuple[list[int], list[Image]]:
-    """Expand each image token of the chat template to as many as its image has.
+    """Expand each image token of the chat template to the number of tokens of its image.
 
     Returns the tokens and the images. Raises JobFailed for an image that cannot be read, and
     when the number of image tokens and images differ.

@@ -11,7 +11,7 @@ FIELD = "json_schema"
 
 
 def text_of(given: str, folder: Path) -> str:
-    """Return the text of a schema: `given`, or the content of the file at it. Raises SpecError."""
+    """Return the text of a schema: `given` itself, or the file of that name. Raises SpecError."""
     if not given or is_schema(given):
         return given
     path = path_of(FIELD, given, folder)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 MAX_PREFIXES = 256  # every new prompt is compared with each
-CHUNK = 32  # tokens: prefill attention is computed in chunks of this grid, from position 0 on
+CHUNK = 32  # tokens: prefill attention is computed in chunks on this grid, from position 0 on
 
 
 class KVCache:

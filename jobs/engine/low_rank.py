@@ -1,8 +1,8 @@
 """LoRA adapters in the decoder: low-rank products, added to its linear layers and never merged.
 
-y = W x + (alpha / r) B A x (Hu et al. 2021, arXiv:2106.09685). The model's own layers stay as they
-are, so that sequences of different adapters share its GEMMs in one batch, and a training packs its
-frozen weights once.
+y = W x + (alpha / r) B A x (Hu et al. 2021, arXiv:2106.09685). The model's own layers are not
+changed, so sequences of different adapters share its GEMMs in one batch, and a training packs its
+frozen weights only once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FUSED = {
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
-_JOINED = "joined"  # part of a product that stands for all of a fused layer
+_JOINED = "joined"  # part of a product that covers a whole fused layer
 _numbers = count(1)
 
 
@@ -54,7 +54,7 @@ class Adapter:
     ) -> None:
         """`is_batch_invariant`: whether a token gets the same bits whatever else is in the batch.
 
-        It costs padded rows.
+        This needs padded rows.
         """
         self.layers = layers
         self.is_batch_invariant = is_batch_invariant
@@ -64,7 +64,7 @@ class Adapter:
     def live(cls, layers: Sequence[Any]) -> Adapter:
         """Return the adapter in the decoder layers of a PeftModel that is trained.
 
-        It has the weights of the model, and so all later updates.
+        It shares the weights of the model, and so has all later updates.
         """
         return cls([_products(layer) for layer in layers], is_batch_invariant=False)
 
@@ -84,7 +84,7 @@ class Adapter:
     def served(cls, layers: Sequence[Any]) -> Adapter:
         """Return the adapter in the decoder layers of a PeftModel, to serve.
 
-        It computes in float32, whatever its file holds; float32 weights stay where they are.
+        It computes in float32 for any dtype of its file; float32 weights are not copied.
         """
         found = [
             {
@@ -144,7 +144,7 @@ def add_products(
 
 
 def among(adapted: Sequence[Adapted], tokens: torch.Tensor) -> list[Adapted]:
-    """Return what applies to some tokens (indices, int64), by their places among them."""
+    """Return the adapters of some tokens (indices, int64), by their places among these."""
     return [
         Adapted(
             adapter,
@@ -185,10 +185,11 @@ _Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (x, weight)
 
 @cache
 def _batch_invariant(outputs: int, inputs: int, threads: int) -> tuple[_Multiply, int]:
-    """Return a batch-invariant float32 GEMM by such a weight, and its multiple of rows.
+    """Return a batch-invariant float32 GEMM for a weight of this shape, and its multiple of rows.
 
-    That of torch (MKL on x86) has the least overhead for such small weights, but for some shapes no
-    multiple of rows; then it is oneDNN's, and if that has none either, one row at a time.
+    torch's GEMM (MKL on x86) has the least overhead for such small weights, but for some shapes no
+    multiple of rows makes it batch-invariant. Then oneDNN's GEMM is used, and if that has none
+    either, one row at a time.
     """
     probe = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(0))
     for multiply in (functional.linear, _onednn) if onednn.is_available() else (functional.linear,):

@@ -11,7 +11,7 @@ MOST_TOKENS = 2**31  # more than any model has positions, or tokens in its vocab
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSpec(Spec):
-    """How the next token is chosen."""
+    """Options for sampling the next token."""
 
     temperature: float = option(
         1.0, "sampling temperature (0: greedy)", group="sampling", minimum=0, maximum=100

@@ -30,5 +30,5 @@ class Part:
 
     @property
     def num_logits(self) -> int:
-        """The rows of logits that it wants."""
+        """The number of rows of logits that it wants."""
         return len(self.ids) if self.wants_all_logits else int(self.wants_logits)

@@ -1,4 +1,4 @@
-"""How many prompt tokens a scheduler step takes, by the measured speed of this machine.
+"""The number of prompt tokens of a scheduler step, by the measured speed of this machine.
 
 Larger passes prefill faster, but decoding sequences wait meanwhile.
 """
@@ -31,7 +31,7 @@ class PrefillBudget:
         return max(1, int(self.tokens_per_s * seconds))
 
     def measure(self, num_prefilled: int, num_decoded: int, seconds: float) -> None:
-        """Take in the duration of a pass over these numbers of tokens."""
+        """Update the speed with the duration of a pass over these numbers of tokens."""
         if num_prefilled:
             speed = (num_prefilled + num_decoded) / seconds
             self.tokens_per_s = (self.tokens_per_s + speed) / 2 if self.tokens_per_s else speed

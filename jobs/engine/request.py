@@ -37,7 +37,7 @@ class Image:
 
 
 class TokenLogprob(NamedTuple):
-    """The log-probability of a token, and of the most likely ones at its place."""
+    """The log-probability of a token, and of the most likely tokens at its position."""
 
     token: int
     logprob: float  # natural logarithm
@@ -81,11 +81,11 @@ class Request:
     sampling: Sampling
     images: Sequence[Image] = ()  # in prompt order
     num_completions: int = 1
-    max_tokens: int  # 0: the prompt is scored only
+    max_tokens: int  # 0: the prompt is only scored
     stop: tuple[str, ...] = ()
     adapter: Any = None  # engine.low_rank.Adapter of all its tokens; None: the model's own
-    num_top: int | None = None  # most likely tokens given with logprobs; None: no logprobs
-    # The first prompt token whose log-probability is wanted, from 1 on; None: of no prompt token.
+    num_top: int | None = None  # number of most likely tokens in logprobs; None: no logprobs
+    # The first prompt token whose log-probability is wanted, from 1 on; None: no prompt token.
     scored_from: int | None = None
     grammar: Any = None  # engine.grammar.Grammar that constrains every completion
     is_canceled: Callable[[], bool] = field(default=lambda: False)  # polled at every step

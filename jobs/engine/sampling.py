@@ -8,8 +8,8 @@ Both draw by inversion: the token where a uniform number falls in the cumulated 
 torch.multinomial draws an exponential number for every entry of the vocabulary instead, serially:
 28 ms for 8 x 151,936 on a CPU, where this takes 0.4 ms. The distribution is the same.
 
-They are two because their bits differ: `SequenceSampler` takes the nucleus from sorted candidates,
-`BatchSampler` by a threshold, without sorting the vocabulary. Imports torch.
+There are two because their bits differ: `SequenceSampler` takes the nucleus from sorted candidates,
+`BatchSampler` uses a threshold, without sorting the vocabulary. Imports torch.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class NotFiniteError(ArithmeticError):
 
 
 class SequenceSampler:
-    """Samples the tokens of one sequence, independently of what else is in the batch."""
+    """Samples the tokens of one sequence, independently of the rest of the batch."""
 
     def __init__(self, sampling: Sampling, index: int) -> None:
-        """`index`: of the completion. Completions of one seed differ, whatever their number."""
+        """`index`: of the completion; completions with the same seed differ by it."""
         self.sampling = sampling
         self._counts: Counter[int] = Counter()
         seed = (sampling.seed + index * 0x9E3779B97F4A7C15) % 2**63
@@ -140,7 +140,7 @@ class BatchSampler:
         # In float64: a float32 sum of 1e5 numbers would shift rare tokens' shares by percents.
         cumulated = self.restrict(weights).cumsum(-1, dtype=torch.float64)
         end = cumulated[:, -1:]
-        # Below the end, or rounding could select a token of probability 0 there.
+        # Below the end: otherwise rounding could select a token of probability 0 there.
         wanted = torch.minimum(uniform[:, None] * end, torch.nextafter(end, torch.zeros_like(end)))
         return torch.searchsorted(cumulated, wanted, right=True)[:, 0]
 

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 MAX_SEQUENCES = 64  # in a batch
 _KV_SHARE = 0.4  # of the memory that is free when the engine is created
-_SCORED_TOKENS = 256  # of a prompt per step, where the logits of all are needed
+_SCORED_TOKENS = 256  # of a prompt per step, if the logits of all its tokens are needed
 _NEVER_PACK = 2**62  # bytes that packing must leave free: more than any machine has
 _FEATURES_SHARE = 0.1  # of `budget_bytes`, in addition to it: the cache of image features
 
@@ -118,7 +118,7 @@ class Engine:
             self._is_closed = True
         COMPUTE_THREAD.remove(self)
         if self._preparer is not None:
-            # The process must not exit while a thread of it ends: see ComputeThread.remove.
+            # The process must not exit while one of its threads ends: see ComputeThread.remove.
             self._preparer.join()
 
     @property
@@ -142,7 +142,7 @@ class Engine:
         compute_with(self.threads)
         try:
             runner, vision = self._make_runner()
-        except BaseException as error:  # out of memory, say: reported; the next request retries
+        except BaseException as error:  # e.g. out of memory: reported; the next request retries
             exit_if_context_lost(error)
             log.exception("engine of %s", self._warm.name)
             with COMPUTE_THREAD.changed:
@@ -180,9 +180,7 @@ class Engine:
     def step(self) -> None:
         try:
             self._step()
-        except (
-            BaseException
-        ) as error:  # out of memory, a Rust panic: reported; other engines run on
+        except BaseException as error:  # out of memory, a Rust panic: reported
             exit_if_context_lost(error)
             log.exception("engine of %s", self._warm.name)
             self._fail_all(error)
@@ -231,7 +229,7 @@ class Engine:
     def _idle_step(self) -> None:
         try:
             self._idle_work_done = not self._runner.idle_step()
-        except BaseException:  # out of memory, say: reported by `step`, and not retried forever
+        except BaseException:  # for example out of memory: reported by `step`, not retried forever
             self._idle_work_done = True
             raise
 
@@ -246,7 +244,7 @@ class Engine:
             item[0].pieces.put(End())
 
     def _admit(self) -> None:
-        """Admit waiting requests in FIFO order, as far as the memory budget has room."""
+        """Admit waiting requests in FIFO order while the memory budget has room."""
         while self._waiting:
             request, since = self._waiting[0]
             needed = self._runner.num_bytes(_capacity(request)) * request.num_completions
@@ -438,7 +436,7 @@ class Engine:
 
     def _fail_all(self, error: BaseException) -> None:
         """Fail all running and waiting requests, but not those submitted since this step began."""
-        # The frames hold tensors, and memory may be what is short.
+        # The frames hold tensors, and memory may be short.
         traceback.clear_frames(error.__traceback__)
         running = {id(s.request): s.request for s in [*self._prefilling, *self._decoding]}
         for request in [*running.values(), *(item[0] for item in self._waiting)]:

@@ -1,7 +1,7 @@
 """Attention of the tokens of a prompt, in spans on a fixed grid of positions.
 
-A span attends to all earlier positions of its sequence at once. As the grid does not depend on how
-a prompt is divided over steps, neither do the bits.
+A span attends to all earlier positions of its sequence at once. The grid does not depend on how a
+prompt is divided into steps, so the bits do not either.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Span:
 
 
 class Attention:
-    """Attention of a batch: prompt spans here, single tokens by the layer operations."""
+    """Attention of a batch: computes prompt spans; single tokens go to the layer operations."""
 
     def __init__(self, shape: Shape, span: int, like: torch.Tensor) -> None:
         """`span`: the grid, in positions. like: the dtype and device of the masks."""

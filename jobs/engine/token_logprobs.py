@@ -1,6 +1,6 @@
 """Log-probabilities of tokens: natural logarithms of the softmax of the model's own logits.
 
-They are before temperature, penalties, top-k, top-p and grammar. Imports torch.
+They are computed before temperature, penalties, top-k, top-p and grammar. Imports torch.
 """
 
 from __future__ import annotations
