@@ -97,7 +97,7 @@ class DaemonConfig:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Rebuild what `to_json` gave, without checking it again."""
+        """Rebuild a config from `to_json`, without checking it again."""
         rebuilt = {
             "home": Path(values["home"]),
             "http_files": Path(values["http_files"]) if values.get("http_files") else None,
@@ -140,13 +140,13 @@ def load(
 
 
 def _check_home(home: Path) -> None:
-    """Raise ConfigError for a home that is there and no folder, or cannot be there."""
+    """Raise ConfigError for a home that is not a folder, or cannot be created."""
     try:
         if stat.S_ISDIR(os.stat(home).st_mode):
             return
         problem = "a file"
     except (FileNotFoundError, PermissionError):
-        return  # whoever creates or opens it reports why
+        return  # the error is reported when it is created or opened
     except OSError as error:
         problem = str(error.strerror)
     raise ConfigError("home", f"must be a folder, got {shown(str(home))}: {problem}")

@@ -1,4 +1,4 @@
-"""Labels of a machine, and what a job needs of them: `KEY=VALUE` pairs, separated by commas.
+"""Labels of a machine, and the labels that a job needs: `KEY=VALUE` pairs, comma-separated.
 
 A need with an amount (`memory=40G`, `gpus=2`) is met by a label of at least that amount, any other
 need (`gpu=h200`) by a label with the same text.

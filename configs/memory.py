@@ -1,4 +1,4 @@
-"""The memory of this machine, or what a container, systemd unit or Slurm job may use of it."""
+"""The memory of this machine, or the limit of a container, systemd unit or Slurm job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def memory_bytes() -> int:
 
 def available_bytes() -> int:
     """Return the memory that can still be had without swapping, in this machine and cgroup."""
-    import psutil  # here: the command line asks for the whole only
+    import psutil  # imported here: the command line needs only the total
 
     available = [int(psutil.virtual_memory().available)]
     for folder, limit in _limited():

@@ -1,7 +1,7 @@
 """The names of the precisions that models compute in. `native` is the dtype of a model's weights.
 
 Settings, options and stored specs of earlier versions spell `native` as `own` or `model`. They are
-still read: `current` is the one place that knows those names.
+still read: only `current` knows those names.
 """
 
 from __future__ import annotations

@@ -27,12 +27,12 @@ class Location:
 
     bucket: str
     prefix: str  # without slashes at its ends; may be empty
-    endpoint: str | None  # None: AWS, or what AWS_ENDPOINT_URL says
-    region: str | None  # None: what AWS_REGION says
+    endpoint: str | None  # None: AWS, or AWS_ENDPOINT_URL
+    region: str | None  # None: AWS_REGION
 
     @property
     def name(self) -> str:
-        """What people call it: without the options."""
+        """The URL without the options, for messages."""
         return f"{SCHEME}{self.bucket}/{self.prefix}".rstrip("/")
 
 

@@ -1,4 +1,4 @@
-"""Sizes and durations as text for people. `values.py` reads what people type."""
+"""Sizes and durations as readable text; `values.py` parses user input."""
 
 from __future__ import annotations
 

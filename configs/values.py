@@ -22,7 +22,7 @@ _LARGEST = 2**62  # JSON and Redis hold 64 bits
 
 
 class ConfigError(ValueError):
-    """A setting is wrong. The message is one line: [source: ]field: what it takes, what it got."""
+    """A setting is wrong. The message is one line: [source: ]field: must be X, got Y."""
 
     exit_code = 2
 
@@ -39,7 +39,7 @@ def shown(value: object) -> str:
 
 
 def wrong(field: str, takes: str, value: object) -> ConfigError:
-    """Return the error of a value that is not what the field takes."""
+    """Return the error for a value that the field does not accept."""
     return ConfigError(field, f"must be {takes}, got {shown(value)}")
 
 

@@ -53,7 +53,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
         line = text.count("\n", 0, error.position) + 1
         raise ConfigError(f"{path}:{line}", "is not right YAML: a control character") from error
     except (ValueError, LookupError, AttributeError, RecursionError) as error:
-        # What PyYAML's constructors let through: `2026-13-45`, `!!bool x`, `[[[[…`.
+        # Raised by PyYAML's constructors unconverted: `2026-13-45`, `!!bool x`, `[[[[…`.
         problem = str(error).partition("\n")[0]
         raise ConfigError(str(path), f"holds a value that YAML cannot read: {problem}") from error
     if values is None:

@@ -1,4 +1,4 @@
-"""What the commands `sweep` and `curriculum` share: names of groups, and their lists."""
+"""Shared by the commands `sweep` and `curriculum`: names of groups, and their lists."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def group_named(
 ) -> str:
     """Return the id of a group by its id, a prefix of one or a name; None: the newest one.
 
-    `kind`: sweep or curriculum. `newest`: that one, if there is any. `hint`: what makes one.
+    `kind`: sweep or curriculum. `newest`: that one, if there is any. `hint`: how to create one.
     Raises NotFound and SpecError.
     """
     from ...daemon.sweeps.group import is_group_id, kind_of

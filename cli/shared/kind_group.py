@@ -10,7 +10,7 @@ from ...jobs import KINDS, spec_class
 
 
 class KindGroup(click.Group):
-    """One subcommand per job kind, made from its spec when asked for."""
+    """One subcommand per job kind, made from its spec on demand."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(KINDS)

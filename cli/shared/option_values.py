@@ -56,15 +56,15 @@ def gathered(
     *,
     base: Template | None = None,
 ) -> dict[str, Any]:
-    """Return the options of a spec, raw, from all that was said of them; the later source wins.
+    """Return the raw options of a spec from all sources; later sources take precedence.
 
-    `base`: what stands for the defaults of the home.
+    `base`: replaces the defaults of the home.
     """
     return {
         **(app.config().defaults.get(kind, {}) if base is None else base.options),
         **_from_file(config_file),
         **from_settings(settings, spec_class(kind).options()),
-        # click gives None for what was not given, and () for what may be repeated.
+        # click gives None for options that were not given, () for repeatable ones.
         **{name: value for name, value in given.items() if value is not None and value != ()},
     }
 

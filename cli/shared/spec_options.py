@@ -42,7 +42,7 @@ def spec_option(info: OptionInfo) -> click.Option:
         return GroupedOption([flag, info.name], heading=heading, default=None, help=_help(info))
     return GroupedOption(
         [flag, info.name],
-        type=str,  # whatever it is: `Spec.parse` knows best
+        type=str,  # for every type: `Spec.parse` converts it
         multiple=info.many,
         shell_complete=complete,
         metavar={int: "N", float: "X", str: "TEXT"}[info.type],
@@ -52,7 +52,7 @@ def spec_option(info: OptionInfo) -> click.Option:
 
 
 def _help(info: OptionInfo) -> str:
-    """Help, what the option takes where that says more than its type, and the default."""
+    """Help, the accepted values if they say more than the type, and the default."""
     notes = []
     if info.choices or info.minimum is not None or info.above is not None:
         notes.append(info.takes)

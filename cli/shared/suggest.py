@@ -1,4 +1,4 @@
-"""Did you mean: what to type instead of a command or an option that does not exist."""
+"""Did you mean: suggestions for commands and options that do not exist."""
 
 from __future__ import annotations
 

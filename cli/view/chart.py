@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 COLORS = ("cyan", "yellow", "magenta", "green", "blue", "red")
-MARKERS = "ox+*#@"  # of the lines, where there is no color to tell several apart
+MARKERS = "ox+*#@"  # of the lines, to distinguish them without color
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of braille: by x, then y
 _ROW_STEP = 4  # rows between two numbers of the y axis
 
@@ -70,7 +70,7 @@ def key(name: str, number: int, *, in_color: bool) -> str:
 
 
 class _Canvas:
-    """Rows of characters, each of so many dots, and which line was there last."""
+    """Rows of characters made of dots, and the line that drew each character last."""
 
     def __init__(self, columns: int, rows: int, *, dots: tuple[int, int]) -> None:
         self.dots = dots
@@ -131,7 +131,7 @@ def _x_axis(left: float, right: float, margin: int, columns: int) -> str:
 
 
 def _number(value: float, span: float) -> str:
-    """A number of an axis, to a hundredth of what the axis spans."""
+    """A number of an axis, to a hundredth of the range of the axis."""
     if span == 0 or not 1e-3 <= max(abs(value), span) < 1e6:
         return f"{value:.4g}"
     return f"{value:.{max(0, 2 - math.floor(math.log10(span)))}f}"

@@ -19,7 +19,7 @@ Event = Mapping[str, Any]
 
 
 def describe(event: Event) -> str:
-    """Return what happened on one line that begins with the time of day."""
+    """Describe an event on one line that begins with the time of day."""
     at = time.strftime("%H:%M:%S", time.localtime(event["time"]))
     if event["type"] in _SENTENCES:
         return f"{at}  {render.one_line(_SENTENCES[event['type']](event))}"

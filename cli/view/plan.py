@@ -1,4 +1,4 @@
-"""What a job will take, in words: for `warmd estimate` and for `submit --dry-run`."""
+"""The estimate of a job as text, for `warmd estimate` and `submit --dry-run`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from ...daemon.client.estimating import Amount, JobEstimate
 
 UNKNOWN = "not known: no job like this has run in this home"
-_NAMED = 3  # jobs that are named as what was measured
+_NAMED = 3  # measured jobs that are named
 
 
 def lines(
     kind: str, spec: Mapping[str, Any], found: JobEstimate, *, unknown: str = UNKNOWN
 ) -> Iterator[tuple[str, str]]:
-    """Yield what a job will take as name and text. `spec` has all options."""
+    """Yield the parts of an estimate as name and text. `spec` has all options."""
     yield from _sizes(kind, spec)
     if found.steps is not None:
         yield "steps", str(found.steps)

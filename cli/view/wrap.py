@@ -24,7 +24,7 @@ class WordWrap:
         self._is_split = False  # whether the start of a long word has been written
 
     def feed(self, text: str) -> str:
-        """Take a piece of text; return what can be written now."""
+        """Add a piece of text; return the text that can be written now."""
         return "".join(map(self._take, text))
 
     def flush(self) -> str:

@@ -1,4 +1,4 @@
-"""What sweeps and curricula have in common as objects of Python."""
+"""Common base of sweeps and curricula in the Python interface."""
 
 from __future__ import annotations
 

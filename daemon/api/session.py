@@ -1,4 +1,4 @@
-"""A session with a daemon: submit jobs, list them, and ask models."""
+"""A session with a daemon: submit jobs, list them, and request completions."""
 
 from __future__ import annotations
 

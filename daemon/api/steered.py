@@ -1,4 +1,4 @@
-"""What jobs, sweeps and curricula have in common as objects of Python."""
+"""Common base of jobs, sweeps and curricula in the Python interface."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..client.client import Client
 
 
 class Steered(ABC):
-    """A job or a group of jobs. All values are read when they are asked for; nothing is cached."""
+    """A job or a group of jobs. All values are read on access; nothing is cached."""
 
     def __init__(self, client: Client, id: str) -> None:
         self._client = client
@@ -18,7 +18,7 @@ class Steered(ABC):
 
     @abstractmethod
     def info(self) -> dict[str, Any]:
-        """Return all that is known of it."""
+        """Return all known fields."""
 
     @property
     def status(self) -> str:
@@ -55,5 +55,5 @@ class Steered(ABC):
 
 
 def status_of(info: Mapping[str, Any]) -> str:
-    """Return the status that people see: a paused job is none of RQ's."""
+    """Return the status as shown to users: `paused` is not a status of RQ."""
     return "paused" if info["paused"] else str(info["status"])

@@ -2,7 +2,7 @@
 
 Each of its base classes has a module: `submitting`, `reading`, `steering` (cancel, kill, pause),
 `resuming`, `estimating`, `labeling`, `comparison`, `digest`, `leaderboard`, `removing`, `sweeping`,
-`curricula`, `grouping` and `nodes`; `connection` has what they share.
+`curricula`, `grouping` and `nodes`; `connection` has their common parts.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Comparing(ClientConnection):
     """Compares jobs by their run directories. Needs no Redis."""
 
     def differences(self, one: str, other: str) -> list[Difference]:
-        """Return what differs between two jobs, by section. Raises NotFound and Conflict."""
+        """Return the differences between two jobs, by section. Raises NotFound and Conflict."""
         about_one, about_other = (_about(self.rundir(job_id)) for job_id in (one, other))
         return [
             Difference(section, name, values.get(name), others.get(name))
@@ -87,7 +87,7 @@ _RECENT = 1000
 
 
 def _identity(about: Mapping[str, Any]) -> Any:
-    """What tells a data file from another: its content, or else its size and time of change."""
+    """The identity of a data file: its content, or else its size and modification time."""
     return about.get("digest") or [about.get("bytes"), about.get("modified")]
 
 

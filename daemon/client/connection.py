@@ -28,7 +28,7 @@ _REFUSED = (redis.exceptions.OutOfMemoryError, redis.exceptions.ReadOnlyError)
 
 
 def needs_redis(method: Method) -> Method:
-    """Raise Unavailable, with what to do, if Redis is unreachable or refuses writes."""
+    """Raise Unavailable, with advice, if Redis is unreachable or refuses writes."""
 
     @wraps(method)
     def wrapper(self: ClientConnection, *args: Any, **kwargs: Any) -> Any:

@@ -141,7 +141,7 @@ def reload(config: DaemonConfig) -> Iterator[dict[str, Any]]:
 
 
 def upgrades(home: Home) -> list[str]:
-    """Return in words what was upgraded under the daemon that runs in a home; it is not asked."""
+    """Describe the upgrades since the daemon of a home started, without a request to it."""
     if not home.is_locked():
         return []
     before = installed.from_json((home.read_state() or {}).get("installed"))

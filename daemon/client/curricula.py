@@ -98,7 +98,7 @@ class Curricula(Submitting, Reading):
     ) -> str:
         """Check a curriculum and queue its first stage; return its id. Arguments as for `submit`.
 
-        Once its folder is there, the daemon takes it from stage to stage.
+        Once its folder exists, the daemon advances it from stage to stage.
         """
         plan, state = self.plan_curriculum(kind, values, given, init=init, labels=labels)
         self.connection.ping()

@@ -1,4 +1,4 @@
-"""What is in a data set, and what each training kind would make of it. Needs no daemon."""
+"""The content of a data set, and how each training kind would use it. Needs no daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Digest of a time span: what ended, with which results, what was interrupted, what still runs."""
+"""Digest of a time span: ended jobs with their results, interruptions, and running jobs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Line:
     ended_at: float | None
     ends_at: float | None  # expected, of a job that runs
     interruptions: int  # since the start of the span
-    lost_s: float  # what these cost: from the last step before each to the next new one
+    lost_s: float  # time they cost: from the last step before each to the next new one
     evaluation: Evaluation | None
 
 

@@ -1,4 +1,4 @@
-"""What a job will take before it is queued: time, memory, disk, here and on other hardware.
+"""Estimates of a job before it is queued: time, memory, disk, here and on other hardware.
 
 Time and memory are those of jobs like it that have run in this home; without one, time is computed
 by the floor model (jobs/bench/floor.py) from the measured limits of this machine. What is said of
@@ -52,7 +52,7 @@ _DATA = ("dataset", "data", "max_length", "max_prompt_length")
 
 _SHARE = 0.3  # of the floor's speed that a step reaches, where nothing like it was measured
 _LEAST_SHARE, _MOST_SHARE = 0.02, 0.9
-# Resident in every job: what it touches of torch and the rest, most of it shared with the zygote.
+# Resident in every job: the used parts of torch and others, mostly shared with the zygote.
 _LIBRARIES_BYTES = (0.4e9, 0.75e9)
 _STEP_S = (0.001, 0.01, 0.1)  # of Python in a step of any size: least, usual, on a busy machine
 _SCATTER = 0.05  # of the peak of equal jobs
@@ -72,7 +72,7 @@ class Amount:
 
 @dataclass(frozen=True, kw_only=True)
 class OnHardware:
-    """What the job would take on named hardware; always computed."""
+    """The estimate for named hardware; always computed."""
 
     name: str
     rates: str
@@ -83,7 +83,7 @@ class OnHardware:
 
 @dataclass(frozen=True, kw_only=True)
 class JobEstimate:
-    """What a job will take; None where that is not known."""
+    """The estimate of a job; None for unknown values."""
 
     kind: str
     steps: int | None
@@ -235,7 +235,7 @@ def _units(spec: Spec) -> int | None:
 def _work_of(
     spec: Spec, document: Mapping[str, Any]
 ) -> tuple[tuple[StepWork, StepWork] | None, ModelSize | None]:
-    """The work of a step and the sizes of the model, as far as its files tell them."""
+    """The work of a step and the sizes of the model, as far as its files show them."""
     model = document.get("model")
     if not isinstance(spec, TrainingSpec):
         return None, None
@@ -311,7 +311,7 @@ def _computed(
 ) -> Amount:
     """Seconds of all steps by the floor model; from the floor itself to half of the share.
 
-    What Python takes comes on top; it decides with tiny models.
+    The time for Python is added; it dominates with tiny models.
     """
     least, most = (steps * part.floor_s(size, limits) for part in work)
     fixed = [steps * seconds for seconds in _STEP_S]

@@ -1,4 +1,4 @@
-"""Groups of jobs: what can be done with a job can be done with a sweep or a curriculum, too."""
+"""Groups of jobs: a sweep or a curriculum can be steered and removed like a job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .sweeping import Sweeping
 
 
 class Grouping(Sweeping, Curricula, Resuming, Removing):
-    """Finds, steers and removes jobs and groups alike."""
+    """Finds, steers and removes jobs and groups."""
 
     # --- reading ----------------------------------------------------------------------------
 
@@ -48,7 +48,7 @@ class Grouping(Sweeping, Curricula, Resuming, Removing):
         return self.find(text)
 
     def group_members(self, group_id: str) -> list[str]:
-        """Return the ids of the jobs of a group that are there."""
+        """Return the ids of the existing jobs of a group."""
         ids = self.curriculum_jobs if is_curriculum_id(group_id) else self.sweep_members
         return [job["id"] for job in self.several(ids(group_id))]
 

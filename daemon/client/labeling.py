@@ -8,7 +8,7 @@ from .connection import ClientConnection
 
 
 class Labeling(ClientConnection):
-    """Reads and adds what people say about a job. Needs no Redis."""
+    """Reads and adds names, tags and notes of a job. Needs no Redis."""
 
     def labels(self, job_id: str) -> Labels:
         """Return name, tags and notes of a job. Raises NotFound."""

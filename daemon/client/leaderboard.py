@@ -44,7 +44,7 @@ class Ranking(ClientConnection):
     def leaderboard(self, dataset: str) -> list[Entry]:
         """Return all evaluations of a data set, best first, those of other questions apart.
 
-        Raises SpecError for what is no data set.
+        Raises SpecError if it is not a data set.
         """
         if dataset != ARITHMETIC:
             dataset = located("dataset", dataset, Path.cwd())

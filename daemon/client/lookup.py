@@ -186,7 +186,7 @@ class Lookup:
         return sorted(of_statuses, key=_age, reverse=True)[:limit]
 
     def several(self, ids: list[str]) -> list[dict[str, Any]]:
-        """Return all that is known of these jobs, without those that were removed."""
+        """Return all known fields of these jobs, without jobs that were removed."""
         records = self._store.fetch_many(ids) if ids else []
         self._refresh(ids)
         known = [
@@ -209,7 +209,7 @@ class Lookup:
         return views
 
     def job(self, job_id: str) -> dict[str, Any]:
-        """Return all that is known of a job. Raises NotFound and Conflict."""
+        """Return all known fields of a job. Raises NotFound and Conflict."""
         record = self._store.fetch(job_id)
         if self._remote is not None:
             self._remote.refresh(job_id)
@@ -218,7 +218,7 @@ class Lookup:
         return view_of_folder(RunDir.open(self._runs, job_id), self._store.connection)
 
     def _refresh(self, ids: Iterable[str]) -> None:
-        """Bring what lists show of these jobs to this machine, if a run store has it."""
+        """Fetch the files of these jobs that lists show, if they are in a run store."""
         if self._remote is not None:
             self._remote.refresh_summaries(list(ids))
 
@@ -257,5 +257,5 @@ def _first(ids: list[str]) -> str:
 
 
 def _age(job: Mapping[str, Any]) -> tuple[float, str]:
-    """What jobs are sorted by, oldest first; ids tell jobs of one second apart."""
+    """The sort key of jobs, oldest first; ids order jobs of the same second."""
     return job["created_at"], by_time(job["id"])

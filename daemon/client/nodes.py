@@ -11,7 +11,7 @@ from .connection import ClientConnection, needs_redis
 
 
 class Nodes(ClientConnection):
-    """What users do with nodes."""
+    """The operations on nodes."""
 
     @needs_redis
     def nodes(self) -> list[Node]:

@@ -24,11 +24,11 @@ class Offline:
         self._connection = connection
 
     def job(self, job_id: str) -> dict[str, Any]:
-        """Return what is known of a job. Raises NotFound and Conflict."""
+        """Return the known fields of a job. Raises NotFound and Conflict."""
         return view_without_redis(RunDir.open(self._runs, job_id), self._connection)
 
     def several(self, ids: list[str]) -> list[dict[str, Any]]:
-        """Return what is known of these jobs, without those that were removed."""
+        """Return the known fields of these jobs, without jobs that were removed."""
         found = []
         for job_id in ids:
             with suppress(Conflict, NotFound):

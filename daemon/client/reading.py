@@ -20,11 +20,11 @@ _RETRY_S = 0.2  # between two attempts to reach Redis
 
 
 class Reading(ClientConnection):
-    """Returns what is known of jobs as plain values."""
+    """Returns the fields of jobs as plain values."""
 
     @reads_offline
     def job(self, job_id: str) -> dict[str, Any]:
-        """Return all that is known of a job as plain values. Raises NotFound and Conflict."""
+        """Return all known fields of a job as plain values. Raises NotFound and Conflict."""
         return self.lookup.job(job_id)
 
     @reads_offline
@@ -48,7 +48,7 @@ class Reading(ClientConnection):
 
     @reads_offline
     def several(self, ids: list[str]) -> list[dict[str, Any]]:
-        """Return all that is known of these jobs, without those that were removed."""
+        """Return all known fields of these jobs, without jobs that were removed."""
         return self.lookup.several(ids)
 
     @needs_redis

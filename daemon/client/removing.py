@@ -28,7 +28,7 @@ def refuse_removal(job: Mapping[str, Any], needed_by: Sequence[str]) -> None:
 
 
 class Removing(ClientConnection):
-    """Removes ended jobs, or what they would resume from."""
+    """Removes ended jobs, or the files from which they would resume."""
 
     @needs_redis
     def remove(self, job_id: str) -> int:
@@ -46,7 +46,7 @@ class Removing(ClientConnection):
 
     @needs_redis
     def remove_resume_state(self, job_id: str) -> int:
-        """Remove what an ended job would resume from, but not its model; return the bytes freed."""
+        """Remove the files to resume an ended job, but not its model; return the bytes freed."""
         job = self.fetch(job_id)
         if job.get_status() not in ENDED:
             raise Conflict(f"job: {job_id} is {job.get_status().value}: cancel it first")

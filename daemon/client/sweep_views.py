@@ -22,7 +22,7 @@ def line_of(
     """Return a sweep with the fields of a job that lists show.
 
     `is_active`: whether the process of groups had something to do before `members` were read.
-    `members`: what is known of its jobs, as `Client.job` returns it, by id. `step` and
+    `members`: the fields of its jobs, as returned by `Client.job`, by id. `step` and
     `steps_total` are sums over all jobs.
     """
     found = [members[member.id] for member in state.members if member.id in members]

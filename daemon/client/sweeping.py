@@ -46,7 +46,7 @@ class Sweeping(Submitting, Reading):
         model: ModelConfig | None = None,
         labels: Labels = NO_LABELS,
     ) -> tuple[Sweep, State]:
-        """Check the options of a sweep's jobs and what it varies; queue nothing.
+        """Check the options of a sweep's jobs and the options it varies; queue nothing.
 
         `values`: raw options of the kind. `given`: raw values of `plan.KEYS`. Raises SpecError and
         NotFound. Needs no Redis.
@@ -93,7 +93,7 @@ class Sweeping(Submitting, Reading):
         return sweep, State(RUNNING, False, points, members, [])
 
     def _search(self, options: SweepOptions) -> Search | None:
-        """The search that is asked for; its trials at once default to this home's workers."""
+        """The requested search; by default as many trials at once as this home has workers."""
         if options.search is None:
             return None
         workers = sum(worker.queue == TRAIN for worker in self.config.workers)
@@ -185,7 +185,7 @@ class Sweeping(Submitting, Reading):
     def sweep(self, sweep_id: str) -> dict[str, Any]:
         """Return a sweep with its points, their scores and jobs. Raises NotFound and Conflict."""
         folder, sweep, state = self._sweep(sweep_id)
-        is_active = folder.is_active  # before the jobs: what it queues meanwhile is seen
+        is_active = folder.is_active  # read before the jobs, so that jobs queued meanwhile are seen
         jobs = self._jobs_of(state)
         return sweep_views.table_of(is_active, sweep, state, jobs, self.home.runs)
 

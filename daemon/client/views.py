@@ -35,7 +35,7 @@ _RECENT_RUNNING = 1000
 
 
 def views_of(jobs: Sequence[Job], store: JobStore, runs: Path) -> list[dict[str, Any]]:
-    """Return all that is known of each job."""
+    """Return all known fields of each job."""
     connection, now = store.connection, store.shared_clock.now()
     places = listing.positions(connection, jobs)
     recent = stream.newest(connection, {job.id: _num_recent(job) for job in jobs})
@@ -48,7 +48,7 @@ def views_of(jobs: Sequence[Job], store: JobStore, runs: Path) -> list[dict[str,
 
 
 def view_of_folder(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
-    """Return all that is known of a job that is not in Redis, from its run directory.
+    """Return all known fields of a job that is not in Redis, from its run directory.
 
     Raises Conflict if its spec.json cannot be read.
     """
@@ -73,7 +73,7 @@ def _folder_view(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
 
 
 def view_without_redis(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
-    """Return what a run directory tells of a job while no daemon runs; Redis is not asked.
+    """Return the fields of a job from its run directory while no daemon runs, without Redis.
 
     A job that has not ended is `queued` or `paused`: the next start of the daemon resumes it. One
     that was canceled before it began left nothing in its directory, and looks queued, too.

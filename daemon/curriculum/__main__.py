@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _active(home: Home, store: JobStore) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield the id of each active group, and how to do what is due in it."""
+    """Yield the id of each active group, and the function for its due actions."""
     for one in group.active(home.sweeps):
         yield one, partial(progress.advance, store, home.runs, SweepFolder(home, one))
     for one in group.active(home.curricula):

@@ -2,7 +2,7 @@
 
 plan.json      stages and gate, checked
 state.json     attempts with their jobs, comparisons and decisions
-events.jsonl   the decisions, for people who follow it
+events.jsonl   the decisions, for followers
 init/          the weights that the first stage starts from, if they come from another job
 """
 
@@ -38,7 +38,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Curriculum:
-    """What was requested: the content of plan.json."""
+    """The request: the content of plan.json."""
 
     id: str
     kind: str

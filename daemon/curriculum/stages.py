@@ -49,7 +49,7 @@ _EVAL = "eval"  # the kind of the evaluations
 
 
 def advance(store: JobStore, runs: Path, folder: CurriculumFolder) -> None:
-    """Do what is due; it becomes inactive when nothing is left. Raises RedisError."""
+    """Do the due actions; it becomes inactive when none is left. Raises RedisError."""
     with folder.changing():
         plan = folder.read()
         while (state := folder.state()).phase == RUNNING and _turn(
@@ -97,7 +97,7 @@ def _comparison(rundir: RunDir) -> dict[str, Any]:
 
 
 def _begin_round(folder: CurriculumFolder, plan: Curriculum, state: State, questions: int) -> None:
-    """Choose the evaluations of a comparison; one that is there already is used again."""
+    """Choose the evaluations of a comparison; existing ones are reused."""
     attempt = state.attempts[-1]
     known = {
         (weights, one.questions): job_id

@@ -1,4 +1,4 @@
-"""This machine: what all processes of a daemon share. Imports no torch.
+"""This machine: parts shared by all processes of a daemon. Imports no torch.
 
 - the home folder (`home`), and the set of models to keep warm (`warm_set`)
 - messages between processes (`messages`, `channel`, `heartbeat`), their parents and children

@@ -1,6 +1,6 @@
 """From a model's name in the config to a folder on this disk.
 
-The zygote only ever maps local files. What is on a hub is downloaded once, by `downloads`; a model
+The zygote only ever maps local files. Models on a hub are downloaded once, by `downloads`; a model
 that is all here costs neither a process nor a request.
 """
 
@@ -19,7 +19,7 @@ BUILTIN = "builtin:"
 
 
 def local_folder(model: ModelConfig) -> Path:
-    """Return the folder that holds a model. Raises NotFound, also for what is on a hub only."""
+    """Return the folder that holds a model. Raises NotFound, also if it is only on a hub."""
     folder = folder_at_hand(model)
     if folder is None:
         raise NotFound(f"model: {model.name}: {hub_id(model)} is not in the hub's cache")
@@ -49,7 +49,7 @@ def folder_at_hand(model: ModelConfig) -> Path | None:
 
 
 def _cached(named: str) -> Path | None:
-    """The folder of an id, or id@revision, in the hub's cache; None when not all of it is there."""
+    """The folder of an id, or id@revision, in the hub's cache; None if it is incomplete."""
     try:
         return cached(named)
     except LookupError:
@@ -57,18 +57,18 @@ def _cached(named: str) -> Path | None:
 
 
 def hub_id(model: ModelConfig) -> str | None:
-    """Return what of a model is on a hub, itself or its base; None: it is all in folders.
+    """Return the part of a model that is on a hub: itself or its base; None: all is in folders.
 
-    Raises NotFound for an adapter's folder that says nothing of use.
+    Raises NotFound for an adapter's folder without usable information.
     """
     folder = _named_folder(model)
     return model.path if folder is None else _base_id(model, folder)
 
 
 def next_id(model: ModelConfig, fetched: set[str]) -> str | None:
-    """Return what of a model is to be fetched next, of what is not `fetched` yet; None: no more.
+    """Return the next part of a model to fetch that is not `fetched` yet; None: no more.
 
-    An adapter has to be here before it says what its base is.
+    The base of an adapter is known only when the adapter is on this machine.
     """
     named = hub_id(model)
     if named in fetched and (folder := _cached(model.path)) is not None:

@@ -7,9 +7,9 @@ HOME/
   models.json        the warm models
   notify.json        the events that were notified of
   runs/JOB/          run directories
-  sweeps/SWEEP/      sweeps: which jobs belong to them, and what was decided
+  sweeps/SWEEP/      sweeps: their jobs and decisions
   store/JOB          jobs that are not completely in the run store (with `runs: s3://…`)
-  curricula/ID/      curricula: their stages, and what was decided between them
+  curricula/ID/      curricula: their stages, and the decisions between them
   cache/             data shared by jobs, such as tokenized corpora
   server/            append-only file of the embedded Redis
   logs/              rotated logs
@@ -98,7 +98,7 @@ class Home:
 
     @property
     def store(self) -> Path:
-        """What of the run directories is not in the run store yet, a file per job."""
+        """The run directories that are not completely in the run store, a file per job."""
         return self.path / "store"
 
     @property
@@ -176,7 +176,7 @@ class Home:
             raise SpecError("runs", f"must be a writable folder, got {folder}: {error}") from error
 
     def read_state(self) -> dict[str, Any] | None:
-        """Return what the last supervisor wrote, or None. It may have ended since."""
+        """Return the record of the last supervisor, or None. It may have ended since."""
         try:
             state = orjson.loads(self.state.read_bytes())
         except (FileNotFoundError, orjson.JSONDecodeError):

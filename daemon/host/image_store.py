@@ -1,4 +1,4 @@
-"""Images of chat requests, each stored once however many jobs ask about it.
+"""Images of chat requests, each stored once, however many jobs use it.
 
 RUNS/.images/SHA256 is an image, named by its content, as specs name it. The run directory of a job
 that names it has a hard link to it, images/SHA256. The link count of the file system is the number
@@ -32,7 +32,7 @@ class ImageStore:
         return self.folder / hashlib.sha256(content).hexdigest()
 
     def hold(self, rundir: Path, images: Mapping[Path, bytes]) -> None:
-        """Store images by their places, and keep them for as long as a run directory is there.
+        """Store images by their places, and keep them for as long as a run directory exists.
 
         Raises OSError, also where the file system has no hard links.
         """

@@ -1,6 +1,6 @@
-"""What is installed: the versions and digests of warmd and of the libraries that compute.
+"""Installed software: the versions and digests of warmd and of the libraries that compute.
 
-The daemon records what its processes were started from, so that an upgrade under it is noticed.
+The daemon records the versions of its processes at their start, to detect an upgrade.
 Nothing is imported: a library is identified by the list of its files (RECORD) that the installer
 wrote, which has a hash of each; warmd by its sources.
 """
@@ -22,7 +22,7 @@ _WARMD = "warmd"
 _VERSION = re.compile(r'^__version__ = "([^"]+)"', re.MULTILINE)
 _MISSING = "not installed"
 
-# Sources that define what the processes of a daemon send each other.
+# Sources that define the protocol between the processes of a daemon.
 _PROTOCOL = (
     *("daemon/host/messages.py", "daemon/host/channel.py", "daemon/queue/keys.py"),
     *("configs/config.py", "jobs/context.py"),
@@ -42,7 +42,7 @@ Installed = Mapping[str, Package]  # by the name of the package
 
 
 def installed() -> dict[str, Package]:
-    """Return what a process that starts now would import."""
+    """Return the versions that a process would import now."""
     found = {_WARMD: _warmd(Path(__file__).parents[2])}
     for name in LIBRARIES:
         spec = find_spec(name)
@@ -52,7 +52,7 @@ def installed() -> dict[str, Package]:
 
 
 def refreshed(before: Installed) -> dict[str, Package]:
-    """Return what is in the same folders now."""
+    """Return the versions that are in the same folders now."""
     return {
         name: _warmd(Path(package.folder))
         if name == _WARMD
@@ -74,7 +74,7 @@ def changes(before: Installed, after: Installed) -> list[str]:
 
 
 def protocol() -> str:
-    """Return a digest of what the processes of one daemon must have in common."""
+    """Return a digest of the protocol that the processes of one daemon must share."""
     root = Path(__file__).parents[2]
     return _digest([root / part for part in _PROTOCOL])
 

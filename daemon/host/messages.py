@@ -109,7 +109,7 @@ class WantedModel:
 
 @dataclass(frozen=True)
 class HorsePlan:
-    """What a horse needs to know before its job: the fields of RunJob by the same names."""
+    """Settings of a horse before its job: the fields of RunJob with the same names."""
 
     device: str
     gpu_memory: int
@@ -185,7 +185,7 @@ class ReloadStatus(Message, op="reload_status"):
     problem: str | None
     pending: list[str]  # workers whose new process is about to start
     waiting: list[RunningJob]  # jobs that old processes have still to end
-    upgrades: list[str]  # what is newer on disk than in zygote and workers
+    upgrades: list[str]  # software that is newer on disk than in zygote and workers
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
@@ -212,7 +212,7 @@ class GetStatus(Message, op="status"):
 
 @dataclass(frozen=True)
 class GetReady(Message, op="ready"):
-    """Return whether jobs can be run; the supervisor answers it without asking anybody."""
+    """Return whether jobs can be run; the supervisor replies without other processes."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ class Ready(Message, op="daemon_ready"):
 
     zygote: bool
     queues: list[str]
-    takes_jobs: bool  # all workers accept jobs, and none is asked to leave
+    takes_jobs: bool  # all workers accept jobs, and none is requested to leave
     silent_s: float  # since the latest iteration of the supervisor's main loop
 
 
@@ -361,7 +361,7 @@ class JobEvent(Message, op="event"):
 
 @dataclass(frozen=True)
 class JobActivity(Message, op="activity"):
-    """What the job does now, for the watchdog; None: nothing that is timed."""
+    """The current activity of the job, for the watchdog; None: nothing that is timed."""
 
     job: str
     activity: Activity | None

@@ -13,7 +13,7 @@ from ...jobs.files.atomic import write_atomic
 from ...jobs.models.adapters import model_folder
 
 _SUFFIXES = {".bin", ".jinja", ".json", ".model", ".safetensors", ".tiktoken", ".txt"}
-# What a training leaves in the same folder, which no model is read from.
+# Files of a training in the same folder, which are not read with a model.
 _NOT_READ = {"optimizer.bin", "scheduler.bin", "trainer_state.json", "training_args.bin"}
 _BLOCK_BYTES = 2**22
 
@@ -33,7 +33,7 @@ def weights(folder: Path, *, with_base: bool = True) -> list[Path]:
 def fingerprint(folder: Path) -> str:
     """Identity, size and times of every file that a model in `folder` is read from.
 
-    It costs a few microseconds a file, so it is asked for each job. A change of the content that
+    It costs a few microseconds a file, so it is computed for each job. A change of the content that
     keeps size and modification time shows in the time of the last status change.
     """
     hashed = xxhash.xxh3_128()

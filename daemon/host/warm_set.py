@@ -67,7 +67,7 @@ class WarmSet:
         self.write()
 
     def note_loaded(self, loaded: Iterable[ModelConfig]) -> None:
-        """Record what the zygote holds, which includes models that jobs loaded on demand."""
+        """Record the models of the zygote, including those that jobs loaded on demand."""
         on_demand = [model for model in loaded if model.name not in self._models]
         if on_demand != self._on_demand:
             self._on_demand = on_demand

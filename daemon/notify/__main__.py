@@ -31,7 +31,7 @@ def main() -> None:
                 problem = deliver(settings.target, notification)
                 outcome = problem or "delivered"
                 log.info("notify: %s %s: %s", notification.job, notification.event, outcome)
-        except OSError as error:  # a full disk: what was not marked is delivered again
+        except OSError as error:  # a full disk: events that were not marked are delivered again
             log.warning("notify: %s", error)
         time.sleep(_INTERVAL_S)
 

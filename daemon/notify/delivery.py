@@ -32,7 +32,7 @@ _APPRISE_PROBLEMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Notification:
-    """What happened to a job; `text` says it in one line, as chat services expect it."""
+    """An event of a job; `text` describes it in one line, as chat services expect."""
 
     text: str
     event: str
@@ -134,7 +134,7 @@ def _ended(
     try:
         process.communicate(given, timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # with what it has started
+        os.killpg(process.pid, signal.SIGKILL)  # with the processes that it has started
         process.wait()
         return None
     return process.returncode

@@ -36,7 +36,7 @@ class Scanner:
         self._begun, self._handled = self._read()
 
     def due(self) -> Iterator[Notification]:
-        """Yield what happened since the last call; each is marked when the next is asked for."""
+        """Yield the events since the last call; each is marked when the next one is requested."""
         ids = [job_id for job_id in job_ids(self._home.runs) if _is_training(job_id)]
         for gone in self._handled.keys() - set(ids):
             del self._handled[gone]
@@ -48,7 +48,7 @@ class Scanner:
                     yield from self._due_of(rundir)
 
     def _due_of(self, rundir: RunDir) -> Iterator[Notification]:
-        """What happened in one job; its file is read from where the last call ended."""
+        """The new events of one job; its file is read from where the last call ended."""
         job_id = rundir.path.name
         is_check = _is_check(rundir)
         with open(rundir.events, "rb") as file:

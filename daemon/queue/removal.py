@@ -88,7 +88,7 @@ def _not_ended(job: Job) -> Conflict:
 
 
 def remove_resume_state(rundir: RunDir) -> int:
-    """Remove what an ended job would resume from, but not its model; return the bytes freed."""
+    """Remove the files to resume an ended job, but not its model; return the bytes freed."""
     freed = 0
     for folder in resumable(rundir):
         freed += size_bytes(folder)

@@ -1,7 +1,7 @@
 """The checkpoints of one job: committed whole or not at all, believed only when verified.
 
-A checkpoint is a folder `checkpoint-N` with a manifest of its files' sizes and checksums. What a
-dead process left half-written is never seen, and what the disk has damaged is passed over for the
+A checkpoint is a folder `checkpoint-N` with a manifest of its files' sizes and checksums. A
+checkpoint that a dead process left half-written is never seen, and a damaged one is skipped for the
 one before.
 """
 
@@ -82,7 +82,7 @@ class Checkpoints:
         for path in self.surplus(newest=step):
             try:
                 remove(path)
-            except OSError as problem:  # the new one is there all the same
+            except OSError as problem:  # the new checkpoint exists in any case
                 self.on_warning(f"{path.name}: cannot be removed: {problem}")
 
     def _check_fence(self) -> None:
@@ -120,7 +120,7 @@ class Checkpoints:
             self._saving.outcome(patience_s=None)
 
     def about(self, checkpoint: Path) -> dict[str, Any]:
-        """Return what was given with a checkpoint when it was committed.
+        """Return the metadata that was committed with a checkpoint.
 
         Raises CheckpointDamaged.
         """
@@ -191,18 +191,18 @@ def verify(path: Path, *, on_bytes: Callable[[int], None] | None = None) -> None
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint. The manifest goes first: what is half gone must not look whole."""
+    """Delete a checkpoint, manifest first: a half-deleted one must not look complete."""
     (path / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(path)
 
 
 def size_bytes(path: Path) -> int:
-    """Return what a checkpoint takes on disk."""
+    """Return the disk space of a checkpoint."""
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def expected_bytes(path: Path) -> int:
-    """Return what a checkpoint takes by its manifest, wherever its other files are."""
+    """Return the size of a checkpoint by its manifest; its other files may be elsewhere."""
     try:
         files = read_manifest(path)["files"].values()
         return int(sum(file["bytes"] for file in files)) + (path / MANIFEST).stat().st_size

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...jobs.errors import Conflict, SpecError
 
-# Of an event, what is no metric.
+# Fields of an event that are not metrics.
 _ENVELOPE = {"seq", "execution", "time", "type", "step", "steps_total"}
 
 EVAL = "eval_"  # how metrics of evaluations begin: they may have the name of one of the steps'
@@ -91,7 +91,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def chosen(names: Sequence[str], available: Collection[str]) -> list[str]:
-    """Return the metrics that are asked for, or those that tell the most when none is.
+    """Return the requested metrics, or without a request the most informative ones.
 
     `mlm_acc` is `eval_mlm_acc` where the steps have none. Raises SpecError for one that no job
     has, and Conflict where there is nothing to show at all.

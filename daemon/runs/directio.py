@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 _BLOCK_BYTES = 8 << 20  # of one write
-_ALIGNMENT = 4096  # of addresses, offsets and lengths, as the kernel asks for it
+_ALIGNMENT = 4096  # of addresses, offsets and lengths, as the kernel requires
 
 
 class DirectFile:
@@ -38,7 +38,7 @@ class DirectFile:
 
     @property
     def checksum(self) -> str:
-        """The xxh3_128 of what was written."""
+        """The xxh3_128 of the bytes written."""
         return self._checksum.hexdigest()
 
     def write(self, data: Any) -> int:
@@ -57,10 +57,10 @@ class DirectFile:
         return len(source)
 
     def flush(self) -> None:
-        """Do nothing: for libraries that take a file. What counts is the end."""
+        """Do nothing: libraries flush files, but only the end of this one counts."""
 
     def close(self) -> None:
-        """Write what is left, and make all of it durable."""
+        """Write the rest, and make the file durable."""
         if self._file < 0:
             return
         try:

@@ -30,7 +30,7 @@ class Estimate:
         self.rows_done: int | None = None  # of a file of prompts or texts
         self.rows_total: int | None = None
         self.unit = "records"
-        self.activity: str | None = None  # what it does before its first step
+        self.activity: str | None = None  # its activity before the first step
         self.phase_began: float | None = None
         self.metrics: dict[str, float] = {}
         self._rows: deque[tuple[float, int]] = deque(maxlen=_RECENT)  # done at a time
@@ -140,7 +140,7 @@ class Estimate:
 
     @property
     def seconds_between_steps(self) -> float:
-        """What evaluations and checkpoints add to a step, on the average so far."""
+        """The time that evaluations and checkpoints add to a step, on average so far."""
         if not self._between or self._first_step is None:
             return 0.0
         latest = max(step for step, _ in self._between)

@@ -23,7 +23,7 @@ import orjson
 
 from ...jobs.user_code.forks import end_if_forked
 
-# The types that end an execution, and with it what `tail` waits for.
+# The types that end an execution, for which `tail` waits.
 TERMINAL = ("finished", "failed", "stopped")
 
 _TAIL_BYTES = 1_000_000
@@ -44,7 +44,7 @@ def read(path: Path, *, after: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def newest(path: Path, count: int) -> list[dict[str, Any]]:
-    """Return so many of the newest whole events, newest first, of a file's last megabyte."""
+    """Return up to this many of the newest whole events, newest first, of the last megabyte."""
     if not path.is_file():
         return []
     with open(path, "rb") as file:
@@ -81,7 +81,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
 
 
 class EventLog:
-    """Appends to `events.jsonl`. Opening one mends what a killed writer left behind."""
+    """Appends to `events.jsonl`. Opening it repairs the file after a killed writer."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class EventLog:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep out other writers, and know what they have written."""
+        """Exclude other writers, and read the events that they have written."""
         descriptor = self._file.fileno()
         self._wait_for_lock(descriptor)
         try:
@@ -179,7 +179,7 @@ class EventLog:
     def _append(self, type: str, step: int | None, fields: dict[str, Any]) -> dict[str, Any] | None:
         """Write an event and return it; None where an earlier execution has written it."""
         if step is not None:
-            # That a checkpoint is written is said some steps after its own.
+            # The event of a written checkpoint comes some steps after the step of the checkpoint.
             self.step = max(step, self.step or 0)
             if type in self._latest:
                 if step <= self._latest[type]:

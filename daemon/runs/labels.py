@@ -37,7 +37,7 @@ class Note:
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """What people call a job and say about it."""
+    """The name, tags and notes of a job."""
 
     name: str | None = None
     tags: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The run directory: the authoritative record of a job and of what it produced.
+"""The run directory: the authoritative record of a job and its results.
 
 spec.json      the spec, with everything that is needed to run the job again
 events.jsonl   the events
@@ -189,7 +189,7 @@ class RunDir:
 
     @property
     def unflushed(self) -> tuple[Path, ...]:
-        """What must be flushed for a new run directory to survive a power failure."""
+        """The paths to flush so that a new run directory survives a power failure."""
         return self.path / "spec.json", self.path, self.path.parent
 
     def annotate(self, **parts: Any) -> None:

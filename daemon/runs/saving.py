@@ -44,7 +44,7 @@ class Save:
         size_bytes, error = 0, None
         try:
             size_bytes = write()
-        except Exception as problem:  # a full disk, mostly; the job decides what it means
+        except Exception as problem:  # mostly a full disk; the job decides how to react
             root = _root(problem)
             error = f"{type(root).__name__}: {root}"
         seconds = time.monotonic() - begun

@@ -1,4 +1,4 @@
-"""The source of a job: what it ran, kept in `source/` of its run directory.
+"""The source of a job: its code and versions, in `source/` of its run directory.
 
 source.json    the folder it was submitted from, its git commit, the digests of its data files;
                and for each execution the versions of libraries and the user modules it imported
@@ -36,7 +36,7 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Execution:
-    """What one execution of a job ran."""
+    """The code and versions of one execution of a job."""
 
     number: int
     versions: Mapping[str, str]
@@ -45,7 +45,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class Source:
-    """What a job ran."""
+    """The code and versions of a job."""
 
     folder: str | None = None  # that it was submitted from
     git: Mapping[str, Any] | None = None  # commit, branch, changed
@@ -53,7 +53,7 @@ class Source:
     executions: tuple[Execution, ...] = ()
 
     def changes(self) -> dict[int, list[str]]:
-        """Return what changed before each execution: paths of modules, and versions."""
+        """Return the changes before each execution: paths of modules, and versions."""
         found = {}
         for before, after in zip(self.executions, self.executions[1:], strict=False):
             changed = [
@@ -72,7 +72,7 @@ class Source:
 
 
 def record_submission(rundir: RunDir, spec: Mapping[str, Any], folder: Path) -> None:
-    """Keep what is known at submission. `spec`: the options, with absolute paths."""
+    """Record the source as of submission. `spec`: the options, with absolute paths."""
     git = state_of(folder)
     about = None
     if git is not None:
@@ -90,7 +90,7 @@ def record_submission(rundir: RunDir, spec: Mapping[str, Any], folder: Path) -> 
 
 
 def record_execution(rundir: RunDir, number: int) -> None:
-    """Keep what this process has imported for an execution. Raises OSError on a full disk."""
+    """Record the modules imported for an execution. Raises OSError on a full disk."""
     place = _place(rundir)
     (place / "files").mkdir(mode=0o700, parents=True, exist_ok=True)
     files = {}
@@ -107,7 +107,7 @@ def record_execution(rundir: RunDir, number: int) -> None:
 
 
 def read(rundir: RunDir) -> Source:
-    """Return what a job ran; empty where nothing is known, or it is damaged."""
+    """Return the source of a job; empty if unknown or damaged."""
     document = _read(_place(rundir))
     try:
         executions = tuple(

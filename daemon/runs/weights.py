@@ -19,7 +19,7 @@ from ...jobs.models.adapters import is_model
 from .checkpoints import Checkpoints, verify
 from .rundir import RunDir
 
-# What of a checkpoint is not the model's: jobs.snapshot.STATE_FILES, which takes torch to import.
+# Files of a checkpoint that are not the model's: jobs.snapshot.STATE_FILES needs torch to import.
 STATE_FILES = (
     "optimizer.pt",
     "scheduler.pt",

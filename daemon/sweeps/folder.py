@@ -1,6 +1,6 @@
-"""A sweep on disk, in HOME/sweeps/ID: what was requested, and how far it is.
+"""A sweep on disk, in HOME/sweeps/ID: the request and its progress.
 
-plan.json     what was requested
+plan.json     the request
 state.json    points, members, decisions and scores
 optuna.log    the trials of a search, for Optuna's own tools (see study.py)
 init/         the weights that its members start from, if they come from another job
@@ -39,7 +39,7 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What was requested: the content of plan.json."""
+    """The request: the content of plan.json."""
 
     id: str
     kind: str  # of its jobs
@@ -53,7 +53,7 @@ class Sweep:
     metric: str
     lower_is_better: bool
     rungs: list[int]  # steps at which points are compared; the last one is the end
-    document: dict[str, Any]  # spec.json of its jobs, but for what differs
+    document: dict[str, Any]  # spec.json of its jobs, without the options that differ
     queueing: dict[str, Any]  # front, after, at, retries, timeout_s, needs
     search: Search | None = None  # None: all combinations of the axes
     schema: int = SCHEMA

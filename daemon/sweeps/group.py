@@ -181,7 +181,7 @@ def active(parent: Path) -> list[str]:
 
 
 def finish_removals(parent: Path) -> None:
-    """Remove what an interrupted removal has left."""
+    """Finish interrupted removals."""
     with suppress(FileNotFoundError):
         for name in os.listdir(parent):
             if name.startswith(_REMOVED):

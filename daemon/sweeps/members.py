@@ -1,6 +1,6 @@
 """Submission of a sweep's members: each exactly once, also if it is interrupted and repeated.
 
-The client submits them, and the sweep's process submits what a killed client has left. Both hold
+The client submits them; the sweep's process submits the rest after a client was killed. Both hold
 the lock of the sweep.
 """
 

@@ -1,4 +1,4 @@
-"""The plan of a sweep: which options vary, over which values and seeds, and what is compared."""
+"""The plan of a sweep: the options that vary, their values, the seeds, and the metric."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ INDEX = "{index}"  # in text options of an array: the number of the job, from 0
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
-    """What a sweep varies, and how its points are compared."""
+    """The options that a sweep varies, and how its points are compared."""
 
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # option -> its values
     seeds: int = 1  # jobs per point
     array: int | None = None  # number of jobs of an array, which has no axes
     halving: int | None = None  # the share 1/N of points is kept at each rung; None: all of them
-    search: str | None = None  # what chooses the values of trials; None: all combinations
+    search: str | None = None  # how the values of trials are chosen; None: all combinations
     trials: int = 20  # of a search
     parallel: int | None = None  # trials of a search at once; None: as there are workers
     ranges: Mapping[str, Range] = field(default_factory=dict)  # of a search: option -> numbers
-    metric: str | None = None  # None: what the kind is compared by
+    metric: str | None = None  # None: the default of the kind
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], spec: type[TrainingSpec]) -> Self:

@@ -1,4 +1,4 @@
-"""What is due in a sweep: jobs that an interrupted client has left, a comparison, a new trial."""
+"""The next actions of a sweep: jobs not submitted by a killed client, comparisons, trials."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .members import submit_all
 
 
 def advance(store: JobStore, runs: Path, folder: SweepFolder) -> None:
-    """Do what is due in a sweep; it becomes inactive when nothing is left. Raises RedisError."""
+    """Do the due actions of a sweep; it becomes inactive when none is left. Raises RedisError."""
     with folder.changing():
         submit_all(store, runs, folder)
         sweep, state = folder.read(), folder.state()

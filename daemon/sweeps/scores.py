@@ -1,4 +1,4 @@
-"""What the members of a sweep achieved, by their events."""
+"""The scores of the members of a sweep, from their events."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ HARDWARE = (
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSize:
-    """The sizes of a model that decide what a step takes."""
+    """The sizes of a model that determine the duration of a step."""
 
     parameters: int
     trained: int  # parameters: fewer with LoRA
@@ -138,7 +138,7 @@ class ModelSize:
 
 @dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """What one optimizer step computes, in tokens."""
+    """The tokens that one optimizer step computes."""
 
     learned: float  # tokens that go forward and backward through the layers
     scored: float  # tokens of these that go through the vocabulary head

@@ -1,4 +1,4 @@
-"""The decoding of one request: transformers' generate, the engine, and what reading memory permits.
+"""Decoding of one request: transformers' generate, the engine, the memory-bandwidth limit.
 
     python -m warmd.jobs.bench.infer WORK FOLDER PAIRS
 

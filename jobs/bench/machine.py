@@ -36,7 +36,7 @@ def device() -> torch.device:
 
 
 def synchronize() -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its queued work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 

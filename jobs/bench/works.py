@@ -156,7 +156,7 @@ class DpoWork:
     completion: tuple[int, int]
 
     def lengths(self, steps: int) -> list[tuple[int, int, int]]:
-        """Draw the tokens of prompt and both completions of every pair of so many steps."""
+        """Draw the tokens of prompt and both completions of every pair, for this many steps."""
         draw = random.Random(0)
         return [
             (

@@ -1,4 +1,4 @@
-"""Scopes of Python code: which syntax nodes belong to one, and what its names stand for."""
+"""Scopes of Python code: their syntax nodes, and the meaning of their names."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ Edge: TypeAlias = tuple[str, str]  # relation, tail
 
 
 class Role(IntEnum):
-    """What a token is."""
+    """The type of a token."""
 
     SPECIAL = 0
     CODE = 1

@@ -1,7 +1,7 @@
 """The triples and code blocks of one Python file, from its syntax tree.
 
-Nothing is executed or imported, and each file is read alone: a name of another module is what the
-import statement says.
+Nothing is executed or imported, and each file is read separately: a name of another module is taken
+from the import statement.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Reader:
                     targets = [*elements, *targets]
 
     def imported(self, node: ast.ImportFrom, alias: ast.alias) -> str:
-        """Return the absolute name of what a `from … import …` imports."""
+        """Return the absolute name of the object that a `from … import …` imports."""
         parts = [] if node.module is None else [node.module]
         if node.level:
             around = self.module.split(".")
@@ -215,7 +215,7 @@ class Reader:
                 self.add(scope.name, "returns", entity)
 
     def returned_type(self, scope: Scope, value: ast.expr) -> str | None:
-        """Return what an expression's syntax tells of its value: a type, a callee or a global."""
+        """Return what the syntax of an expression shows of its value: a type, callee or global."""
         match value:
             case ast.Constant(value=None):
                 return "None"

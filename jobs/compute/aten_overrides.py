@@ -40,7 +40,7 @@ ONEDNN, TORCH = "onednn", "torch"  # as a job records its choice
 
 _lock = threading.Lock()  # of the two below: a resident horse runs several jobs
 _depth = 0  # open calls of `fast_kernels`
-_overrides: Any = None  # what torch registered them with, from the first block on
+_overrides: Any = None  # the handle of their registration, from the first block on
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The cache folder for what is made once per machine: machine code and measurements."""
+"""The cache folder for machine code and measurements, which are made once per machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import xxhash
 
-_ROOM_BYTES = 16 * 2**20  # free space that is needed: several times what is stored
+_ROOM_BYTES = 16 * 2**20  # required free space: several times the stored size
 
 
 @lru_cache(maxsize=1)

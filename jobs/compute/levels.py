@@ -1,8 +1,8 @@
 """Processor levels: what this processor supports, and which kernel each precision uses.
 
-Instruction sets say what is possible; whether it is faster is measured once per machine, on a layer
-larger than most caches, and stored next to the machine code. Imports torch; called in the process
-that computes.
+Instruction sets show what is supported; whether it is faster is measured once per machine, on a
+layer larger than most caches, and stored next to the machine code. Imports torch; called in the
+process that computes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _CAPS = (
 
 @dataclass(frozen=True)
 class Levels:
-    """What was measured. Kernels are "warmd" (jobs/compute/native), "onednn" or "torch"."""
+    """The measurements. Kernels are "warmd" (jobs/compute/native), "onednn" or "torch"."""
 
     processor: str
     instructions: str  # the best instruction set in use

@@ -17,7 +17,7 @@ ZERO_POINT = 128  # of quantized inputs (uint8): oneDNN is 1,000 times slower wi
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """y (rows, out) = x W^T + b. `weight`: (out, in) with any strides, or what `pack` returned."""
+    """y (rows, out) = x W^T + b. `weight`: (out, in) with any strides, or packed by `pack`."""
     y: Tensor = _ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
     return y
 

@@ -155,7 +155,7 @@ def _open(folder: Path, *, is_new: bool) -> Corpus | None:
     except (OSError, ValueError, KeyError):
         return None
     with suppress(OSError):
-        os.utime(folder)  # `remove_oldest` goes by it
+        os.utime(folder)  # `remove_oldest` uses this time
     return Corpus(
         folder=folder,
         columns=columns,

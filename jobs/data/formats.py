@@ -121,7 +121,7 @@ def _parquet(option: str, path: Path) -> Iterator[Record]:
 
 
 def _arrow(option: str, path: Path) -> Iterator[Record]:
-    """Yield the rows of an Arrow stream, in which `datasets` stores what it has prepared."""
+    """Yield the rows of an Arrow stream, in which `datasets` stores prepared data sets."""
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as file:

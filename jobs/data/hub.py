@@ -54,7 +54,7 @@ class Name:
 
 
 def is_hub_folder(folder: Path) -> bool:
-    """Whether a folder says that it is a hub data set: one with splits, not only files."""
+    """Whether a folder is marked as a hub data set: one with splits, not only files."""
     names = ("dataset_dict.json", "dataset_info.json", "state.json")
     if any((folder / name).is_file() for name in names):
         return True
@@ -68,7 +68,7 @@ def is_hub_folder(folder: Path) -> bool:
 def local_copy(option: str, wanted: Name) -> Path:
     """Return the folder with a data set of the hub: of the caches, or as `datasets` downloads it.
 
-    Raises SpecError, which says what to do, where it cannot be had.
+    Raises SpecError with advice if it is not available.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError

@@ -46,4 +46,4 @@ class RecordsSpec(Spec, ABC):
 
     @abstractmethod
     def cut_at(self, positions: int | None) -> int | None:
-        """Return the maximum length in tokens, for a model of so many positions; None: no limit."""
+        """Return the maximum length in tokens for a model with `positions`; None: no limit."""

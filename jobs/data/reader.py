@@ -1,4 +1,4 @@
-"""Converts the records of a data set to what a kind trains on; skips unusable ones on request."""
+"""Converts the records of a data set to the rows of a kind; can skip unusable records."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def report_skipped(emit: Emit, reading: Reading) -> None:
 
 
 def progress(emit: Emit) -> Callable[[str, int, int | None, str], None]:
-    """Return what emits the progress of an activity: when it begins, and then once a second."""
+    """Return a function that emits the progress of an activity at its start and every second."""
     latest, due = "", 0.0
 
     def report(activity: str, done: int, total: int | None, unit: str) -> None:

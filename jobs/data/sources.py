@@ -40,7 +40,7 @@ def located(option: str, source: str, folder: Path, takes: str = TAKES) -> str:
 def records(option: str, source: str, takes: str = TAKES) -> Iterator[Record]:
     """Yield the records of a data set, file by file.
 
-    `takes`: what `option` may be. Raises SpecError for what is no data set, and for one without
+    `takes`: the values that `option` accepts. Raises SpecError if it is no data set, or one without
     records.
     """
     is_empty = True
@@ -78,7 +78,7 @@ def files_of(option: str, source: str, takes: str = TAKES) -> list[Path]:
 
 
 def _named(source: str) -> Name | None:
-    """Return what a source names if it is FOLDER:CONFIG:SPLIT, of a hub data set."""
+    """Return the parts of a source of the form FOLDER:CONFIG:SPLIT, of a hub data set."""
     named = Name.parse(source)
     is_split = ":" in source and not os.path.exists(source) and os.path.isdir(named.name)
     return named if is_split else None

@@ -1,4 +1,4 @@
-"""What is in a data set, and what each job kind would make of it: one pass over its records."""
+"""The content of a data set, and its use by each job kind, in one pass over its records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Read(dict[str, Any]):
 
 @dataclass
 class Usage:
-    """What a job kind would make of a data set with its default options."""
+    """The use of a data set by a job kind with its default options."""
 
     spec: RecordsSpec
     lengths: Lengths

@@ -2,9 +2,9 @@
 
 A row is one of three forms:
 
-    {"prompt": …, "chosen": …, "rejected": …}    texts, or lists of chat messages
-    {"chosen": […], "rejected": […]}             whole chats; what both begin with is the prompt
-    {"input": {"messages": […]}, "preferred_output": […], "non_preferred_output": […]}    OpenAI's
+    {"prompt": …, "chosen": …, "rejected": …}    texts, or lists of chat messages {"chosen": […],
+    "rejected": […]}             whole chats; their common first messages are the prompt {"input":
+    {"messages": […]}, "preferred_output": […], "non_preferred_output": […]}    OpenAI's
 
 Tokens are those of TRL's DPOTrainer. Imports no torch.
 """
@@ -39,7 +39,7 @@ class Pair:
 
     @property
     def content(self) -> list[Any]:
-        """What the pair teaches, as plain JSON values."""
+        """The content to learn, as plain JSON values."""
         return [self.prompt, self.chosen, self.rejected]
 
 
@@ -196,7 +196,7 @@ class Tokenization:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the tokens depend on, besides rows, tokenizer and `max_length`."""
+        """Everything that the tokens depend on, except rows, tokenizer and `max_length`."""
         return {"template": self.tokenizer.chat_template}
 
     def encode(self, rows: Iterable[Pair], lengths: Lengths) -> Iterator[Example]:

@@ -1,4 +1,4 @@
-"""The options of the DPO kind, and what is checked of them at submit. Imports no torch."""
+"""The options of the DPO kind, and their checks at submit. Imports no torch."""
 
 from __future__ import annotations
 

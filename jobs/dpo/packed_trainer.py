@@ -38,7 +38,7 @@ _UNKNOWN = ("logits/chosen", "logits/rejected")  # metrics that would need all l
 
 @dataclass(frozen=True)
 class _Outputs:
-    """What TRL's loss takes from a model, for 2B padded sequences of T tokens: (2B, T - 1) each."""
+    """Outputs of a model for TRL's loss, for 2B padded sequences of T tokens: (2B, T - 1) each."""
 
     log_probs: Tensor
     entropy: Tensor
@@ -171,7 +171,7 @@ class PackedDpoTrainer(DPOTrainer):
         outputs.put(at, scores)
 
     def _loss(self, inputs: Batch, outputs: _Outputs) -> Any:
-        """Return TRL's loss of a batch, given what the model would put out; logs its metrics."""
+        """Return TRL's loss of a batch, given the outputs of the model; logs its metrics."""
         return cast(Any, super())._compute_loss(lambda **_: outputs, inputs, False)
 
     def _loss_unlogged(self, inputs: Batch, outputs: _Outputs) -> Any:

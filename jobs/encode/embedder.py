@@ -29,7 +29,7 @@ from ..models.context_length import positions
 from .journal import Floats
 from .passages import Passage
 
-USUAL_LENGTH = 512  # tokens, where nothing else is asked for
+USUAL_LENGTH = 512  # tokens, unless requested otherwise
 MOST_PADDING = 0.05  # of a batch's tokens
 SAMPLE = 8  # texts on which int8 is compared with float32
 
@@ -158,7 +158,7 @@ class Embedder:
             return_token_type_ids=False,
         )
         return [
-            # The tokenizer has put aside what it has cut off.
+            # The tokenizer returns the truncated tokens separately.
             TokenizedPassage(np.array(ids, np.int32), bool(encoding.overflowing))
             for ids, encoding in zip(found["input_ids"], found.encodings, strict=True)
         ]

@@ -1,7 +1,7 @@
 """The encode kind: embeddings of texts, or of modules, classes and functions of Python code.
 
-`options.py` has its options, `passages.py` reads what is encoded, `embedder.py` holds the
-part that needs torch, and `journal.py` what is written. A killed job resumes after the last
+`options.py` has its options, `passages.py` reads the passages, `embedder.py` holds the part that
+needs torch, and `journal.py` writes the vectors. A killed job resumes after the last
 passage in the journal.
 """
 
@@ -102,7 +102,7 @@ def _identity(spec: EncodeSpec, warm: WarmModel) -> bytes:
     """Return the inputs of the embeddings other than the passages."""
     files = sorted(warm.path.glob("*.safetensors")) if warm.path.is_dir() else []
     weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    # "model" is what earlier versions call the native dtype: their journals are continued.
+    # Earlier versions call the native dtype "model": their journals are continued.
     dtype = "model" if spec.dtype == NATIVE else spec.dtype
     options = [spec.pooling, spec.normalize, spec.chains, spec.max_length, dtype]
     return orjson.dumps([str(warm.model.dtype), weights, options])

@@ -1,4 +1,4 @@
-"""What an encode job encodes: texts, or the code blocks of Python sources. Imports no torch.
+"""The passages of an encode job: texts, or code blocks of Python sources. Imports no torch.
 
 A passage is one record of the output. For a text model every file of a folder is a passage; for the
 code-graph encoder every module, class and function.
@@ -31,7 +31,7 @@ class Passage:
     id: str  # a row's own or its number, an entity's dotted name, a file's path
     text: str
     file: str | None = None  # where a code block stands, relative to the input
-    example: Example | None = None  # the code with its walk through the graph, where asked for
+    example: Example | None = None  # the code with its walk through the graph, if requested
 
 
 def from_texts(texts: Iterable[str]) -> list[Passage]:
@@ -75,7 +75,7 @@ def from_sources(
 
 
 def is_sources(path: Path) -> bool:
-    """Whether the path is of Python sources: what the code-graph encoder takes apart."""
+    """Whether the path is of Python sources, which the code-graph encoder splits into blocks."""
     return path.suffix == PYTHON or path.is_dir()
 
 
@@ -93,7 +93,7 @@ def check(path: Path, *, of_code: bool) -> None:
 
 
 def identity(passages: Iterable[Passage]) -> bytes:
-    """Return a hash of what is encoded, in its order."""
+    """Return a hash of the passages, in their order."""
     digest = hashlib.sha256()
     for passage in passages:
         for part in (passage.id, passage.file or "", passage.text):

@@ -78,7 +78,7 @@ class Generation:
         return min(wanted, left)
 
     def row(self, prompt: Prompt, answers: list[Answer]) -> dict[str, Any]:
-        """Return what is kept of a question: its completions with their scores, and its metrics."""
+        """Return the record of a question: its completions with their scores, and its metrics."""
         (answer,) = answers
         completions = [
             {"text": text, "finish_reason": reason, "tokens": tokens, **scored}

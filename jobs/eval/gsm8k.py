@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-INVALID = "[invalid]"  # what is extracted from a completion without an answer
+INVALID = "[invalid]"  # the extracted answer of a completion without one
 MAX_TOKENS = 256
 _SEED = 1234  # of the examples: the harness' default
 
@@ -86,7 +86,7 @@ def prompts(
 ) -> Iterator[str]:
     """Yield the prompt of each question: examples with their solutions, then the question.
 
-    examples: pairs of question and solution. Those of DIRECT are drawn anew for each question, by
+    examples: pairs of question and solution. Those of DIRECT are drawn again for each question, by
     the generator of the harness, so that the prompts are the same; those of CHAIN_OF_THOUGHT are
     the first ones.
     """

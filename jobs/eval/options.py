@@ -165,7 +165,7 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
 
     @property
     def variant(self) -> gsm8k.Variant | None:
-        """How GSM8K is asked; None for other tasks."""
+        """The prompt format of GSM8K; None for other tasks."""
         return _VARIANTS.get(self.task)
 
     @property
@@ -213,7 +213,7 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         return Reading(self.column_names, self.skip_bad_rows)
 
     def questions(self, reading: Reading | None = None) -> list[Question]:
-        """Read the questions, as the model is asked. Raises SpecError."""
+        """Read the questions, with their final prompts. Raises SpecError."""
         found = self.raw_questions(reading)
         if self.variant is None:
             return found
@@ -305,7 +305,7 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
     def check_model_files(self, folder: Path) -> None:
         """Check the lengths of plain prompts with the model's tokenizer, for at most 1 s.
 
-        The others are checked when they are asked. Raises SpecError.
+        The others are checked when they are sent to the model. Raises SpecError.
         """
         files = TokenizerFolder(folder)
         limit = files.positions()

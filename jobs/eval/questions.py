@@ -27,7 +27,7 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclass(frozen=True)
 class Question:
-    """A question: its problem as the model is asked, and where its answer comes from."""
+    """A question: its problem with the final prompt, and the source of its answer."""
 
     problem: Problem
     identity: str  # sha256, in hex
@@ -36,7 +36,7 @@ class Question:
 
 
 def with_prompt(question: Question, prompt: str) -> Question:
-    """Return a question asked in other words."""
+    """Return a question with another prompt."""
     return replace(question, problem=replace(question.problem, prompt=prompt))
 
 

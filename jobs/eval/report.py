@@ -1,4 +1,4 @@
-"""The Markdown report of an evaluation: metrics, the comparison, and what changed. No torch."""
+"""The Markdown report of an evaluation: metrics, comparison and changes. Imports no torch."""
 
 from __future__ import annotations
 

@@ -17,12 +17,12 @@ from .questions import Question
 
 
 class Task(Protocol):
-    """How the model is asked a question, and what is kept of its answer."""
+    """The requests to the model for a question, and the record of its answer."""
 
     def requests(
         self, number: int, question: Question, is_canceled: Callable[[], bool]
     ) -> tuple[Any, list[Request]]:
-        """Return what `row` takes, and the requests of question `number`. Raises JobFailed."""
+        """Return the argument of `row`, and the requests of question `number`. Raises JobFailed."""
 
     def row(self, subject: Any, answers: list[Answer]) -> dict[str, Any]:
         """Return the row of a question: `prompt`, `answer` and `metrics`, the primary one first."""

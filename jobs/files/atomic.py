@@ -42,7 +42,7 @@ def write_atomic(path: Path, content: bytes, *, mode: int = 0o600) -> None:
 
 @contextmanager
 def whole_file(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """Give an empty file to write; leaving the block makes it `path`, replacing what was there.
+    """Yield an empty file to write; leaving the block renames it to `path`, replacing that.
 
     An exception in the block, or while flushing (a full disk), leaves `path` as it was. Concurrent
     writers wait for each other; leftovers of a dead writer are overwritten.
@@ -140,7 +140,7 @@ def fsync(path: Path) -> None:
 def whole_folder(
     target: Path, *, while_waiting: Callable[[], None] | None = None
 ) -> Iterator[Path]:
-    """Give an empty folder to fill; leaving the block makes it `target`, replacing what was there.
+    """Yield an empty folder to fill; leaving the block renames it to `target`, replacing that.
 
     An exception in the block, or while flushing (a full disk), leaves `target` as it was.
     Concurrent writers of the same folder wait for each other; `while_waiting` is called
@@ -238,7 +238,7 @@ def _finish_replacement(aside: Path) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Remove what a dead writer left in a folder."""
+    """Remove the files that a dead writer left in a folder."""
     for path in folder.iterdir():
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 

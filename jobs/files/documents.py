@@ -34,7 +34,7 @@ def text_files(folder: Path) -> list[Path]:
 
 
 def _paragraphs(path: Path) -> Iterator[str]:
-    """Yield what stands between empty lines."""
+    """Yield the paragraphs: text between empty lines."""
     lines: list[str] = []
     with _named_problems(path), path.open(encoding="utf-8") as file:
         for line in file:

@@ -17,12 +17,12 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of Windows, at the start of a file
 
 @dataclass(frozen=True)
 class Place:
-    """A place in a data set, for messages: the option that names the file, and what is in it."""
+    """A place in a data set, for messages: the option that names the file, and the position."""
 
     option: str
     text: str  # "data.jsonl, line 3: prompt"
     line: int  # or the row of a file without lines; from 1
-    # Field -> column of the data set, where they differ: messages name what stands in the file.
+    # Field -> column of the data set, where they differ: messages use the names in the file.
     columns: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -45,7 +45,7 @@ class Place:
         return replace(self, text=f"{self.text}[{index}]")
 
     def fault(self, takes: str, got: str) -> SpecError:
-        """Return the error for what stands here."""
+        """Return the error for the value at this place."""
         return SpecError(self.option, f"{self.text}: must be {takes}, got {got}")
 
 

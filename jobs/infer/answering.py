@@ -279,7 +279,7 @@ def _emit_text(ctx: Context, answers: Sequence[Answer], pieces: Merged) -> None:
 
 @dataclass
 class _Unsent:
-    """What was generated since the latest event of a completion."""
+    """The text generated since the latest event of a completion."""
 
     text: str = ""
     tokens: int = 0

@@ -71,7 +71,7 @@ def has_images(messages: list[dict[str, Any]]) -> bool:
 def split(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the chat as templates want it, and the URLs of its images in their order.
 
-    Content that is text alone becomes one text: the templates of text models know no parts.
+    Content that is only text becomes one text: templates of text models do not support parts.
     """
     chat, urls = [], []
     for message in messages:

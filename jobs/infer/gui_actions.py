@@ -92,7 +92,7 @@ def read(text: str, screen: Screen | None) -> dict[str, Any]:
 
 
 def _halves(text: str) -> tuple[str | None, str | None]:
-    """The thought, and what stands behind the first `Action:`."""
+    """The thought, and the text after the first `Action:`."""
     found = _ACTION.search(text)
     before = text if found is None else text[: found.start()]
     opening = _THOUGHT.match(before)
@@ -101,7 +101,7 @@ def _halves(text: str) -> tuple[str | None, str | None]:
 
 
 def _calls(text: str) -> Iterator[tuple[str, tuple[str, dict[str, str]] | str]]:
-    """Yield what stands for each action: its text, and name and arguments, or what is wrong."""
+    """Yield each action: its text, and its name and arguments, or the error."""
     at = _after(_BETWEEN, text, 0)
     while at < len(text):
         try:
@@ -176,7 +176,7 @@ def _direction(text: str) -> str:
     return text
 
 
-# What an argument is called in an action, and how it is read; None: a point or a text.
+# The name of an argument in an action, and its parser; None: a point or a text.
 _MAKERS: dict[str, tuple[str, Callable[[str], Any] | None]] = {
     "start_box": ("start", None),
     "end_box": ("end", None),

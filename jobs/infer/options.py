@@ -208,7 +208,7 @@ class InferSpec(SamplingSpec):
     def check_inputs(self, model_settings: Mapping[str, Any] | None) -> None:
         """Check the model, images, JSON Schema, input records, output path and lengths.
 
-        `model_settings` may say `has_chat_template`. Raises SpecError.
+        `model_settings` may have `has_chat_template`. Raises SpecError.
         """
         super().check_inputs(model_settings)
         config = model_settings or {}

@@ -54,12 +54,12 @@ class Recipe:
     """The inputs of a corpus."""
 
     data: Path
-    tokenizer: Any | None  # of transformers; None: to be trained on what is not held out
+    tokenizer: Any | None  # of transformers; None: train one on the documents that are not held out
     vocab_size: int  # of a tokenizer to be trained
     seq_len: int  # most tokens of an example
     share: float  # of the documents, to hold out, unless there is `held_out_data`
     check_stop: Callable[[], None]  # called periodically; raises when the job is to stop
-    # Called with an activity, how many of what are done, of how many (None: not known), and what.
+    # Called with an activity, the number done, the total (None: unknown), and the unit.
     report: Callable[[str, int, int | None, str], None] = lambda *_: None
     columns: Columns = field(default_factory=Columns)  # of records
     skip_bad_rows: bool = False

@@ -54,7 +54,7 @@ class Masker:
         The two draw separately: changing the rate of one leaves the other's masks as they are.
         """
         is_code = role_ids == Role.CODE
-        # What has a relation stands after the first [SEP] and is not special.
+        # Tokens with a relation come after the first [SEP] and are not special.
         is_graph = rel_ids > 0
         hidden, mlm_labels = self._hide(ids, is_code, self.mlm_rate, MIN_MLM, epoch, index, 0)
         hidden, mnm_labels = self._hide(hidden, is_graph, self.mnm_rate, MIN_MNM, epoch, index, 1)
@@ -76,7 +76,7 @@ class Masker:
             counter=np.array([0, 0, 0 if self.is_static else epoch, index], dtype=np.uint64),
         )
         # From the raw bits, which no version of numpy may change: three numbers from 0 to 1 for
-        # each token, for whether it is chosen, what becomes of it, and the random token.
+        # each token, for whether it is chosen, its replacement, and the random token.
         raw = generator.random_raw(3 * len(ids)).reshape(3, -1)
         chance, fate, which = (raw >> np.uint64(11)) * 2.0**-53
         is_chosen = candidates & (chance < rate)

@@ -51,7 +51,7 @@ def model_to_train(
 ) -> Any:
     """Return the model to train, in float32. Raises JobFailed when it does not fit the rest.
 
-    `is_trained` says that the tokenizer is a new one, which a new model is to be made for.
+    `is_trained`: the tokenizer is a new one, for which a new model is created.
     """
     model = _new_model(spec, tokenizer, is_trained=is_trained) if warm is None else warm.model
     model = model.float()
@@ -82,7 +82,7 @@ def _new_model(spec: MlmSpec, tokenizer: Any, *, is_trained: bool) -> Any:
             return new_encoder(CodeGraphConfig(vocab_size=len(tokenizer), **spec.sizes))
         settings = read_architecture(spec.architecture) | spec.sizes
         if is_trained:
-            # What the tokens of the old vocabulary were does not count any more.
+            # The tokens of the old vocabulary have no meaning any more.
             settings |= {
                 "vocab_size": len(tokenizer),
                 "pad_token_id": tokenizer.pad_token_id,

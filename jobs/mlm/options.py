@@ -335,7 +335,7 @@ class MlmSpec(RecordsSpec, TrainingSpec):
         return replace(self, steps=self.options()["steps"].convert(steps))
 
     def check_inputs(self, model_config: Mapping[str, Any] | None) -> None:
-        """Check what needs files: data, architecture, tokenizer, lengths. Raises SpecError.
+        """Check data, architecture, tokenizer and lengths, which need files. Raises SpecError.
 
         `model_config` is the content of the model's config.json, None when it is not available.
         """

@@ -67,7 +67,7 @@ def render(
     """Return a chat as its template has it, by default up to where the answer begins.
 
     `field` opens the message of an error. `limit_s` defaults to LIMIT_S. Raises TooSlow, TooLarge,
-    and JobFailed for what the template raises, whose cause is Refused if it refuses the chat.
+    and JobFailed for errors of the template; its cause is Refused if it rejects the chat.
     """
     limit_s = LIMIT_S if limit_s is None else limit_s
     request = {

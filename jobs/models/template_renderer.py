@@ -36,7 +36,7 @@ class Refused(Exception):
 
 
 class _Generation(Extension):
-    """{% generation %} marks what an assistant wrote; its body is rendered as it stands."""
+    """{% generation %} marks text of the assistant; its body is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012  (as jinja2 declares it)
 
@@ -154,14 +154,14 @@ def _serve() -> None:
     """Answer requests until stdin ends, or until this process has grown."""
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, most))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C of a terminal is for the one that asks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the requesting process
     _say("{}")
     for line in sys.stdin:
         request = json.loads(line)
-        # Ends this process, also within one operation, when there is nobody to kill it.
+        # Ends this process, even within one operation, if its parent is gone.
         signal.setitimer(signal.ITIMER_REAL, request["limit_s"])
         answer: dict[str, Any] = {**_answer(request)}
-        # What it keeps may leave too little for the next one.
+        # Memory that it keeps may leave too little for the next one.
         grown = _peak_bytes() > _GROWN_BYTES
         text = json.dumps(answer | {"is_last": grown})
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -39,7 +39,7 @@ class TokenizerFolder:
         return None if source is None else ChatTemplate(source, self._special_tokens())
 
     def counter(self) -> Callable[[str], int] | None:
-        """Return what counts the tokens of a text, not special ones; None: no tokenizer.json."""
+        """Return a function that counts a text's non-special tokens; None: no tokenizer.json."""
         tokenizer = self._tokenizer()
         if tokenizer is None:
             return None
@@ -80,7 +80,7 @@ class TokenizerFolder:
 
         try:
             tokenizer: Any = Tokenizer.from_file(str(path))
-        except Exception:  # whatever that library raises, the job will say so
+        except Exception:  # the library raises any type; the job will report it
             return None
         tokenizer.no_truncation()
         tokenizer.no_padding()

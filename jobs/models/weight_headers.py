@@ -23,7 +23,7 @@ def tensors(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from ((name, entry) for name, entry in header.items() if name != "__metadata__")
 
 
-# What damaged or foreign files raise.
+# Exceptions of damaged or foreign files.
 _UNREADABLE = (
     *(OSError, ValueError, KeyError, TypeError, AttributeError),
     *(struct.error, MemoryError, OverflowError),
@@ -41,7 +41,7 @@ def count_parameters(folder: Path) -> int | None:
 def matrices(folder: Path) -> dict[str, int]:
     """Return the largest possible rank of a model's matrices, by the last part of a layer's name.
 
-    Empty where the weights cannot be read: whoever loads the model says why.
+    Empty if the weights cannot be read: loading the model reports the reason.
     """
     ranks: dict[str, int] = {}
     try:

@@ -72,7 +72,7 @@ def score_pack(
 def exchange(
     places: Sequence[tuple[Tensor, Tensor]], tensors: Sequence[Tensor], ranks: Ranks
 ) -> None:
-    """Set what other ranks have computed in tensors of one shape, in place.
+    """Fill in the values computed by other ranks, in tensors of one shape, in place.
 
     `places`: where this rank has; every place is one rank's at most. The rest stays as it is.
     """
@@ -137,7 +137,7 @@ def tokens_that_fit(model: Any, device: torch.device, processes: int = 1) -> int
 
 
 def _training_bytes(weights: int, device: torch.device) -> int:
-    """Return the memory that training allocates beyond what is there: gradients, two AdamW moments.
+    """Return the memory that training still allocates: gradients, two AdamW moments.
 
     On a CPU also a copy of the mapped weights; on a GPU, where they are already, bfloat16 copies.
     """

@@ -30,7 +30,7 @@ Part = Literal["train", "eval"]
 
 @dataclass(frozen=True)
 class Problem:
-    """A prompt (text, or chat messages of `role` and `content`) and what it should lead to."""
+    """A prompt (text, or chat messages of `role` and `content`) and its expected answer."""
 
     prompt: Prompt
     answer: str | None  # as the data has it: GSM8K's whole solution with its `####`
@@ -60,7 +60,7 @@ def load(
     The part "eval" of a data set is the distinct prompts after the first `train_samples`; of
     `arithmetic`, sums that are not in the part "train".
 
-    `reading` says how records are read, and counts those that are skipped; `check` raises
+    `reading`: how records are read; it counts those that are skipped; `check` raises
     SpecError for a problem that cannot be used; `named_by` is the option with the source. Raises
     SpecError naming the line of an invalid record, or when there are too few distinct prompts.
     """
@@ -100,7 +100,7 @@ def columns_of(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def columns_fingerprint(problems: Iterable[Problem]) -> str:
-    """Return the sha256, in hex, of what rewards see of the rows besides prompts and answers."""
+    """Return the sha256, in hex, of the columns that rewards see besides prompts and answers."""
     digest = sha256()
     for problem in problems:
         seen = {k: v for k, v in problem.columns.items() if k not in ("question", "answer")}

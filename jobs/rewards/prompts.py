@@ -21,7 +21,7 @@ class Prompt:
     row: int  # of the data it came from, to name it in messages
     is_cut: bool  # ids are the end of a longer prompt
     columns: Mapping[str, Any]  # of the row, as it stands there, but for its prompt
-    messages: list[dict[str, str]] | None  # what the chat template was given; None: plain text
+    messages: list[dict[str, str]] | None  # input of the chat template; None: plain text
 
 
 def encode(

@@ -1,7 +1,7 @@
 """Rewards as GRPOTrainer calls them: functions of keywords, one list item per completion.
 
 TRL passes the columns of its dataset. Here that is the one column `row`, a Prompt, from which the
-functions get what each reward takes.
+functions receive the arguments of each reward.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def correctness(
 
     The answer's number is found by `final_number`. So is the completion's, unless the prompt ends
     in `=`: then the completion is the right side of an equation and has to open with the number,
-    alone. What comes after a space or a new line is ignored there.
+    alone. Text after a space or a new line is ignored there.
     """
     triples = zip(prompts, completions, answers, strict=True)
     return [float(_is_correct(prompt, text, answer)) for prompt, text, answer in triples]

@@ -38,7 +38,7 @@ _START_S = 60.0  # for the process to start and import the functions, if there i
 def scorer(
     spec: RewardsSpec, problems: Sequence[Problem], folders: Sequence[str]
 ) -> Iterator[Score]:
-    """Yield what scores completions by the rewards of a spec.
+    """Yield the object that scores completions by the rewards of a spec.
 
     folders: where functions of users are imported from. Calls raise JobFailed.
     """
@@ -137,7 +137,7 @@ class _Remote:
 
 
 def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Import the functions, say so, and answer requests until the job closes its end."""
+    """Import the functions, report it, and answer requests until the job closes its end."""
     head = orjson.loads(requests.readline())
     with own_modules(head["folders"]):
         functions: dict[str, Reward | KeywordReward] = {}
@@ -171,7 +171,7 @@ def _answer(answers: IO[bytes], make: Callable[[], dict[str, Any]]) -> None:
 def _main() -> None:
     import os
 
-    # What a reward prints must not get among the answers.
+    # Output of a reward must not be mixed with the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     _serve(sys.stdin.buffer, answers)

@@ -24,7 +24,7 @@ from ..user_code import tracebacks
 from ..user_code.forks import end_if_forked
 from ..user_code.modules import is_own, load
 
-# What TRL 1.16 passes with the columns (GRPOTrainer._calculate_rewards).
+# Arguments that TRL 1.16 passes with the columns (GRPOTrainer._calculate_rewards).
 TRL_KEYWORDS = (
     *("prompts", "completions", "completion_ids"),
     *("trainer_state", "log_extra", "log_metric"),
@@ -168,7 +168,7 @@ def _errors_named(name: str, owner: int) -> Iterator[None]:
 
 
 def _checked(name: str, result: Any, num_completions: int, *, or_none: bool) -> list[float | None]:
-    """Return what a user's function gave as plain numbers. Raises JobFailed when it is not that."""
+    """Return the result of a user's function as plain numbers. Raises JobFailed if it is not."""
     kind = "finite numbers or None" if or_none else "finite numbers"
     takes = f"reward {name} must return a list of {num_completions} {kind}"
     scores = _as_sequence(result)

@@ -32,7 +32,7 @@ IGNORED = -100  # label of a token that is not learned
 
 @dataclass(frozen=True)
 class Row:
-    """What one row teaches: a completion after its prompt, a whole chat, or a whole text."""
+    """One row to learn: a completion after its prompt, a whole chat, or a whole text."""
 
     place: jsonl.Place
     prompt: str | Messages | None  # None: `learned` is all there is
@@ -45,7 +45,7 @@ class Row:
 
     @property
     def content(self) -> list[Any]:
-        """What the row teaches, as plain JSON values."""
+        """The content to learn, as plain JSON values."""
         return [self.prompt, self.learned]
 
 
@@ -151,7 +151,7 @@ class Tokenization:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the tokens depend on, besides rows, tokenizer and `max_length`."""
+        """Everything that the tokens depend on, except rows, tokenizer and `max_length`."""
         return {
             "template": self.training_template or self.tokenizer.chat_template,
             "completion_only_loss": self.completion_only_loss,

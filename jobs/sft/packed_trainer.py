@@ -1,10 +1,10 @@
-"""TRL's SFTTrainer without padding: the same loss and gradients, from the tokens that are there.
+"""TRL's SFTTrainer without padding: the same loss and gradients, computed on real tokens only.
 
 - The rows of a step stand one after another in packs; each attends to itself alone, at positions
   from 0 (`jobs.packing`).
 - The vocabulary head runs only where there is a loss.
 - Tokens after the last one that is learned are left out: nothing depends on them.
-- With bf16, on a GPU, products are in bfloat16; weights, and what is added up, stay in float32.
+- With bf16 on a GPU, matrix multiplications are in bfloat16; weights and sums stay in float32.
 
 A model that cannot be packed exactly is trained by TRL's own padded batches. Imports trl.
 """
@@ -61,7 +61,7 @@ class SequencePack:
         self.targets = torch.tensor(targets, dtype=torch.int64, device=device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Return what each token sees: its own row's tokens up to itself."""
+        """Return the attention mask: each token sees its row up to itself."""
         return torch.cat([causal(query, key, value, row, scale) for row in self._rows])[None]
 
 
@@ -151,7 +151,7 @@ class PackedSftTrainer(SFTTrainer):
                     if weight.requires_grad and weight.grad is None:
                         weight.grad = torch.zeros_like(weight)
         self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
-        # A number that the Trainer may call backward() on: the gradients are there already.
+        # A leaf for the backward() of the Trainer: the gradients are computed already.
         return torch.tensor(loss, device=self.model.device, requires_grad=True)
 
     def _learn(self, pack: SequencePack, num_items: float) -> tuple[float, float, int]:

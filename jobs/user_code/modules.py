@@ -68,7 +68,7 @@ def own_modules(folders: Sequence[str]) -> Iterator[None]:
 
 
 def _forget_listings(folders: Sequence[str]) -> None:
-    """Make imports list the folders and those below anew, except libraries' (a `.venv`).
+    """Make imports list the folders and those below again, except libraries' (a `.venv`).
 
     A change right after a listing may leave a folder's mtime as it was. Libraries are left alone
     because `importlib.invalidate_caches` writes to thousands of objects.

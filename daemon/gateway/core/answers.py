@@ -38,7 +38,7 @@ class Text:
 class Begun:
     """A worker has begun the job."""
 
-    fingerprint: str | None  # of what answers
+    fingerprint: str | None  # of the model that answers
 
 
 Piece = Text | JobState | Begun | dict[str, Any]

@@ -33,7 +33,7 @@ _BLOCK_MS = 5_000  # longest wait of one XREAD; a new follower ends it
 _POLL_S = 0.5  # between two reads of the statuses and the queue
 _RECONNECT_S = 0.2  # between two tries to reach Redis
 _BATCH = 1000  # events per stream and reply
-_UNREAD = 1000  # items per follower; what exceeds it is read from the file
+_UNREAD = 1000  # items per follower; further events are read from the file
 _ENDED = frozenset(status.value for status in ENDED)
 _REQUIRED = {"seq", "execution", "type", "time"}  # fields of every event
 

@@ -27,7 +27,7 @@ _NODE_STATES = (nodes.READY, nodes.STARTING, nodes.DRAINING, nodes.SILENT)
 
 
 class JobMetrics(Collector):
-    """What Redis knows of the jobs, and of the processes that run them."""
+    """Metrics from Redis: jobs, and the processes that run them."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -15,7 +15,7 @@ from ...client.client import Client
 
 
 class MachineMetrics(Collector):
-    """What runs out on a machine that trains."""
+    """The disk space and memory of a machine."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""Prometheus metrics for `/metrics`: the requests of this gateway, and all that its Redis knows."""
+"""Prometheus metrics for `/metrics`: the requests of this gateway, and counters from Redis."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 
 
 class Metrics:
-    """Counters of this process, and what is read on each scrape."""
+    """Counters of this process, and values read on each scrape."""
 
     def __init__(self, client: Client) -> None:
         self._registry = CollectorRegistry()

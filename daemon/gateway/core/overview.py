@@ -1,4 +1,4 @@
-"""What happens in the daemon: a snapshot, and its changes for everyone who watches.
+"""The overview of the daemon: a snapshot, and its changes for all watchers.
 
 One task reads Redis and the daemon for all watchers, and only while there are some: ten open pages
 cost as much as one.
@@ -58,9 +58,9 @@ class Overview:
         return {**status, "jobs": pending, "gone": [], "groups": groups, "page": page}
 
     async def watch(self) -> AsyncGenerator[Part, None]:
-        """Yield a snapshot, then what changes; a part with `jobs` has the changed ones only."""
+        """Yield a snapshot, then changes; a part with `jobs` has only the changed jobs."""
         inbox: asyncio.Queue[Part | None] = asyncio.Queue(_UNREAD)
-        self._watchers.append(inbox)  # before the snapshot: what changes meanwhile is sent, too
+        self._watchers.append(inbox)  # before the snapshot: changes in between are sent, too
         if self._task is None:
             self._task = asyncio.create_task(self._run())
         try:
@@ -82,7 +82,7 @@ class Overview:
             inbox.put_nowait(None)
 
     async def _run(self) -> None:
-        """Send what has changed to the watchers, until canceled."""
+        """Send changes to the watchers, until canceled."""
         # The first round sends all, which may have changed since a snapshot.
         self._jobs, self._groups = {}, None
         try:

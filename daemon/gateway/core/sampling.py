@@ -1,7 +1,7 @@
 """Fields that chat and text completions share, of requests and of responses.
 
 A field of OpenAI's API that would change the completion and is not supported is refused, unless its
-value asks for nothing (null, false, an empty list). Fields that do not concern the completion
+value has no effect (null, false, an empty list). Fields that do not concern the completion
 (`user`, `metadata`, …) are accepted and ignored.
 """
 
@@ -32,7 +32,7 @@ OPTIONS = {
 
 
 def only(*defaults: object, unsupported: str = "not supported") -> BeforeValidator:
-    """Refuse every value but those that ask for nothing: clients send defaults explicitly."""
+    """Refuse every value except those without effect: clients send defaults explicitly."""
 
     def check(value: object) -> None:
         if value is not None and not any(

@@ -64,7 +64,7 @@ class _Requests(h11.Connection):
 
 
 def _check_framing(request: h11.Request) -> None:
-    """Refuse what a proxy may parse differently (request smuggling: RFC 9112, section 6.1)."""
+    """Refuse requests that a proxy may parse differently (smuggling: RFC 9112, section 6.1)."""
     names = {bytes(name) for name, _ in request.headers}
     if {b"content-length", b"transfer-encoding"} <= names:
         raise h11.RemoteProtocolError("Content-Length together with Transfer-Encoding")

@@ -32,7 +32,7 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
-    "cache-control": "no-cache",  # asked again each time: 304 unless warmd was upgraded
+    "cache-control": "no-cache",  # revalidated each time: 304 unless warmd was upgraded
 }
 
 

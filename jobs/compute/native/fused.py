@@ -61,7 +61,7 @@ class FusedDecodeSteps:
         """`norm`: (hidden,) float32, before the vocabulary's linear layer `head`."""
         self._omp = omp
         self._max_rows = min(_MAX_ROWS, levels().max_rows)
-        # Keep alive what the plan has addresses of: layers, norms, constants and biases.
+        # Keep the objects alive whose addresses the plan has: layers, norms, constants and biases.
         self._shape, self._layers, self._norm, self._head = shape, layers, norm, head
         self._linears = [*(linear for layer in layers for linear in layer.linears), head]
         self._constants = np.array([shape.eps, shape.scale], dtype=np.float32)
