@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from pathlib import Path
 
 from ...jobs.errors import WarmdError
 from ..host.home import Home
@@ -88,14 +87,3 @@ class RunFetch:
         if self._canceled.is_set():
             raise _Canceled
         self.bytes += number
-
-
-def path_here(rundir: RunDir, path: str) -> str:
-    """Return where the weights of a job are that another machine has placed in its run directory.
-
-    Other paths are returned as they are.
-    """
-    folder = Path(path)
-    is_own = folder.is_absolute() and folder.parts[-2:] == (rundir.path.name, "init")
-    own = rundir.path / "init"
-    return str(own) if is_own and own.is_dir() else path
