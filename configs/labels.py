@@ -13,6 +13,7 @@ from .values import ConfigError, wrong
 
 Labels = Mapping[str, str]
 
+CORES = "cores"  # the label with the number of processor cores
 SCHEMA = "schema"  # the label with the format of run directories; set by warmd alone
 # The need for a model folder; set by warmd alone: no label that users write has a space.
 MODEL = "model path"
@@ -52,6 +53,15 @@ def parse_line(line: str) -> dict[str, str]:
     """Return the pairs of a line that `line_of` wrote."""
     pairs = (part.partition("=") for part in line.split(",") if part)
     return {key: value for key, _, value in pairs}
+
+
+def with_cores(needs: Labels | None, processes: int) -> dict[str, str]:
+    """Return the needs of a job of so many processes: a core for each, unless more are needed."""
+    found = dict(needs or {})
+    least = _amount(found.get(CORES, "0"))  # None: a word, which only such a label meets
+    if processes > 1 and least is not None and least < processes:
+        found[CORES] = str(processes)
+    return found
 
 
 def model_need(path: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...configs.config import ModelConfig
+from ...configs.labels import with_cores
 from ...configs.queues import TRAIN
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import SpecError
@@ -21,6 +22,7 @@ from ..runs.labels import NO_LABELS, Labels
 from ..runs.rundir import RunDir
 from ..runs.weights import Weights
 from . import checking
+from .capacity import check_processes
 from .connection import ClientConnection, needs_redis
 from .views import spec_of
 
@@ -127,6 +129,8 @@ class Submitting(ClientConnection):
         if needs:
             document["needs"] = dict(needs)
         self.connection.ping()
+        processes = document["spec"].get("processes", 1)
+        check_processes(self, processes)
         self.home.create()
         if self.config.redis_url is not None:
             runs_owner.claim(self.connection, self.home, self.remote)
@@ -154,7 +158,7 @@ class Submitting(ClientConnection):
                 retries=retries,
                 timeout_s=timeout_s,
                 from_cli=origin == "cli",
-                needs=needs,
+                needs=with_cores(needs, processes),
             )
         except BaseException:
             rundir.remove()
