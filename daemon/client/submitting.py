@@ -24,6 +24,7 @@ from ..runs.weights import Weights
 from . import checking
 from .capacity import check_processes
 from .connection import ClientConnection, needs_redis
+from .trained import FetchReport
 from .views import spec_of
 
 
@@ -37,6 +38,8 @@ class Template:
 
 class Submitting(ClientConnection):
     """Checks and queues new jobs."""
+
+    fetch_report: FetchReport | None = None  # is told of models that are fetched meanwhile
 
     def weights(self, text: str, kind: str | None = None) -> Weights:
         """Return the verified weights of `JOB` (its final model) or `JOB@STEP`. Needs no Redis.
@@ -77,7 +80,9 @@ class Submitting(ClientConnection):
         Raises SpecError or NotFound. Needs no Redis, but for the jobs that a spec names.
         """
         spec = self._with_full_ids(spec)
-        return checking.document_of(spec, self.config, init=init, model=model)
+        return checking.document_of(
+            spec, self.config, init=init, model=model, report=self.fetch_report
+        )
 
     def _with_full_ids(self, spec: Spec) -> Spec:
         """Return the spec with whole ids of the jobs that it names. Raises SpecError, NotFound."""

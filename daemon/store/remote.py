@@ -21,7 +21,7 @@ from ..runs.checkpoints import Checkpoints
 from ..runs.rundir import RunDir, is_job_id
 from . import copies, event_segments, fetching, index
 from .bucket import Bucket
-from .content import Transfer, is_same
+from .content import OnBytes, Transfer, is_same
 from .event_segments import EventUpload
 from .index import Index, StoredFile
 from .pending import PendingUploads
@@ -152,12 +152,15 @@ class RemoteRuns:
                 files = {name: file for name, file in now.files.items() if name in _SUMMARY}
                 fetching.fetch_files(self.bucket, self._home.runs / job_id, files)
 
-    def fetch_model(self, job_id: str) -> None:
+    def fetch_model(
+        self,
+        job_id: str,
+        *,
+        on_begin: fetching.OnBegin = lambda name, total: None,
+        on_bytes: OnBytes = lambda number: None,
+    ) -> None:
         """Make the final model of a job whole on this machine, if it has one."""
-        with self._reading(job_id) as now:
-            if now is not None:
-                model = {n: f for n, f in now.files.items() if n.startswith("model/")}
-                fetching.fetch_files(self.bucket, self._home.runs / job_id, model)
+        fetching.fetch_model(self._home, self.bucket, job_id, on_begin=on_begin, on_bytes=on_bytes)
 
     def fetch_checkpoint(self, job_id: str, step: int | None) -> None:
         """Make a checkpoint whole on this machine; None: the latest. Raises CheckpointDamaged."""

@@ -14,6 +14,7 @@ from ..runs.fence import Superseded
 from ..runs.rundir import RunDir
 from ..store import fetching
 from ..store.bucket import Bucket, StoreUnavailable
+from . import model_folders
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,12 @@ class RunFetch:
         fetching.fetch_large(
             self._bucket, self.rundir, now, on_begin=self._begin, on_bytes=self._count
         )
+        model = self.rundir.read_spec().get("model")
+        trainer = None if model is None else model_folders.trained_by(model["path"])
+        if trainer is not None and trainer != job_id:
+            fetching.fetch_model(
+                self._home, self._bucket, trainer, on_begin=self._begin, on_bytes=self._count
+            )
         fetching.fetch_checkpoint(
             self._bucket, self.rundir, now, on_begin=self._begin, on_bytes=self._count
         )

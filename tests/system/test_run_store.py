@@ -71,25 +71,30 @@ def test_a_job_of_a_node_that_lost_its_power_ends_on_another_disk_with_the_same_
             assert KEYS["AWS_SECRET_ACCESS_KEY"].encode() not in path.read_bytes(), path
 
 
+def at_a_desk(machines: Cluster, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command on a machine that has Redis and the store only."""
+    environ = {
+        **os.environ,
+        "WARMD_HOME": str(machines.home("desk").path),
+        "WARMD_REDIS_URL": machines.url,
+        "WARMD_RUNS": str(machines.run_store),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "warmd.cli", *command],
+        env=environ,
+        capture_output=True,
+        text=True,
+        cwd=machines.folder,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def is_read_and_removed_from_anywhere(machines: Cluster, straight: str, job_id: str) -> None:
     """What commands show on a machine that has Redis and the store only."""
 
     def run(*command: str) -> str:
-        environ = {
-            **os.environ,
-            "WARMD_HOME": str(machines.home("desk").path),
-            "WARMD_REDIS_URL": machines.url,
-            "WARMD_RUNS": str(machines.run_store),
-        }
-        done = subprocess.run(
-            [sys.executable, "-m", "warmd.cli", *command],
-            env=environ,
-            capture_output=True,
-            text=True,
-            cwd=machines.folder,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return at_a_desk(machines, *command).stdout
 
     assert {job_id, straight} <= {line.split()[0] for line in run("jobs").splitlines() if line}
     here = machines.client.result(job_id)
@@ -158,3 +163,36 @@ def test_a_training_continues_while_the_store_is_away_and_ends_when_it_is_durabl
     assert machines.log("first").count("uploads are retried") == 1
     # The uploader reports it in its next iteration: the end of the job does not wait for that.
     wait_until(lambda: machines.log("first").count("can be written again") == 1)
+
+
+def test_models_and_sweeps_are_used_and_removed_on_machines_that_did_not_train_them(
+    machines: Cluster,
+):
+    machines.node("first", "--queues", "train")
+    machines.node("second", "--queues", "infer")
+    machines.wait_ready("first", "second")
+    job_id = machines.submit()
+    assert machines.wait(job_id)["status"] == "finished"
+    prompt = ("submit", "infer", "--prompt", "1", "--max-tokens", "2", "--model", job_id)
+    answered = at_a_desk(machines, *prompt, "--wait")
+    assert f"fetching the model of {job_id}: " in answered.stderr
+    again = at_a_desk(machines, *prompt, "--wait")
+    assert "fetching the model of" not in again.stderr
+    assert is_model(machines.home("second").runs / job_id / "model")
+    fetches = [
+        event.get("name")
+        for answer in machines.client.ids_of_kind("infer")
+        for event in machines.events(answer, "fetching")
+    ]
+    assert fetches.count("model") <= 1  # a small one may be here before its progress is reported
+
+    data = str(machines.folder / "rows.jsonl")
+    options = ("--dataset", data, "--samples", "4", "--max-completion-length", "4")
+    swept = at_a_desk(
+        machines,
+        *("submit", "grpo", "--model", str(machines.model), *options, "--save-every", "1"),
+        *("--keep", "3", "--sweep", "learning_rate=1e-5,1e-6", "--wait"),
+    )
+    shown = json.loads(at_a_desk(machines, "sweep", "show", "--json").stdout)
+    assert swept.returncode == 0
+    assert [point["jobs"][0]["status"] for point in shown["points"]] == ["finished", "finished"]
