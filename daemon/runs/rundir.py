@@ -340,6 +340,13 @@ def _spec_json(job_id: str, kind: str, document: dict[str, Any]) -> dict[str, An
     }
 
 
+def trainer_of(path: str) -> str | None:
+    """Return the job whose final model a path names: in `runs` of this home or of another one."""
+    folder = Path(path)
+    is_model = folder.is_absolute() and folder.name == "model" and is_job_id(folder.parent.name)
+    return folder.parent.name if is_model else None
+
+
 def remove_stale_staging(runs: Path) -> None:
     """Remove incomplete run directories of processes that died while they created them."""
     for staging in runs.glob(f"{_STAGING}*"):

@@ -152,6 +152,13 @@ class RemoteRuns:
                 files = {name: file for name, file in now.files.items() if name in _SUMMARY}
                 fetching.fetch_files(self.bucket, self._home.runs / job_id, files)
 
+    def size_bytes(self, job_id: str, folder: str) -> int:
+        """Return the bytes of a folder of a job in the store; 0 if it has none."""
+        with suppress(NotFound):
+            files = index.read(self.bucket, job_id).below(folder)
+            return sum(file.bytes for file in files.values())
+        return 0
+
     def fetch_model(
         self,
         job_id: str,

@@ -11,7 +11,7 @@ from pathlib import Path
 from ...configs.config import ModelConfig
 from ...jobs.errors import NotFound
 from ..host import fetch
-from ..runs.rundir import RunDir, is_job_id
+from ..runs.rundir import RunDir, trainer_of
 
 
 def path_here(rundir: RunDir, path: str) -> str:
@@ -28,13 +28,6 @@ def is_own(rundir: RunDir, path: str) -> bool:
     return folder.is_absolute() and folder.parts[-2:] == (rundir.path.name, "init")
 
 
-def trained_by(path: str) -> str | None:
-    """Return the job whose final model a path names, if it is one in a run directory."""
-    folder = Path(path)
-    is_model = folder.is_absolute() and folder.name == "model" and is_job_id(folder.parent.name)
-    return folder.parent.name if is_model else None
-
-
 def is_here(runs: Path, path: str) -> bool:
     """Whether the model folder at a path of a spec is on this machine; a damaged one is, too."""
     try:
@@ -47,7 +40,7 @@ def is_here(runs: Path, path: str) -> bool:
 
 
 def _in_runs(runs: Path, path: str) -> str:
-    job_id = trained_by(path)
+    job_id = trainer_of(path)
     if job_id is None or Path(path).is_dir():
         return path
     return str(runs / job_id / "model")

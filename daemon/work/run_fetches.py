@@ -11,10 +11,9 @@ import threading
 from ...jobs.errors import WarmdError
 from ..host.home import Home
 from ..runs.fence import Superseded
-from ..runs.rundir import RunDir
+from ..runs.rundir import RunDir, trainer_of
 from ..store import fetching
 from ..store.bucket import Bucket, StoreUnavailable
-from . import model_folders
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +77,7 @@ class RunFetch:
             self._bucket, self.rundir, now, on_begin=self._begin, on_bytes=self._count
         )
         model = self.rundir.read_spec().get("model")
-        trainer = None if model is None else model_folders.trained_by(model["path"])
+        trainer = None if model is None else trainer_of(model["path"])
         if trainer is not None and trainer != job_id:
             fetching.fetch_model(
                 self._home, self._bucket, trainer, on_begin=self._begin, on_bytes=self._count
