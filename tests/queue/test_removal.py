@@ -245,6 +245,6 @@ def test_a_job_is_needed_by_the_path_that_it_has_on_another_machine(desk: Desk):
     reader = desk.submit("--lora", "4")
     rundir = desk.client.rundir(reader)
     rundir.annotate(model={"name": job_id, "path": elsewhere})
-    rundir.write_result({})
+    rundir.write_result({}, revision=1)
     found = removal.dependents(desk.home.runs, [reader])
     assert found == {job_id: [reader]}  # its adapter is in a run store alone
