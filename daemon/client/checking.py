@@ -81,12 +81,12 @@ def resolve_model(
     folder = path_of("model", name, Path.cwd())
     if os.path.isdir(folder):  # Path.is_dir raises for names that are too long
         return ModelConfig(name=folder.resolve().name, path=str(folder.resolve()))
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        return ModelConfig(name=name.replace("/", "--"), path=name)
     if name.startswith((".", "/", "~")):
         raise SpecError("model", f"must be a model folder, got {name!r}: {_why_no_folder(folder)}")
     if (trained := trained_by(config, name, report)) is not None:
         return trained
+    if name.count("/") == 1:
+        return ModelConfig(name=name.replace("/", "--"), path=name)
     on_demand = on_demand_models(home)
     if name in on_demand:  # after folders: the user never chose these names
         return on_demand[name]

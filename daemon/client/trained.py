@@ -35,7 +35,7 @@ def trained_by(
     ids = [job] if is_job_id(job) else _named(home, job)
     if config.run_store is not None and (ids or labels.is_name(job)):
         remote = RemoteRuns(home, config.run_store)
-        if not ids:
+        if not ids and "/" not in job:  # with one it is a hub id, or a sweep's job of this home
             remote.refresh_summaries(remote.ids())
             ids = _named(home, job)
         for job_id in ids:
