@@ -409,10 +409,8 @@ class Attempt:
             if change is not None:
                 change(self.job, self.started.claim, *args, **kwargs)
             self.catch_up()
-            has_ended = change not in (
-                *(None, self._store.requeue),
-                self._store.set_aside_for_model,
-            )
+            store = self._store
+            has_ended = change not in (None, store.requeue, store.set_aside_for_model)
             if has_ended and self.job.origin == TRAIN and self._publisher is not None:
                 self._publisher.trim()  # streams of answers are removed as a whole by retention
 
