@@ -13,7 +13,10 @@ from .values import ConfigError, wrong
 
 Labels = Mapping[str, str]
 
+CORES = "cores"  # the label with the number of processor cores
 SCHEMA = "schema"  # the label with the format of run directories; set by warmd alone
+# The need for a model folder; set by warmd alone: no label that users write has a space.
+MODEL = "model path"
 
 _KEY = re.compile(r"[a-z][a-z0-9_.-]{0,31}", re.ASCII)
 _VALUE = re.compile(r"[A-Za-z0-9][\w.:/-]{0,63}", re.ASCII)
@@ -50,6 +53,26 @@ def parse_line(line: str) -> dict[str, str]:
     """Return the pairs of a line that `line_of` wrote."""
     pairs = (part.partition("=") for part in line.split(",") if part)
     return {key: value for key, _, value in pairs}
+
+
+def with_cores(needs: Labels | None, processes: int) -> dict[str, str]:
+    """Return the needs of a job of so many processes: a core for each, unless more are needed."""
+    found = dict(needs or {})
+    least = _amount(found.get(CORES, "0"))  # None: a word, which only such a label meets
+    if processes > 1 and least is not None and least < processes:
+        found[CORES] = str(processes)
+    return found
+
+
+def model_need(path: str) -> dict[str, str]:
+    """Return the need for the model folder at a path."""
+    return {MODEL: path.replace("%", "%25").replace(",", "%2C")}
+
+
+def model_path(needs: Labels) -> str | None:
+    """Return the path of the model folder that is needed, if any."""
+    text = needs.get(MODEL)
+    return None if text is None else text.replace("%2C", ",").replace("%25", "%")
 
 
 def unmet(needs: Labels, labels: Labels) -> dict[str, str]:

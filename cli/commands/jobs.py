@@ -112,7 +112,9 @@ def _waits_for(job: dict[str, Any]) -> str:
     if job["status"] == "deferred":
         return ", ".join(job["after"])
     if job["status"] == "queued" and job["position"] is None:
-        return line_of(job["needs"])  # set aside: no worker that could take it had these labels
+        # It is set aside: no worker that could take it had these labels, and this model.
+        missing = [f"a machine with {job['missing_model']}"] if job["missing_model"] else []
+        return ", ".join([*missing, *([line_of(job["needs"])] if job["needs"] else [])])
     return render.clock(job["scheduled_at"]) if job["status"] == "scheduled" else ""
 
 
@@ -280,6 +282,8 @@ def show(app: App, job: str | None, has_source: bool) -> None:
             shown["eta"] = render.duration(value)
         elif name == "result":
             shown |= _summary(value)
+        elif name == "missing_model":
+            shown["waits for"] = f"a machine with {value}"
         elif name == "notes":
             shown |= {f"note {i}": _remark(note) for i, note in enumerate(value, 1)}
         else:

@@ -23,9 +23,11 @@ def load(app: App, model: str, once: bool) -> None:
     jobs are not disturbed. The model is loaded at every start of the daemon until `unload`.
     """
     from ...daemon.client import control
+    from ..view.fetching import FetchProgress
 
     config = app.config()
-    loaded = control.load_model(config, control.named_model(config, model), is_kept=not once)
+    named = control.named_model(config, model, FetchProgress())
+    loaded = control.load_model(config, named, is_kept=not once)
     if app.as_json:
         render.json_line(loaded)
     else:

@@ -105,8 +105,8 @@ def _clean(client: Client, job_id: str, *, keep_model: bool, dry_run: bool) -> i
     from ...daemon.runs.rundir import RunDir
 
     rundir = RunDir(client.home.runs / job_id)
-    if keep_model and (rundir.path / "model").is_dir():
-        size = sum(map(removal.size_bytes, removal.resumable(rundir)))
+    if keep_model and client.has_model(job_id):
+        size = client.resume_bytes(job_id)
         return (size if dry_run else client.remove_resume_state(job_id)) if size else None
     return removal.size_bytes(rundir.path) if dry_run else client.remove(job_id)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...configs.labels import line_of, read_labels
+from ...configs.labels import line_of, read_labels, with_cores
 from ...jobs import spec_class
 from ...jobs.errors import SpecError
 from ...jobs.training.options import TrainingSpec
@@ -228,7 +228,7 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         render.json_line(client.job(job_id))
     else:
         click.echo(job_id)
-    if needs:
+    if needs := with_cores(needs, getattr(spec, "processes", 1)):
         _note_unmet(app, client, needs)
     if not request.wait:
         if sys.stderr.isatty():

@@ -40,8 +40,11 @@ class App:
     def client(self) -> Client:
         """Return a client of the daemon of this home; it connects at its first call."""
         from ...daemon.client.client import Client
+        from ..view.fetching import FetchProgress
 
-        return Client(self.config())
+        client = Client(self.config())
+        client.fetch_report = FetchProgress()
+        return client
 
     def reader(self) -> Client:
         """Return a client that reads run directories, after a note, where no daemon runs."""

@@ -18,24 +18,30 @@ from ..host.home import Home
 from ..host.warm_set import known_models, on_demand_models
 from ..runs.rundir import is_job_id
 from ..runs.weights import Weights
-from .trained import trained_by
+from .trained import FetchReport, trained_by
 
 _TEMPLATES = ("chat_template.jinja", "additional_chat_templates")  # next to tokenizer_config.json
 
 
 def document_of(
-    spec: Spec, config: DaemonConfig, *, init: Weights | None, model: ModelConfig | None
+    spec: Spec,
+    config: DaemonConfig,
+    *,
+    init: Weights | None,
+    model: ModelConfig | None,
+    report: FetchReport | None = None,
 ) -> dict[str, Any]:
     """Check a spec against files and models; return the content of its spec.json.
 
-    `init` and `model` as for Client.submit. Raises SpecError or NotFound.
+    `init` and `model` as for Client.submit. `report`: for a model that has to be fetched. Raises
+    SpecError, NotFound or StoreUnavailable.
     """
     located = spec.located(Path.cwd())
     if init is not None:
         model = ModelConfig(name=init.name, path=str(init.folder))
     elif model is None:
         name = getattr(located, "model", None)
-        model = None if name is None else resolve_model(name, config)
+        model = None if name is None else resolve_model(name, config, report)
     document: dict[str, Any] = {"spec": located.to_json(), "python_path": [str(Path.cwd())]}
     settings = None
     if model is not None:
@@ -56,29 +62,31 @@ def tokenizer_folder(model: ModelConfig) -> Path:
     return folder if (folder / "tokenizer_config.json").is_file() else model_folder(folder)
 
 
-def resolve_model(name: str, config: DaemonConfig) -> ModelConfig:
+def resolve_model(
+    name: str, config: DaemonConfig, report: FetchReport | None = None
+) -> ModelConfig:
     """Return the model of a name.
 
     It is that of a warm or configured model, a folder, a hub id, or the id or name of a job that
     has trained one.
 
-    Raises SpecError.
+    Raises SpecError, and StoreUnavailable for a model of a job.
     """
     home = Home(config.home)
     known = {m.name: m for m in config.models} | known_models(home)
     if name in known:
         return known[name]
-    if is_job_id(name) and (trained := trained_by(home, name)) is not None:
+    if is_job_id(name) and (trained := trained_by(config, name, report)) is not None:
         return trained
     folder = path_of("model", name, Path.cwd())
     if os.path.isdir(folder):  # Path.is_dir raises for names that are too long
         return ModelConfig(name=folder.resolve().name, path=str(folder.resolve()))
-    if (trained := trained_by(home, name)) is not None:
-        return trained
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        return ModelConfig(name=name.replace("/", "--"), path=name)
     if name.startswith((".", "/", "~")):
         raise SpecError("model", f"must be a model folder, got {name!r}: {_why_no_folder(folder)}")
+    if (trained := trained_by(config, name, report)) is not None:
+        return trained
+    if name.count("/") == 1:
+        return ModelConfig(name=name.replace("/", "--"), path=name)
     on_demand = on_demand_models(home)
     if name in on_demand:  # after folders: the user never chose these names
         return on_demand[name]

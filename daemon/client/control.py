@@ -42,7 +42,7 @@ from ..host.messages import (
     decode,
 )
 from ..host.warm_set import known_models
-from .trained import trained_by
+from .trained import FetchReport, trained_by
 
 # As WatchdogSec of the units of systemd: the main loop may wait a minute each for the lock of the
 # embedded Redis and for its replies.
@@ -182,7 +182,7 @@ def models(config: DaemonConfig) -> list[dict[str, Any]]:
     return request(Home(config.home), ListModels(), Models).models
 
 
-def named_model(config: DaemonConfig, text: str) -> ModelConfig:
+def named_model(config: DaemonConfig, text: str, report: FetchReport | None = None) -> ModelConfig:
     """Return the configured or loaded model of a name, or the one that `[NAME=]PATH` describes.
 
     PATH may be a job that has trained a model. Raises ConfigError, and SpecError for a name of
@@ -195,7 +195,7 @@ def named_model(config: DaemonConfig, text: str) -> ModelConfig:
     model = parse_model(text, Path.cwd())
     if not os.path.isdir(model.path):
         job = model.path.removeprefix(f"{Path.cwd()}/")  # a path is absolute, unless it is a hub id
-        if (trained := trained_by(home, job)) is not None:
+        if (trained := trained_by(config, job, report)) is not None:
             return replace(model, path=trained.path)
     return model
 

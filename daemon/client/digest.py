@@ -197,10 +197,20 @@ def evaluation_of(found: Iterable[Mapping[str, Any]]) -> Evaluation | None:
     n = count if isinstance(count, int) and count > 0 else None
     first = evaluations[0]
     before = first.get(metric) if first.get("phase") == "before" else None
-    low = high = None
+    return Evaluation(metric, before, value, *_interval(latest, metric, value, n), n)
+
+
+def _interval(
+    evaluation: Mapping[str, Any], metric: str, value: float, n: int | None
+) -> tuple[float | None, float | None]:
+    """Return the 95 % interval of an evaluation: its own, or else that of a share, if it is one."""
+    intervals = evaluation.get("intervals")
+    if isinstance(intervals, dict) and (found := intervals.get(metric)) is not None:
+        low, high = found
+        return low, high
     if n is not None and metric in _SHARES and 0 <= value <= 1:
-        low, high = wilson(value, n)
-    return Evaluation(metric, before, value, low, high, n)
+        return wilson(value, n)
+    return None, None
 
 
 _SHARES = ("reward", "accuracy", "strict")

@@ -11,7 +11,7 @@ from ...jobs.errors import Conflict
 from ..host.warm_set import known_models
 from ..queue import listing, removal
 from ..queue.jobs import ENDED
-from ..runs.rundir import job_ids
+from ..runs.rundir import RunDir, job_ids
 from .connection import ClientConnection, needs_redis
 from .lookup import PENDING
 from .views import UNREGISTERED
@@ -50,9 +50,23 @@ class Removing(ClientConnection):
         job = self.fetch(job_id)
         if job.get_status() not in ENDED:
             raise Conflict(f"job: {job_id} is {job.get_status().value}: cancel it first")
+        stored = self.resume_bytes(job_id)
         freed = removal.remove_resume_state(self.rundir(job_id))
         self.note_removed_checkpoints(job_id)
-        return freed
+        return freed if self.remote is None else stored
+
+    def has_model(self, job_id: str) -> bool:
+        """Whether a job has made a model, on this machine or in the run store."""
+        if (self.home.runs / job_id / "model").is_dir():
+            return True
+        return self.remote is not None and self.remote.size_bytes(job_id, "model") > 0
+
+    def resume_bytes(self, job_id: str) -> int:
+        """Return the bytes of what an ended job would resume from; in the run store, if any."""
+        folders = removal.resumable(RunDir(self.home.runs / job_id))
+        if self.remote is not None:
+            return sum(self.remote.size_bytes(job_id, folder.name) for folder in folders)
+        return sum(map(removal.size_bytes, folders))
 
     def note_removed_checkpoints(self, job_id: str) -> None:
         """Remove from the run store, if there is one, the checkpoints that are gone here."""
@@ -69,6 +83,8 @@ class Removing(ClientConnection):
     @needs_redis
     def needed(self) -> dict[str, list[str]]:
         """Return the jobs that others still need, each with those other jobs and warm models."""
+        if self.remote is not None:
+            self.remote.refresh_summaries(self.remote.ids())
         trainings = [
             job_id
             for job_id in job_ids(self.home.runs)

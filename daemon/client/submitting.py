@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...configs.config import ModelConfig
+from ...configs.labels import with_cores
 from ...configs.queues import TRAIN
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import SpecError
@@ -21,7 +22,9 @@ from ..runs.labels import NO_LABELS, Labels
 from ..runs.rundir import RunDir
 from ..runs.weights import Weights
 from . import checking
+from .capacity import check_processes
 from .connection import ClientConnection, needs_redis
+from .trained import FetchReport
 from .views import spec_of
 
 
@@ -35,6 +38,8 @@ class Template:
 
 class Submitting(ClientConnection):
     """Checks and queues new jobs."""
+
+    fetch_report: FetchReport | None = None  # is told of models that are fetched meanwhile
 
     def weights(self, text: str, kind: str | None = None) -> Weights:
         """Return the verified weights of `JOB` (its final model) or `JOB@STEP`. Needs no Redis.
@@ -75,7 +80,9 @@ class Submitting(ClientConnection):
         Raises SpecError or NotFound. Needs no Redis, but for the jobs that a spec names.
         """
         spec = self._with_full_ids(spec)
-        return checking.document_of(spec, self.config, init=init, model=model)
+        return checking.document_of(
+            spec, self.config, init=init, model=model, report=self.fetch_report
+        )
 
     def _with_full_ids(self, spec: Spec) -> Spec:
         """Return the spec with whole ids of the jobs that it names. Raises SpecError, NotFound."""
@@ -127,6 +134,8 @@ class Submitting(ClientConnection):
         if needs:
             document["needs"] = dict(needs)
         self.connection.ping()
+        processes = document["spec"].get("processes", 1)
+        check_processes(self, processes)
         self.home.create()
         if self.config.redis_url is not None:
             runs_owner.claim(self.connection, self.home, self.remote)
@@ -154,7 +163,7 @@ class Submitting(ClientConnection):
                 retries=retries,
                 timeout_s=timeout_s,
                 from_cli=origin == "cli",
-                needs=needs,
+                needs=with_cores(needs, processes),
             )
         except BaseException:
             rundir.remove()

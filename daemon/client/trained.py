@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
-from ...configs.config import ModelConfig
+from typing import Protocol
+
+from ...configs.config import DaemonConfig, ModelConfig
 from ...jobs.errors import SpecError
 from ..host.home import Home
 from ..runs import labels
 from ..runs.labels import Labels
 from ..runs.rundir import is_job_id
+from ..store.remote import RemoteRuns
 
 
-def trained_by(home: Home, job: str) -> ModelConfig | None:
+class FetchReport(Protocol):
+    """What is told of a model that is fetched from the run store."""
+
+    def begin(self, job_id: str, total_bytes: int) -> None:
+        """A model begins to be fetched."""
+
+    def advance(self, number: int) -> None:
+        """So many more bytes of it are here."""
+
+
+def trained_by(
+    config: DaemonConfig, job: str, report: FetchReport | None = None
+) -> ModelConfig | None:
     """Return the model that a job, by id or name, has trained; None if there is none.
 
-    Raises SpecError if several jobs with that name have one.
+    With a run store it is fetched, if it is not on this machine as the store has it. Raises
+    SpecError if several jobs with that name have one, and StoreUnavailable.
     """
-    if is_job_id(job):
-        ids = [job]
-    else:
-        ids = labels.fitting(home.runs, Labels(name=job)) if labels.is_name(job) else []
+    home = Home(config.home)
+    ids = [job] if is_job_id(job) else _named(home, job)
+    if config.run_store is not None and (ids or labels.is_name(job)):
+        remote = RemoteRuns(home, config.run_store)
+        if not ids and "/" not in job:  # with one it is a hub id, or a sweep's job of this home
+            remote.refresh_summaries(remote.ids())
+            ids = _named(home, job)
+        for job_id in ids:
+            _fetch(remote, job_id, report)
     folders = {job_id: home.runs / job_id / "model" for job_id in ids}
     found = [ModelConfig(name=j, path=str(path)) for j, path in folders.items() if path.is_dir()]
     if len(found) > 1:
@@ -27,3 +48,16 @@ def trained_by(home: Home, job: str) -> ModelConfig | None:
             "model", f"{job!r} is the name of {len(found)} trained jobs: {', '.join(ids)}"
         )
     return found[0] if found else None
+
+
+def _named(home: Home, name: str) -> list[str]:
+    return labels.fitting(home.runs, Labels(name=name)) if labels.is_name(name) else []
+
+
+def _fetch(remote: RemoteRuns, job_id: str, report: FetchReport | None) -> None:
+    if report is None:
+        remote.fetch_model(job_id)
+        return
+    remote.fetch_model(
+        job_id, on_begin=lambda _, total: report.begin(job_id, total), on_bytes=report.advance
+    )

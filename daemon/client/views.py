@@ -67,7 +67,12 @@ def _folder_view(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
     job.ended_at = datetime.fromtimestamp(past.ended_at, UTC)
     recent = events.newest(rundir.events, _RECENT)
     notes = listing.Notes(
-        past.executions, is_paused=False, paused_at=None, needs=past.needs, retries_left=0
+        past.executions,
+        is_paused=False,
+        paused_at=None,
+        needs=past.needs,
+        model_path=None,
+        retries_left=0,
     )
     return _view(job, rundir.path, recent, notes, None, None, now=time.time())
 
@@ -120,6 +125,7 @@ def _view(
     labeled = labels.read(RunDir(rundir))
     failures = (event["error"] for event in recent if event["type"] == "failed")
     error = next(failures, None) or _last_line(job._exc_info)
+    is_set_aside = status == "queued" and position is None and not notes.is_paused
     is_computing = status == "started" and not notes.is_paused
     return {
         "id": job.id,
@@ -153,6 +159,7 @@ def _view(
         "position": position,
         "after": list(job._dependency_ids),
         "needs": notes.needs,
+        "missing_model": notes.model_path if is_set_aside else None,
         "worker": job.worker_name if status == "started" else None,
         "seconds_per_step": None if pace is None else round(pace, 4),
         "eta_s": estimate.eta_s(now) if is_computing else None,

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...configs.config import ModelConfig
+from ...configs.labels import with_cores
 from ...jobs import spec_class
 from ...jobs.statistics import UNDECIDED, WORSE
 from ..queue.jobs import ENDED, JobStatus, JobStore
@@ -214,7 +215,9 @@ def _submit(
     if is_training:
         for place in document["python_path"]:
             source.record_submission(rundir, document["spec"], Path(place))
-    how = plan.queueing if is_training else {}
+    how = dict(plan.queueing) if is_training else {}
+    if is_training:
+        how["needs"] = with_cores(how.get("needs"), document["spec"].get("processes", 1))
     queue = spec_class(job_id.partition("-")[0]).queue
     from_cli = is_training and plan.origin == "cli"
     store.enqueue(job_id, queue, from_cli=from_cli, **how)

@@ -18,6 +18,10 @@ from ...jobs.models.adapters import base_of, cached, is_adapter, model_folder
 BUILTIN = "builtin:"
 
 
+class NoModelFolder(NotFound):
+    """The folder of a model is not on this machine, or it is none."""
+
+
 def local_folder(model: ModelConfig) -> Path:
     """Return the folder that holds a model. Raises NotFound, also if it is only on a hub."""
     folder = folder_at_hand(model)
@@ -29,7 +33,7 @@ def local_folder(model: ModelConfig) -> Path:
 def folder_at_hand(model: ModelConfig) -> Path | None:
     """The folder that holds a model; None while a part of it, or its base, is on a hub only.
 
-    Raises NotFound for a folder that holds no model.
+    Raises NoModelFolder for a folder that holds no model, and NotFound for a damaged one.
     """
     folder = _named_folder(model) or _cached(model.path)
     if folder is None:
@@ -41,7 +45,7 @@ def folder_at_hand(model: ModelConfig) -> Path | None:
     with _blaming(model, folder):
         has_config = ((base or model_folder(folder)) / "config.json").is_file()
     if not has_config:
-        raise NotFound(
+        raise NoModelFolder(
             f"model: {model.name}: {folder} must be a model folder with a config.json, "
             f"{'none there' if folder.is_dir() else 'no such folder'}"
         )

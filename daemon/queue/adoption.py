@@ -15,6 +15,7 @@ from typing import Any
 import redis
 from rq.job import JobStatus
 
+from ...configs.labels import with_cores
 from ...jobs.errors import Conflict
 from ..runs import events
 from ..runs.rundir import RunDir
@@ -39,13 +40,14 @@ def past_of(rundir: RunDir) -> Past:
     """Read the history of a job. Raises Conflict for a spec.json that cannot be read."""
     created_at = rundir.created_at()
     latest = next(iter(events.newest(rundir.events, 1)), None)
+    document = rundir.read_spec()
     return Past(
         status=_status(rundir, latest),
         created_at=created_at,
         ended_at=created_at if latest is None else latest["time"],
         executions=0 if latest is None else latest["execution"],
         from_cli=rundir.origin() == "cli",
-        needs=dict(rundir.read_spec().get("needs") or {}),
+        needs=with_cores(document.get("needs"), document["spec"].get("processes", 1)),
     )
 
 

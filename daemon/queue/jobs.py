@@ -95,14 +95,21 @@ class JobStore(Executions, Pausing, Ordering):
 
         add(self.connection, job, write)
 
-    def enqueue_again(self, job: Job, *, front: bool = False) -> bool:
-        """Queue an ended job again; False if it is not ended."""
+    def enqueue_again(
+        self, job: Job, *, front: bool = False, needs: Mapping[str, str] | None = None
+    ) -> bool:
+        """Queue an ended job again; False if it is not ended.
+
+        `needs`: the labels that its node must have; None: those of before.
+        """
         self._publish(job.id)
 
         def write(pipeline: Pipeline) -> None:
             job._remove_from_registries(pipeline=pipeline)
             job.ended_at = job._exc_info = None
             pipeline.hdel(job.key, *TRANSIENT_FIELDS, "exc_info")
+            if needs is not None:
+                pipeline.hset(job.key, keys.FIELD_NEEDS, _needs_line(needs))
             job_index.revived(pipeline, job)
             self._push(job, pipeline, front=front)
 

@@ -21,7 +21,7 @@ from rq.registry import (
     StartedJobRegistry,
 )
 
-from ...configs.labels import SCHEMA, parse_line
+from ...configs.labels import MODEL, SCHEMA, model_path, parse_line
 from ...configs.queues import QUEUES
 from ..runs.rundir import by_time
 from . import keys, set_aside
@@ -103,6 +103,7 @@ class Notes(NamedTuple):
     is_paused: bool  # from the request until `unpause`
     paused_at: float | None  # unix seconds; None also for a pause by an earlier version
     needs: dict[str, str]  # labels of the node
+    model_path: str | None  # of a model folder that some nodes do not have
     retries_left: int
 
 
@@ -125,7 +126,8 @@ def _notes(job: Job, number: Any, pause: Any, at: Any, needs: Any, retries: Any)
         executions=int(number or 0),
         is_paused=pause is not None,
         paused_at=None if at is None else float(at),
-        needs={key: value for key, value in pairs.items() if key != SCHEMA},
+        needs={key: value for key, value in pairs.items() if key not in (SCHEMA, MODEL)},
+        model_path=model_path(pairs),
         # Earlier versions had it in RQ's own field.
         retries_left=(job.retries_left or 0) if retries is None else int(retries),
     )

@@ -19,7 +19,7 @@ from rq.job import Job
 from ...jobs.errors import Conflict, WarmdError
 from ...jobs.files.atomic import locked
 from ...jobs.models.adapters import base_of, is_adapter
-from ..runs.rundir import REMOVED, RunDir, is_job_id
+from ..runs.rundir import REMOVED, RunDir, is_job_id, trainer_of
 from . import job_index
 from .jobs import ENDED, JobStore
 
@@ -132,17 +132,24 @@ def dependents(runs: Path, job_ids: list[str]) -> dict[str, list[str]]:
 
 
 def owner_of(runs: Path, path: str) -> str | None:
-    """Return the job in whose run directory a path lies."""
+    """Return the job in whose run directory a path lies.
+
+    The path may be that on another machine, or lead through a link to `runs`.
+    """
     with suppress(ValueError):
         parts = Path(path).relative_to(runs.resolve()).parts
         return parts[0] if parts and is_job_id(parts[0]) else None
-    return None
+    return trainer_of(path)
 
 
 def _read_by(rundir: RunDir) -> Iterator[str]:
     with suppress(WarmdError, OSError, ValueError, KeyError, TypeError):
-        model = rundir.read_spec().get("model")
-        if model is not None and rundir.read_result() is None:
+        document = rundir.read_spec()
+        model = document.get("model")
+        is_here = (rundir.path / "model").is_dir()
+        # An adapter that is in the run store alone says what its base is by the job's options.
+        is_adapter_elsewhere = document["spec"].get("lora") is not None and not is_here
+        if model is not None and (rundir.read_result() is None or is_adapter_elsewhere):
             yield str(model["path"])
         for folder in (rundir.path / "model", rundir.path / "init"):
             if is_adapter(folder):

@@ -4,22 +4,29 @@ Such a job is queued like any other. A worker that pops it and lacks a label set
 the queue, where only workers with the labels find it. So a pop stays one command, and a job is set
 aside once, however many workers cannot run it. A job that needs a later format of run directories
 than this version knows (`schema`) is refused in the same way.
+
+The need for a model folder is added when a worker has started a job and its machine does not have
+the folder: a machine meets the need while the folder is on its disk.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import redis
 from redis.client import Pipeline
+from rq.executions import Execution
 from rq.job import Job, JobStatus
 from rq.suspension import WORKERS_SUSPENDED
 
-from ...configs.labels import Labels, line_of, parse_line, unmet
-from . import keys
+from ...configs.labels import MODEL, Labels, line_of, model_need, model_path, parse_line, unmet
+from . import keys, totals
 from .records import JobRecords, text_or_none
-from .transactions import change
+from .transactions import change, end
+
+HasModel = Callable[[str], bool]  # whether the model folder at a path is on this machine
 
 # Moves the oldest of the jobs that are set aside to the list of a worker. KEYS: that list, the set
 # of needs, and a sorted set for each of the needs in ARGV. Returns the id; forgets empty sets.
@@ -49,7 +56,7 @@ class SetAside(JobRecords):
         return parse_line(text_or_none(self.connection.hget(job.key, keys.FIELD_NEEDS)) or "")
 
     def set_aside(
-        self, popped: bytes, queue: str, worker: str, labels: Labels
+        self, popped: bytes, queue: str, worker: str, labels: Labels, has_model: HasModel
     ) -> tuple[str, dict[str, str]] | None:
         """Set a job aside that was popped for a worker with these labels and needs others.
 
@@ -60,7 +67,7 @@ class SetAside(JobRecords):
         with suppress(redis.ResponseError):  # no hash: no job, which `begin` drops
             raw = self.connection.hget(Job.key_for(job_id), keys.FIELD_NEEDS)
         needs = parse_line(text_or_none(raw) or "")
-        missing = unmet(needs, labels)
+        missing = _unmet(needs, labels, has_model)
         job = self.fetch(job_id) if missing else None
         if job is None or job.origin != queue:
             return None
@@ -74,8 +81,35 @@ class SetAside(JobRecords):
         is_done = change(self.connection, job, (JobStatus.QUEUED,), write)
         return (job_id, missing) if is_done else None
 
-    def offers(self, queue: str, labels: Labels) -> tuple[bool, list[str]]:
-        """Whether workers may take jobs (`rq suspend`), and the needs that the labels meet.
+    def set_aside_for_model(self, job: Job, execution: Execution, path: str) -> bool:
+        """End an execution whose machine does not have the model folder at `path`.
+
+        The job waits for a machine that has it; if a pause was requested it is put away. False if
+        the execution was no longer the current one.
+        """
+        needs = line_of({**self.needs_of(job), **model_need(path)})
+
+        def note(pipeline: Pipeline) -> None:
+            totals.requeued(pipeline, job, "model_missing")
+            pipeline.hset(job.key, keys.FIELD_NEEDS, needs)
+
+        def write(pipeline: Pipeline) -> None:
+            self.queue(job.origin)._prepare_for_queue(job)
+            job.save(pipeline=pipeline, include_meta=False, include_result=False)
+            note(pipeline)
+            pipeline.sadd(keys.needs(job.origin), needs)
+            aside = keys.set_aside(job.origin, needs)
+            pipeline.zadd(aside, {job.id: job.created_at.timestamp()})
+
+        def put_away(pipeline: Pipeline) -> None:
+            job.save(pipeline=pipeline, include_meta=False, include_result=False)
+            note(pipeline)
+            self._put_away(job, pipeline)
+
+        return end(self.connection, job, execution, write, if_paused=put_away)
+
+    def offers(self, queue: str, labels: Labels, has_model: HasModel) -> tuple[bool, list[str]]:
+        """Whether workers may take jobs (`rq suspend`), and the needs that this machine meets.
 
         The needs are those for which jobs of the queue may be set aside.
         """
@@ -83,7 +117,11 @@ class SetAside(JobRecords):
             pipeline.exists(WORKERS_SUSPENDED)
             pipeline.smembers(keys.needs(queue))
             is_suspended, lines = pipeline.execute()
-        met = [line for line in map(keys.text, lines) if not unmet(parse_line(line), labels)]
+        met = [
+            line
+            for line in map(keys.text, lines)
+            if not _unmet(parse_line(line), labels, has_model)
+        ]
         return not is_suspended, sorted(met)
 
     def take_set_aside(self, queue: str, worker: str, lines: list[str]) -> bytes | None:
@@ -97,6 +135,14 @@ class SetAside(JobRecords):
         """Remove a job that will wait no more, in the transaction that changes it."""
         if needs:
             pipeline.zrem(keys.set_aside(job.origin, line_of(needs)), job.id)
+
+
+def _unmet(needs: Labels, labels: Labels, has_model: HasModel) -> dict[str, str]:
+    missing = unmet({key: need for key, need in needs.items() if key != MODEL}, labels)
+    path = model_path(needs)
+    if path is not None and not missing and not has_model(path):
+        missing = model_need(path)
+    return missing
 
 
 def members(connection: redis.Redis, queue: str) -> list[bytes]:

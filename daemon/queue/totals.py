@@ -22,7 +22,7 @@ from rq.job import Job, JobStatus
 
 from . import keys
 
-Reason = Literal["requested", "horse_died", "worker_died", "failed"]
+Reason = Literal["requested", "horse_died", "worker_died", "failed", "model_missing"]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
 PROCESSES = ("supervisor", "redis", "zygote", "worker", "gateway")  # that are restarted

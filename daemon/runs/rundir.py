@@ -340,6 +340,13 @@ def _spec_json(job_id: str, kind: str, document: dict[str, Any]) -> dict[str, An
     }
 
 
+def trainer_of(path: str) -> str | None:
+    """Return the job whose final model a path names: in `runs` of this home or of another one."""
+    folder = Path(path)
+    is_model = folder.is_absolute() and folder.name == "model" and is_job_id(folder.parent.name)
+    return folder.parent.name if is_model else None
+
+
 def remove_stale_staging(runs: Path) -> None:
     """Remove incomplete run directories of processes that died while they created them."""
     for staging in runs.glob(f"{_STAGING}*"):
@@ -349,17 +356,20 @@ def remove_stale_staging(runs: Path) -> None:
 
 
 def _signature(pid: int) -> bytes:
-    """Return the process id, start time and boot id, unique among all processes and machines.
+    """Return the process id, start time, boot id and namespace of a process that is seen from here.
 
+    Together they are unique among all processes of all machines and containers: two containers of
+    one machine have the same boot id, and may start processes with the same id at the same time.
     Empty if the process is gone, or where there is no /proc.
     """
     try:
+        namespace = os.readlink("/proc/self/ns/pid").encode()  # that in which `pid` is counted
         boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return b""
     began = stat.rpartition(b")")[2].split()[19]  # in ticks since boot; the name may contain spaces
-    return b"%d %s %s" % (pid, began, boot)
+    return b"%d %s %s %s" % (pid, began, boot, namespace)
 
 
 def _holder_of(lock: int) -> int | None:

@@ -64,26 +64,18 @@ class Bucket:
         if location.region is not None:
             options["region"] = location.region
         endpoint = location.endpoint or os.environ.get("AWS_ENDPOINT_URL", "")
-        timeouts = {
-            "connect_timeout": timedelta(seconds=5),
-            "timeout": timedelta(seconds=_TIMEOUT_S),
-        }
-        if is_for_person:
-            timeouts["read_timeout"] = timedelta(seconds=_PATIENCE_S)
+        patience = timedelta(seconds=_PATIENCE_S if is_for_person else _TIMEOUT_S)
         with self._translated():
             self._store: Any = S3Store(
                 location.bucket,
                 prefix=location.prefix or None,
                 client_options={
                     "allow_http": endpoint.startswith("http://"),
-                    **timeouts,
+                    "connect_timeout": timedelta(seconds=5),
+                    "read_timeout": patience,
+                    "timeout": timedelta(seconds=_TIMEOUT_S),
                 },
-                retry_config={
-                    "max_retries": _RETRIES,
-                    "retry_timeout": timedelta(
-                        seconds=_PATIENCE_S if is_for_person else _TIMEOUT_S
-                    ),
-                },
+                retry_config={"max_retries": _RETRIES, "retry_timeout": patience},
                 **options,
             )
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ...jobs.context import MANIFEST, step_of
 from ...jobs.errors import CheckpointDamaged, Conflict, NotFound
-from ...jobs.files.atomic import whole_folder
+from ...jobs.files.atomic import whole_folder, write_atomic
 from ..host.home import Home
 from ..runs.checkpoints import Checkpoints, verify
 from ..runs.rundir import RunDir
@@ -31,6 +31,8 @@ OnBegin = Callable[[str, int], None]  # what is fetched now, and its bytes
 log = logging.getLogger(__name__)
 
 _LARGE_BYTES = 16 << 20
+_MODEL_MARK = ".model"  # in a run directory: of which files in the store its model is a copy
+_ABOUT = ("spec.json", "labels.json", "result.json")
 _OUTCOME = ("result.json", "model")  # of an execution that later ones have superseded
 
 
@@ -137,6 +139,55 @@ def fetch_checkpoint(
             continue
         return path
     return None
+
+
+def fetch_model(
+    home: Home,
+    bucket: Bucket,
+    job_id: str,
+    *,
+    on_begin: OnBegin = lambda name, total: None,
+    on_bytes: OnBytes = lambda number: None,
+) -> None:
+    """Make the final model of a job whole on this machine, if the store has one.
+
+    A model that is here is read once, to compare it with that in the store. One that is not
+    uploaded yet is left alone. The folder appears as a whole. Raises StoreUnavailable, Conflict,
+    NotFound and OSError.
+    """
+    pending = PendingUploads(home)
+    folder = home.runs / job_id
+    with pending.fetching(job_id):
+        if not pending.is_uploaded(job_id):
+            return
+        try:
+            now = index.read(bucket, job_id)
+        except NotFound:
+            return
+        files = now.below("model")
+        mark, content = folder / _MODEL_MARK, _content_of(files)
+        model = folder / "model"
+        if not files or (model.is_dir() and _read(mark) == content):
+            return
+        if not all(is_same(model / name, file) for name, file in files.items()):
+            on_begin("model", sum(file.bytes for file in files.values()))
+            about = {name: file for name, file in now.files.items() if name in _ABOUT}
+            fetch_files(bucket, folder, about)  # a run directory without them is no job's
+            copies.mark(bucket, folder)
+            with whole_folder(model) as staging:
+                fetch_files(bucket, staging, files, on_bytes=on_bytes)
+        write_atomic(mark, content)
+
+
+def _content_of(files: dict[str, StoredFile]) -> bytes:
+    return "".join(f"{f.xxh3_128} {f.bytes} {name}\n" for name, f in sorted(files.items())).encode()
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
 
 
 def _is_of_checkpoint(name: str) -> bool:

@@ -20,7 +20,7 @@ from ..runs.checkpoints import Checkpoints
 from ..runs.rundir import RunDir, is_job_id
 from . import copies, event_segments, fetching, index, run_files
 from .bucket import Bucket
-from .content import Transfer, is_same
+from .content import OnBytes, Transfer, is_same
 from .event_segments import EventUpload
 from .index import Index, StoredFile
 from .pending import PendingUploads
@@ -151,12 +151,22 @@ class RemoteRuns:
                 files = {name: file for name, file in now.files.items() if name in _SUMMARY}
                 fetching.fetch_files(self.bucket, self._home.runs / job_id, files)
 
-    def fetch_model(self, job_id: str) -> None:
+    def size_bytes(self, job_id: str, folder: str) -> int:
+        """Return the bytes of a folder of a job in the store; 0 if it has none."""
+        with suppress(NotFound):
+            files = index.read(self.bucket, job_id).below(folder)
+            return sum(file.bytes for file in files.values())
+        return 0
+
+    def fetch_model(
+        self,
+        job_id: str,
+        *,
+        on_begin: fetching.OnBegin = lambda name, total: None,
+        on_bytes: OnBytes = lambda number: None,
+    ) -> None:
         """Make the final model of a job complete on this machine, if it has one."""
-        with self._reading(job_id) as now:
-            if now is not None:
-                model = {n: f for n, f in now.files.items() if n.startswith("model/")}
-                fetching.fetch_files(self.bucket, self._home.runs / job_id, model)
+        fetching.fetch_model(self._home, self.bucket, job_id, on_begin=on_begin, on_bytes=on_bytes)
 
     def fetch_checkpoint(self, job_id: str, step: int | None) -> None:
         """Complete a checkpoint on this machine; None: the latest. Raises CheckpointDamaged."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...configs.config import ModelConfig
+from ...configs.labels import with_cores
 from ...jobs import spec_class
 from ..queue.jobs import JobStore
 from ..runs import labels, source, weights
@@ -52,6 +53,8 @@ def _submit(
         rundir.annotate(model=ModelConfig(name=f"{member.id}:init", path=str(own)).__dict__)
     how = dict(sweep.queueing)
     at = how.pop("at")
+    processes = rundir.read_spec()["spec"].get("processes", 1)
+    how["needs"] = with_cores(how.get("needs"), processes)
     store.enqueue(
         member.id,
         spec_class(sweep.kind).queue,

@@ -80,7 +80,7 @@ class SweepOptions:
             raise SpecError("sweep", f"must make at most {MOST_MEMBERS} jobs, got {count}")
         if self.metric not in (None, *spec.judged_by):
             names = ", ".join(spec.judged_by)
-            raise SpecError("metric", f"must be one of {names}, got {self.metric[:80]!r}")
+            raise SpecError("metric", f"must be one of {names}, got {str(self.metric)[:80]!r}")
         if self.halving is not None and not self.axes:
             raise SpecError("halving", "must go with sweep, got it alone")
 

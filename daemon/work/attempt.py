@@ -272,6 +272,12 @@ class Attempt:
         error = tracebacks.cut(error, tracebacks.MOST_TRACE)
         self._conclude(JobOutcome(self.job.id, "failed", error=error, is_logged=False))
 
+    def set_aside(self, path: str, machine: str) -> None:
+        """Leave the job to a machine that has the model folder at `path`; this one does not."""
+        reason = f"{machine} has no model folder {path}: waits for a machine that has it"
+        self._log_event("requeued", reason=reason)
+        self._settle(self._store.set_aside_for_model, path)
+
     def finish_from_disk(self, result: dict[str, Any]) -> None:
         """Finish a job whose previous execution wrote its result to disk, but not to Redis."""
         if not self._has_logged_end():
@@ -403,7 +409,8 @@ class Attempt:
             if change is not None:
                 change(self.job, self.started.claim, *args, **kwargs)
             self.catch_up()
-            has_ended = change not in (None, self._store.requeue)
+            store = self._store
+            has_ended = change not in (None, store.requeue, store.set_aside_for_model)
             if has_ended and self.job.origin == TRAIN and self._publisher is not None:
                 self._publisher.trim()  # streams of answers are removed as a whole by retention
 

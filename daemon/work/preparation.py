@@ -19,13 +19,17 @@ from ..host.messages import LocalModel, RunJob
 from ..queue import adoption
 from ..queue.jobs import Job, JobStore, StartedExecution
 from ..runs.rundir import RunDir
-from .run_fetches import path_here
+from . import model_folders
 
 log = logging.getLogger(__name__)
 
 
 class _ModelNotHere(NotFound):
-    """The folder of a job's model is not on this machine."""
+    """The folder of a job's model is not on this machine, but may be on another."""
+
+    def __init__(self, reason: str, path: str) -> None:
+        super().__init__(reason)
+        self.path = path  # as in the spec
 
 
 @dataclass
@@ -36,6 +40,7 @@ class Prepared:
     request: RunJob | None = None  # what to send to a horse
     result: dict[str, Any] | None = None  # of an execution whose worker died before it finished
     failure: str | None = None  # why the job cannot be run
+    missing_model: str | None = None  # path of the model folder that the job waits for, elsewhere
 
 
 def prepare(
@@ -46,12 +51,12 @@ def prepare(
     job: Job,
     started: StartedExecution,
     *,
-    machine: str | None = None,
+    is_shared: bool,
 ) -> Prepared:
     """Read a started job. A damaged job fails, and must not end the worker.
 
-    `machine`: the name of this machine, if others take jobs from the same queue. Raises RedisError:
-    an unreachable Redis must not fail the job.
+    `is_shared`: other machines take jobs from the same queue, and may have a model that is missing
+    here. Raises RedisError: an unreachable Redis must not fail the job.
     """
     prepared = Prepared()
     try:
@@ -66,11 +71,8 @@ def prepare(
         prepared.request = _request(rundir, worker, config, job, started, offset_s)
     except _ModelNotHere as error:
         prepared.failure = str(error)
-        if machine is not None:
-            prepared.failure += (
-                f", on {machine}: give each machine the model under this path, or submit the job "
-                "with a hub id, or with --needs for a label of the machines that have it"
-            )
+        if is_shared:
+            prepared.missing_model = error.path
     except WarmdError as error:
         prepared.failure = str(error)
     except redis.RedisError:
@@ -92,12 +94,15 @@ def _request(
     """Return the request for the horse. Raises WarmdError."""
     model = None
     if (document := rundir.read_spec().get("model")) is not None:
-        document = {**document, "path": path_here(rundir, document["path"])}
+        path = document["path"]
+        document = {**document, "path": model_folders.path_here(rundir, path)}
         model_config = ModelConfig(**document)
         try:
             folder = fetch.folder_at_hand(model_config)
-        except NotFound as error:
-            raise _ModelNotHere(str(error)) from error
+        except fetch.NoModelFolder as error:
+            if model_folders.is_own(rundir, path):
+                raise
+            raise _ModelNotHere(str(error), path) from error
         model = LocalModel(model_config, None if folder is None else str(folder))
     return RunJob(
         job_id=job.id,

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from pathlib import Path
 
 from ...jobs.errors import WarmdError
 from ..host.home import Home
 from ..runs.fence import Superseded
-from ..runs.rundir import RunDir
+from ..runs.rundir import RunDir, trainer_of
 from ..store import fetching
 from ..store.bucket import Bucket, StoreUnavailable
 
@@ -77,6 +76,12 @@ class RunFetch:
         fetching.fetch_large(
             self._bucket, self.rundir, now, on_begin=self._begin, on_bytes=self._count
         )
+        model = self.rundir.read_spec().get("model")
+        trainer = None if model is None else trainer_of(model["path"])
+        if trainer is not None and trainer != job_id:
+            fetching.fetch_model(
+                self._home, self._bucket, trainer, on_begin=self._begin, on_bytes=self._count
+            )
         fetching.fetch_checkpoint(
             self._bucket, self.rundir, now, on_begin=self._begin, on_bytes=self._count
         )
@@ -88,14 +93,3 @@ class RunFetch:
         if self._canceled.is_set():
             raise _Canceled
         self.bytes += number
-
-
-def path_here(rundir: RunDir, path: str) -> str:
-    """Return the local path of weights that another machine has placed in a job's run directory.
-
-    Other paths are returned as they are.
-    """
-    folder = Path(path)
-    is_own = folder.is_absolute() and folder.parts[-2:] == (rundir.path.name, "init")
-    own = rundir.path / "init"
-    return str(own) if is_own and own.is_dir() else path

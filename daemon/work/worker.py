@@ -48,6 +48,7 @@ from ..queue.stream import StreamWriter
 from ..queue.workers import WorkerRegistry
 from ..runs.rundir import SCHEMA
 from ..store.bucket import Bucket
+from . import model_folders
 from .attempt import Attempt
 from .horse_pool import Horse, HorsePool
 from .preparation import prepare
@@ -157,10 +158,14 @@ class Worker:
     def _close(self, *_: Any) -> None:
         self.closing = True
 
+    def _is_closing(self) -> bool:
+        """Whether it takes no more jobs: on request, or as it has taken its number of them."""
+        return self.closing or (self._max_jobs is not None and self._num_taken >= self._max_jobs)
+
     def _has_closed(self) -> bool:
         """Whether it closes, and neither runs a job nor may receive another one."""
         is_idle = not self.attempts and not self._mailbox.is_waiting
-        return self.closing and is_idle and self._down_since is None
+        return self._is_closing() and is_idle and self._down_since is None
 
     def _report_jobs(self) -> None:
         """Report to the supervisor, and to RQ's records, which jobs it holds."""
@@ -289,7 +294,9 @@ class Worker:
         now = time.monotonic()
         if now - self._looked > _LOOK_S:
             self._looked = now
-            may_take, self._met = self.store.offers(self.config.queue, self._labels)
+            may_take, self._met = self.store.offers(
+                self.config.queue, self._labels, self._has_model
+            )
             if may_take != self._may_take:
                 state = "take jobs again" if may_take else "suspended by `rq suspend`"
                 log.info("%s: workers %s", self.name, state)
@@ -297,7 +304,7 @@ class Worker:
         return self._may_take
 
     def _is_open(self) -> bool:
-        is_leaving = self.draining or self.closing
+        is_leaving = self.draining or self._is_closing()
         return self._has_room() and not is_leaving and not self._is_lease_over()
 
     def _has_room(self) -> bool:
@@ -307,8 +314,12 @@ class Worker:
         running = sum(not (a.is_suspect and a.horse is None) for a in slots)
         return running + self.horses.num_leaving < self.config.slots
 
+    def _has_model(self, path: str) -> bool:
+        return model_folders.is_here(self.home.runs, path)
+
     def _start(self, popped: bytes) -> None:
-        unfit = self.store.set_aside(popped, self.config.queue, self.name, self._labels)
+        mine = (self.config.queue, self.name, self._labels)
+        unfit = self.store.set_aside(popped, *mine, self._has_model)
         if unfit is not None:
             log.info("%s: %s: set aside, it needs %s", unfit[0], self.name, line_of(unfit[1]))
             return
@@ -319,8 +330,6 @@ class Worker:
             return
         job, started = taken
         self._num_taken += 1
-        if self._max_jobs is not None and self._num_taken >= self._max_jobs:
-            self.closing = True
         log.info("%s: %s: execution %d", job.id, self.name, started.number)
         attempt = Attempt(self.store, job, started, None, None, self._writer)
         self.attempts.append(attempt)
@@ -333,15 +342,20 @@ class Worker:
     def _prepare(self, attempt: Attempt) -> None:
         """Read the run directory of a started job, which is on this machine."""
         job, started = attempt.job, attempt.started
-        machine = machine_name() if self._is_shared else None
         prepared = prepare(
-            self.store, self.home.runs, self.name, self.config, job, started, machine=machine
+            *(self.store, self.home.runs, self.name, self.config, job, started),
+            is_shared=self._is_shared,
         )
         request = attempt.request = prepared.request
         if prepared.rundir is not None and not attempt.has_rundir:
             attempt.set_rundir(prepared.rundir)
         if prepared.result is not None:
             attempt.finish_from_disk(prepared.result)
+        elif prepared.missing_model is not None:
+            path = prepared.missing_model
+            log.info("%s: %s: set aside, no model folder %s here", job.id, self.name, path)
+            self._num_taken -= 1
+            attempt.set_aside(path, machine_name())
         elif prepared.failure is not None:
             attempt.fail(prepared.failure)
         else:

@@ -46,7 +46,8 @@ def run(spec: EvalSpec, ctx: Context) -> dict[str, Any]:
     metrics = metrics_of(rows)
     pairing = None if spec.against is None else _pairing(ctx, spec.against, rows)
     values: dict[str, Any] = {name: found.value for name, found in metrics.items()}
-    ctx.emit("eval", n=len(rows), **values)
+    intervals = {name: [found.low, found.high] for name, found in metrics.items()}
+    ctx.emit("eval", n=len(rows), **values, intervals=intervals)
     result = {
         "task": spec.task,
         "model": spec.model,

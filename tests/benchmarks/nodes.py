@@ -10,6 +10,7 @@ jobs end at once. So "busy" measures this process as much as Redis; "one worker"
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -59,7 +60,7 @@ class Simulated:
             self.mailbox.has_control_request()
             if not self.mailbox.is_waiting and time.monotonic() - looked > LOOK_S:
                 looked = time.monotonic()
-                self.store.offers(QUEUE, LABELS)
+                self.store.offers(QUEUE, LABELS, os.path.isdir)
             self.mailbox.wait_for_job()
             is_over, popped = self.mailbox.job()
             if popped is not None:
@@ -71,7 +72,7 @@ class Simulated:
 
     def claim(self, popped: bytes) -> None:
         begun = time.perf_counter()
-        if self.store.set_aside(popped, QUEUE, self.name, LABELS) is None:
+        if self.store.set_aside(popped, QUEUE, self.name, LABELS, os.path.isdir) is None:
             taken = self.store.begin(popped, QUEUE, self.name)
             self.latencies.append(time.perf_counter() - begun)
             if taken is not None:

@@ -38,6 +38,14 @@ def test_the_digest_has_results_with_intervals_reasons_and_what_still_runs(desk)
     assert r"\[click\](http://x)" in markdown
 
 
+def test_the_interval_of_an_evaluation_is_its_own(desk):
+    desk.submit()
+    run = desk.begin()
+    run.log.emit("eval", reward=0.5, n=8, intervals={"reward": [0.45, 0.55]})
+    run.finish({})
+    assert "reward 0.5  95 % interval 0.450 to 0.550 (n 8)" in desk.warmd("digest").out
+
+
 def test_what_ended_before_the_span_is_not_in_the_digest(desk):
     desk.submit()
     desk.begin().finish({"steps": 4})

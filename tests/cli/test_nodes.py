@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import pytest
 from desks import Desk
 
+from warmd.configs.queues import TRAIN
+from warmd.daemon.queue import keys
 from warmd.daemon.queue.nodes import NodeRecord, NodeRegistry
 
 
 @pytest.fixture
 def cluster(desk: Desk) -> Desk:
     """A desk with one node."""
+    join(desk)
+    return desk
+
+
+def join(desk: Desk, **labels: str) -> None:
     record = NodeRecord(
         machine="gpu7",
         version="1.2.3",
         schema=1,
-        labels={"gpu": "h200", "machine": "gpu7", "memory": "64000000000"},
+        labels={"gpu": "h200", "machine": "gpu7", "memory": "64000000000", **labels},
         queues={"train": 2},
         pid=7,
         home="/home",
@@ -24,7 +34,6 @@ def cluster(desk: Desk) -> Desk:
         jobs_taken=3,
     )
     NodeRegistry(desk.client.connection).beat("gpu7-abcd", record)
-    return desk
 
 
 def test_nodes_are_listed_for_people_and_for_programs(cluster: Desk):
@@ -55,6 +64,42 @@ def test_submit_says_when_no_machine_has_the_labels(cluster: Desk):
     wrong = cluster.warmd(*cluster.grpo, "--needs", "gpu")
     assert wrong.is_refusal(2)
     assert len(cluster.rows("queue")) == 2
+
+
+def test_more_processes_than_the_cores_of_the_only_machine_are_refused(desk: Desk):
+    join(desk, cores="2")
+    refused = desk.warmd(*desk.grpo, "--processes", "3")
+    assert refused.is_refusal(2)
+    assert "processes: must be at most 2, the cores of this machine, got 3" in refused.err
+    sweep = desk.warmd(*desk.grpo, "--sweep", "processes=2,3")
+    assert sweep.is_refusal(2)
+    assert "the cores of this machine, got 3" in sweep.err
+    job_id = desk.submit("--processes", "2")
+    desk.client.cancel(job_id)
+    more = desk.warmd("resume", job_id, "--set", "processes=4")
+    assert "processes: must be at most 2" in more.err
+    join(desk, cores="16")
+    assert desk.warmd("resume", job_id, "--set", "processes=4").code == 0
+    assert desk.rows("show", job_id)[0]["needs"] == {"cores": "4"}
+
+
+def test_a_job_of_many_processes_waits_for_a_machine_with_as_many_cores(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+):
+    join(desk, cores="2")
+    monkeypatch.setenv("WARMD_REDIS_URL", desk.server.url)
+    fits = desk.warmd(*desk.grpo, "--processes", "2")
+    assert (fits.code, fits.err) == (0, "")
+    waits = desk.warmd(*desk.grpo, "--processes", "3")
+    assert waits.code == 0
+    assert waits.err.startswith("No machine has cores=3 now: the job waits for one.")
+    connection = desk.client.connection
+    for set_aside in (False, True):
+        popped: Any = connection.lmove("rq:queue:train", keys.taken("w"), "LEFT", "RIGHT")
+        worker = (TRAIN, "w", {"schema": "9", "cores": "2"})
+        found = desk.client.store.set_aside(popped, *worker, os.path.isdir)
+        assert (found is not None) is set_aside
+    assert "cores=3" in desk.warmd("queue").out
 
 
 @pytest.mark.parametrize("command", ["node", "gateway"])

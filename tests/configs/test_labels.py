@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from warmd.configs.labels import line_of, parse_line, read_labels, unmet
+from warmd.configs.labels import line_of, parse_line, read_labels, unmet, with_cores
 from warmd.configs.values import ConfigError
 
 MACHINE = {"gpu": "h200", "memory": "64000000000", "gpus": "2", "zone": "b"}
@@ -27,6 +27,14 @@ MACHINE = {"gpu": "h200", "memory": "64000000000", "gpus": "2", "zone": "b"}
 )
 def test_amounts_are_met_by_more_and_words_by_the_same_word(text, missing):
     assert unmet(read_labels("needs", text), MACHINE) == missing
+
+
+def test_every_process_of_a_job_needs_a_core():
+    assert with_cores(None, 1) == {}
+    assert with_cores({"gpus": "1"}, 4) == {"gpus": "1", "cores": "4"}
+    assert with_cores({"cores": "2"}, 4) == {"cores": "4"}
+    assert with_cores({"cores": "8"}, 4) == {"cores": "8"}
+    assert with_cores({"cores": "many"}, 4) == {"cores": "many"}
 
 
 def test_labels_survive_their_line():

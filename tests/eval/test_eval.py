@@ -94,6 +94,7 @@ def test_completions_are_scored_by_rewards_with_an_interval(job):
     assert (result["questions"], result["comparison"]) == (20, None)
     (event,) = job.of_type("eval")
     assert (event["reward"], event["n"]) == (share, 20)
+    assert event["intervals"] == {"reward": [*wilson(share, 20)]}
     assert (job.ctx.run_dir / "report.md").read_text().startswith("# reward: demo\n")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,7 +110,13 @@ def test_requeued_jobs_are_counted_by_the_reason(desk: Desk):
         reason: value(desk, "warmd_job_requeues_total", kind="grpo", reason=reason)
         for reason in totals.REASONS
     }
-    assert counts == {"requested": 1, "horse_died": 1, "worker_died": 1, "failed": 0}
+    assert counts == {
+        "requested": 1,
+        "horse_died": 1,
+        "worker_died": 1,
+        "failed": 0,
+        "model_missing": 0,
+    }
 
 
 def test_failed_saves_are_counted_once_also_when_redis_was_away(desk: Desk):
@@ -171,7 +178,9 @@ def test_a_job_that_waits_for_a_node_with_labels_counts_as_waiting(desk: Desk):
     job_id = desk.submit("--needs", "gpu=h200")
     connection = desk.client.connection
     popped: Any = connection.lmove("rq:queue:train", keys.taken("w"), "LEFT", "RIGHT")
-    assert desk.client.store.set_aside(popped, TRAIN, "w", {"schema": "9"}) is not None
+    assert (
+        desk.client.store.set_aside(popped, TRAIN, "w", {"schema": "9"}, os.path.isdir) is not None
+    )
     connection.hset(f"rq:job:{job_id}", "enqueued_at", "2020-01-01T00:00:00.000000Z")
     found = value(desk, "warmd_queue_oldest_waiting_seconds", queue="train")
     assert found is not None

@@ -58,7 +58,8 @@ def traces(desk: Desk, job_id: str) -> list[str]:
     ]
 
 
-def test_rm_leaves_nothing_of_jobs_and_says_what_it_freed(desk):
+def test_rm_leaves_nothing_of_jobs_and_says_what_it_freed(desk, monkeypatch):
+    monkeypatch.chdir(desk.home.path)  # of a repository a job records the changes, of any size
     ids = [finished(desk), finished(desk)]
     done = desk.warmd("rm", *ids)
     assert done.code == 0, done.err
@@ -235,3 +236,16 @@ def test_a_home_path_with_a_symlink_is_recognized_as_the_same_home(desk, tmp_pat
     link = tmp_path / "link"
     link.symlink_to(desk.home.runs)
     assert removal.owner_of(link, str(desk.home.runs / job_id / "model")) == job_id
+
+
+def test_a_job_is_needed_by_the_path_that_it_has_on_another_machine(desk: Desk):
+    job_id = desk.submit()
+    elsewhere = f"/home/of/another/runs/{job_id}/model"
+    assert removal.owner_of(desk.home.runs, elsewhere) == job_id
+    assert removal.owner_of(desk.home.runs, "/models/base/model") is None
+    reader = desk.submit("--lora", "4")
+    rundir = desk.client.rundir(reader)
+    rundir.annotate(model={"name": job_id, "path": elsewhere})
+    rundir.write_result({}, revision=1)
+    found = removal.dependents(desk.home.runs, [reader])
+    assert found == {job_id: [reader]}  # its adapter is in a run store alone

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +14,8 @@ from shell import warmd
 from waiting import wait_until
 from workplaces import NAME, Workplace, workplace
 
-from warmd.configs.labels import SCHEMA as SCHEMA_LABEL
+from warmd import configs
+from warmd.configs.labels import SCHEMA as SCHEMA_LABEL, model_need
 from warmd.daemon.queue import keys
 from warmd.daemon.runs.rundir import SCHEMA
 
@@ -36,11 +40,11 @@ def pop(place: Workplace, labels: dict[str, str] = OWN) -> Any:
     """Pop the next job for a worker; return what it sets aside of it."""
     queue = place.store.queue("infer").key
     popped: Any = place.connection.lmove(queue, keys.taken(NAME), "LEFT", "RIGHT")
-    return place.store.set_aside(popped, "infer", NAME, labels)
+    return place.store.set_aside(popped, "infer", NAME, labels, os.path.isdir)
 
 
 def take(place: Workplace, labels: dict[str, str]) -> str | None:
-    _, lines = place.store.offers("infer", labels)
+    _, lines = place.store.offers("infer", labels, os.path.isdir)
     found = place.store.take_set_aside("infer", NAME, lines) if lines else None
     return None if found is None else found.decode()
 
@@ -116,3 +120,74 @@ def test_a_worker_that_runs_takes_what_its_labels_allow(place: Workplace):
     worker.wait()
     assert place.registry.requeue_orphans(NAME, "infer") == [taken]
     wait_until(lambda: place.status(taken) == "queued")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model folder, with a comma in its path."""
+    folder = tmp_path / "models, 100%" / "demo"
+    shutil.copytree(Path(configs.__path__[0]) / "demo", folder)
+    return folder
+
+
+def test_a_job_whose_model_is_not_on_this_machine_waits_for_one_that_has_it(
+    place: Workplace, model: Path
+):
+    job_id = place.submit(model=str(model), needs={"gpu": "h200"})
+    model.rename(model.with_name("away"))
+    worker = place.worker(slots=1, is_shared=True, labels={"gpu": "h200"})
+    wait_until(lambda: place.events(job_id, "requeued"))
+    (event,) = place.events(job_id, "requeued")
+    assert f"has no model folder {model}: waits for a machine that has it" in event["reason"]
+    wait_until(lambda: place.client.job(job_id)["missing_model"] == str(model))
+    shown = warmd("queue", home=place.home.path)
+    assert f"a machine with {model}, gpu=h200" in shown.out
+    assert f"a machine with {model}" in warmd("show", job_id, home=place.home.path).out
+    assert place.client.queues()[1]["queued"] == 1
+    other = place.submit()
+    with place.zygote() as zygote:
+        horse = zygote.fork()
+        assert horse.job_id == other
+        horse.end(other, "finished", result={})
+        horse.die()
+        assert place.client.job(job_id)["execution"] == 1
+        model.with_name("away").rename(model)
+        assert zygote.fork().job_id == job_id
+        assert place.client.job(job_id)["missing_model"] is None
+    worker.kill()
+    worker.wait()
+    assert place.registry.requeue_orphans(NAME, "infer") == [job_id]
+    # The next worker without the folder starts no execution.
+    shutil.rmtree(model)
+    assert pop(place, H200) == (job_id, model_need(str(model)))
+    assert place.client.job(job_id)["missing_model"] == str(model)
+    assert place.client.cancel(job_id) == "canceled"
+    assert place.client.queues()[1]["queued"] == 0
+
+
+def test_a_job_that_is_paused_while_its_worker_misses_its_model_stays_paused(
+    place: Workplace, model: Path
+):
+    job_id = place.submit(model=str(model))
+    queue = place.store.queue("infer").key
+    popped: Any = place.connection.lmove(queue, keys.taken(NAME), "LEFT", "RIGHT")
+    begun = place.store.begin(popped, "infer", NAME)
+    assert begun is not None
+    job, started = begun
+    place.client.pause(job_id, release=True)
+    assert place.store.set_aside_for_model(job, started.claim, str(model))
+    assert not place.store.set_aside_for_model(job, started.claim, str(model))
+    assert place.client.job(job_id)["paused"]
+    assert place.client.unpause(job_id) == "queued"
+    assert pop(place, OWN) is None
+    assert place.registry.reclaim(NAME, "infer") == [job_id]
+
+
+def test_on_a_machine_of_its_own_a_job_without_its_model_fails(place: Workplace, model: Path):
+    job_id = place.submit(model=str(model))
+    shutil.rmtree(model)
+    worker = place.worker()
+    wait_until(lambda: place.status(job_id) == "failed")
+    assert f"{model} must be a model folder" in place.client.job(job_id)["error"]
+    worker.kill()
+    worker.wait()

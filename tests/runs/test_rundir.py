@@ -133,6 +133,26 @@ SIGNATURES = {
 }
 
 
+def test_a_process_of_another_container_with_the_same_id_and_start_time_is_not_killed(
+    rundir, horse
+):
+    lock = rundir.path / "lock"
+    own = os.readlink("/proc/self/ns/pid")
+    signature = lock.read_bytes()
+    assert signature.endswith(own.encode())
+    lock.write_bytes(signature.replace(own.encode(), b"pid:[1]"))
+    assert rundir.holder() is None
+    assert rundir.is_held()
+    thread, taken = lock_in_background(rundir)
+    thread.join(0.6)  # three times its patience
+    assert thread.is_alive()
+    assert horse.poll() is None
+    lock.write_bytes(signature)
+    wait_until(lambda: taken, timeout_s=5)
+    assert horse.wait(5) == -signal.SIGKILL
+    os.close(taken[0])
+
+
 def test_nobody_is_killed_who_did_not_take_the_lock_here(tmp_path):
     with ExitStack() as horses:
         waiting = {}

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from s3_servers import S3Server, s3_server
 
+from warmd.cli.commands.doctor import check_runs
+from warmd.configs.config import DaemonConfig
 from warmd.daemon.host.home import Home
 from warmd.daemon.runs import events
 from warmd.daemon.runs.checkpoints import Checkpoints, verify
@@ -158,6 +160,57 @@ def test_a_late_writer_commits_nothing_and_its_events_are_no_part_of_the_log(mac
     assert third.begin(job_id, 3) is not None
     assert list(index.read(third.bucket, job_id).checkpoints()) == [2]
     assert third.steps(job_id) == [1, 2, 3]
+
+
+def test_the_model_of_a_job_is_fetched_once_and_again_when_it_has_changed(machines):
+    one, other = machines
+    job_id = one.submit()
+    model = one.rundir(job_id).path / "model"
+    for execution, content in ((1, b"first"), (2, b"second")):
+        one.begin(job_id, execution)
+        model.mkdir(exist_ok=True)
+        (model / "weights").write_bytes(content)
+        (model / "config.json").write_bytes(b"{}")
+        one.end(job_id)
+        begun: list[tuple[str, int]] = []
+        fetched: list[int] = []
+        for _ in range(2):
+            other.remote.fetch_model(
+                job_id,
+                on_begin=lambda *what, begun=begun: begun.append(what),
+                on_bytes=fetched.append,
+            )
+            copy = other.rundir(job_id)
+            assert (copy.path / "model" / "weights").read_bytes() == content
+        assert begun == [("model", len(content) + 2)]
+        assert sum(fetched) == len(content) + 2
+    assert copy.read_spec()["id"] == job_id
+
+    class Killed(Exception):
+        pass
+
+    def kill(number: int) -> None:
+        raise Killed
+
+    third = Machine(one.home.path.parent / "c", one.url)
+    with pytest.raises(Killed):
+        third.remote.fetch_model(job_id, on_bytes=kill)
+    assert not (third.rundir(job_id).path / "model").exists()  # whole or not at all
+    third.remote.fetch_model(job_id)
+    assert (third.rundir(job_id).path / "model" / "weights").read_bytes() == b"second"
+    # The machine that trained it downloads nothing.
+    one.remote.fetch_model(job_id, on_bytes=kill)
+
+
+def test_doctor_tells_whether_the_bucket_can_be_used(machines, server: S3Server):
+    one, _ = machines
+    here = check_runs(DaemonConfig(home=one.home.path, runs=one.url))
+    assert (here.result, here.found) == ("ok", one.bucket.name)
+    assert [key for key in one.bucket.sizes("") if "doctor" in key] == []
+    nowhere = one.url.replace("s3://runs/", "s3://no-such-bucket/")
+    missing = check_runs(DaemonConfig(home=one.home.path, runs=nowhere))
+    assert missing.result == "fail"
+    assert "no-such-bucket" in missing.found
 
 
 def test_a_kill_at_any_step_of_an_upload_leaves_whole_checkpoints_only(machines):

@@ -50,8 +50,9 @@ def test_a_job_does_not_fail_when_redis_is_lost_between_its_begin_and_its_horse(
     begun = place.store.begin(job_id.encode(), "infer", NAME)
     assert begun is not None
     nowhere = JobStore(keys.connect_once("redis://127.0.0.1:1/0"))
+    config = WorkerConfig(name="infer-0", queue="infer")
     with pytest.raises(redis.ConnectionError):
-        prepare(nowhere, place.home.runs, NAME, WorkerConfig(name="infer-0", queue="infer"), *begun)
+        prepare(nowhere, place.home.runs, NAME, config, *begun, is_shared=False)
     # The worker finds, when Redis is back, that it holds a job that it does not run.
     assert place.registry.reclaim(NAME, "infer") == [job_id]
 

@@ -63,6 +63,7 @@ class JobView(BaseModel):
     position: int | None
     after: list[str]
     needs: dict[str, str]
+    missing_model: str | None
     worker: str | None
     seconds_per_step: float | None
     eta_s: float | None

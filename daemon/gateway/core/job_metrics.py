@@ -87,7 +87,7 @@ def _counters(found: Totals) -> Iterable[Metric]:
     requeues = CounterMetricFamily(
         "warmd_job_requeues",
         "Executions after which a job was queued again: requested (a stop or pause), horse_died, "
-        "worker_died, or failed with retries left.",
+        "worker_died, model_missing, or failed with retries left.",
         labels=["kind", "reason"],
     )
     for pair, number in _with_zeros(found.requeued, totals.REASONS):

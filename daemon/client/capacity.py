@@ -1,0 +1,29 @@
+"""Whether the machine of this home has the cores for a job of several processes."""
+
+from __future__ import annotations
+
+from ...configs.labels import CORES
+from ...configs.queues import TRAIN
+from ...jobs.errors import SpecError
+from ..queue.nodes import NodeRegistry
+from .connection import ClientConnection
+
+
+def check_processes(client: ClientConnection, processes: int) -> None:
+    """Raise SpecError for more processes than the cores of the machine that would run them.
+
+    With a shared Redis the job may wait for a larger machine: it needs the label `cores`. Without a
+    daemon that has reported its cores, the job finds out when it starts.
+    """
+    if processes == 1 or client.config.redis_url is not None:
+        return
+    nodes = [node for node in NodeRegistry(client.connection).all() if TRAIN in node.queues]
+    labels = [node.labels.get(CORES, "") for node in nodes]
+    cores = [int(text) for text in labels if text.isascii() and text.isdigit()]
+    if cores and processes > max(cores):
+        most = max(cores)
+        raise SpecError(
+            "processes",
+            f"must be {f'at most {most}' if most > 1 else '1'}, the cores of this machine, got "
+            f"{processes}",
+        )
