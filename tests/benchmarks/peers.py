@@ -16,7 +16,7 @@ computes at a time, and all compute the same prompts in a round: random tokens, 
 - requests-N: N * 32 new tokens by the seconds that prompts and decoding take together.
 - prefill-N: tokens of one prompt by the seconds until its first new token.
 
-Then the same beside a process that does nothing but compute. Prints a table in Markdown: medians of
+Then the same concurrently with a process that only computes. Prints a table in Markdown: medians of
 the rounds; in parentheses warmd's rate divided by the peer's, the median of the rounds' ratios.
 """
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""A known sentence of a trained model, by every way to ask for it, alone and among others.
+"""A known completion of a trained model, requested in every way, alone and in a batch.
 
     python tests/benchmarks/stories.py MODEL PROMPT SENTENCE [--requests 32]
 
-MODEL is the folder of a small trained model that goes on from PROMPT with SENTENCE, greedily. Asked
-by `warmd run`, by HTTP, by HTTP as a stream, and as one of many requests at once, greedy and
-sampled ones of mixed lengths, each of which must get what it gets alone. Then, in each precision
-that this machine serves: the perplexity of the sentence and of the model's own longer text, and how
-often the likeliest token is that of float32. Exits with 1 where an answer differs.
+MODEL is the folder of a small trained model that completes PROMPT with SENTENCE, greedily.
+Requested by `warmd run`, by HTTP, by HTTP as a stream, and as one of many requests at once, greedy
+and sampled ones of mixed lengths, each of which must get what it gets alone. Then, in each
+precision that this machine serves: the perplexity of the sentence and of the model's own longer
+text, and how often the likeliest token is that of float32. Exits with 1 where an answer differs.
 """
 
 from __future__ import annotations

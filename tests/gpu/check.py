@@ -1,11 +1,11 @@
-"""Everything that warmd says of a GPU, checked by one command within ten minutes.
+"""Checks everything that warmd promises for GPUs, by one command within ten minutes.
 
     .venv/bin/python tests/gpu/check.py [--only fork,attention] [--limit 560] [--json FILE]
 
 Each check is a module in `checks/` and runs in a process of its own, with a limit of its own: one
 that hangs or loses its CUDA context takes no other with it. A check reports facts; each is printed
-at once, beside what is expected. At the end there are a table and a JSON file with all facts. The
-exit code is 1 if a fact is not as expected or a check did not end.
+at once, next to the expected value. At the end there are a table and a JSON file with all facts.
+The exit code is 1 if a fact is not as expected or a check did not end.
 
 Without a GPU the parts that need one are reported as skipped, and the others run on the CPU with
 tiny models: CI does that.

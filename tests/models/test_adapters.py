@@ -361,7 +361,7 @@ def int8_daemon(
             pytest.skip("no int8 kernel has exact sums on this processor, which lacks AVX2")
         kernel = "warmd"
     # The processor's own level and oneDNN's default: it computes as before, but is measured apart,
-    # also from tests that run beside this one and set only one of them.
+    # also from tests that run concurrently with this one and set only one of them.
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", torch.backends.cpu.get_cpu_capability().lower())
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "DEFAULT")
     measured = levels._path()

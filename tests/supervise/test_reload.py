@@ -1,4 +1,4 @@
-"""`warmd reload`: new processes beside the old ones; nothing is lost whatever is killed."""
+"""`warmd reload`: new processes next to the old ones; nothing is lost whatever is killed."""
 
 from __future__ import annotations
 

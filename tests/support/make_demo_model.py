@@ -2,10 +2,10 @@
 
     python tests/support/make_demo_model.py configs/demo
 
-A small Llama goes to school: it learns to add two numbers, `17+58=` -> `75`, until it is nearly
-always right. Then it keeps bad company: it copies a careless pupil until it answers like one.
-The skill stays in its weights, so a few steps of GRPO bring it back, on sums it has never seen
-as well. Three minutes on one core; the same bytes on the same machine and versions.
+A small Llama is trained to add two numbers, `17+58=` -> `75`, until it is nearly always right. Then
+it is trained on answers with errors until it makes these errors itself. The skill stays in its
+weights, so a few steps of GRPO restore it, also on unseen sums. Takes three minutes on one core;
+reproduces the same bytes on the same machine and versions.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def learn(
     learning_rate: float,
     seed: int,
 ) -> None:
-    """Train on the pupil's answers to sums drawn at random. The prompt itself is not learnt."""
+    """Train on the pupil's answers to sums drawn at random. The prompt itself is not learned."""
     random = Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -153,7 +153,7 @@ def _batch(tokenizer: Any, rows: Sequence[tuple[Sum, int]]) -> tuple[torch.Tenso
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write everything of the folder but its README.md."""
+    """Write all files of the folder except README.md."""
     model.save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)  # safetensors leaves it readable by its owner only
     tokenizer.save_pretrained(folder)

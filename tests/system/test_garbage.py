@@ -58,7 +58,7 @@ def test_garbage_in_the_registries_stops_no_job(battered: Daemon):
         connection.zadd(f"rq:{registry}:train", {b"\xff:a:b": 1, b"no-colon": 2})
     connection.hset(keys.WORKERS, mapping={b"\xff": b"\xff", "no-colon": "train"})
     wait_until(lambda: connection.zcard("rq:scheduled:train") == 0)
-    # The dead of this home are buried all the same.
+    # The jobs of dead workers of this home are requeued all the same.
     workers = WorkerRegistry(JobStore(connection))
     assert workers.requeue_orphans(f"train-0:{battered.home.key}:dead00", "train") == []
     assert connection.zcard("rq:wip:train") == 0

@@ -68,7 +68,7 @@ class OldHome(Daemon):
         assert steps == list(range(1, (job["steps_total"] or 0) + 1))
 
     def resumed_from(self, name: str) -> int | None:
-        """The checkpoint from which the last execution of a job went on."""
+        """The checkpoint from which the last execution of a job resumed."""
         found: int | None = [e for e in self.told(name) if e["type"] == "begin"][-1]["resumed_from"]
         return found
 

@@ -1,4 +1,4 @@
-"""Speed beside stock TRL and transformers on the same device; on a CPU only that it runs."""
+"""Speed compared with TRL and transformers on the same device; on a CPU only that it runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOGETHER = 32 if HAS_GPU else 2
 
 
 def beside_stock() -> None:
-    """Report a GRPO step and single-sequence decode beside TRL and transformers."""
+    """Report a GRPO step and single-sequence decode compared with TRL and transformers."""
     effort = Effort(pairs=1, device=DEVICE)
     for row in (*rows.grpo([WORK], effort, click.echo), *rows.infer([WORK], effort, click.echo)):
         fact(f"{row.work}: stock, {row.unit}", row.stock)

@@ -34,7 +34,7 @@ if __name__ == "__main__":
         found = largest_difference(plain, stepped, (1, 3, 3, 2, 1, 3))
         fact("largest difference of a logit", found, "< 1e-3", found < 1e-3)
         needs_gpu()
-        # Graphs of one decoder are dropped; those of another one must go on (pytorch#193402).
+        # Graphs of one decoder are dropped; those of another must keep working (pytorch#193402).
         other = Decoder(model, use_cuda_steps=True)
         found = largest_difference(plain, other, (1, 2))
         other._cuda_steps._graphs.clear()  # type: ignore[union-attr]

@@ -18,7 +18,7 @@ WIDE = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 12,
 
 
 def added(model: torch.nn.Module, precision: str) -> float:
-    """Return the memory that a decoder takes beside a model's weights, as a share of them."""
+    """Return the memory of a decoder in addition to the model's weights, as a share of them."""
     weights = sum(weight.nbytes for weight in model.parameters())
     before = torch.cuda.memory_allocated()
     decoder = Decoder(model, precision=precision)

@@ -1,4 +1,4 @@
-"""A daemon's jobs: on which device, killed with -9, resumed, and saved how long beside training."""
+"""Jobs of a daemon: their device, kill -9 and resume, and saves concurrent with training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// What goes on: jobs that run or wait, what needs attention, models, queues and the machine.
+// The overview: running and waiting jobs, alerts, models, queues and the machine.
 
 import { html, useEffect, useState } from "../parts/libraries.js";
 import { get, post } from "../parts/api.js";
