@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from waiting import wait_until
 
 from warmd.configs.values import num_cores
+from warmd.jobs.errors import SpecError
 from warmd.jobs.sft.options import SftSpec
 
 pytestmark = pytest.mark.skipif(num_cores() < 2, reason="needs two cores")
@@ -105,10 +106,11 @@ def test_a_request_to_stop_may_be_sent_to_all_processes(sturdy: Daemon, tmp_path
     assert sturdy.events(job_id, "begin")[-1]["resumed_from"] == requeued["step"]
 
 
-def test_more_processes_than_cores_are_refused(shared_daemon: Daemon, tmp_path: Path):
+def test_more_processes_than_cores_are_refused_at_submit(shared_daemon: Daemon, tmp_path: Path):
     more = num_cores() + 1
-    job_id = shared_daemon.client.submit(spec(tmp_path, processes=more, batch_size=more))
-    job = shared_daemon.wait(job_id)
-    assert job["status"] == "failed"
-    reason = f"must be at most {num_cores()} (the cores of this machine)"
-    assert f"processes: {reason}, got {more}" in job["error"]
+    known = shared_daemon.client.jobs()
+    with pytest.raises(SpecError) as refused:
+        shared_daemon.client.submit(spec(tmp_path, processes=more, batch_size=more))
+    reason = f"must be at most {num_cores()}, the cores of this machine, got {more}"
+    assert str(refused.value) == f"processes: {reason}"
+    assert shared_daemon.client.jobs() == known
