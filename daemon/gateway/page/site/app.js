@@ -1,4 +1,4 @@
-// The dashboard: navigation, the view of the address, and what all views share.
+// The dashboard: navigation, the view of the address, and parts shared by all views.
 
 import { html, render, useEffect, useState } from "./parts/libraries.js";
 import { get } from "./parts/api.js";

@@ -1,4 +1,4 @@
-// What can be done with a job in its state, and what that loses.
+// The actions on a job in its state, and what they lose.
 
 import { post } from "./api.js";
 import { ask, notify } from "./dialog.js";
@@ -136,7 +136,7 @@ function remove(job) {
   };
 }
 
-// Moving loses nothing and is undone by moving back: it asks nothing.
+// Moving loses nothing and can be undone by moving back: no confirmation.
 function moves(job) {
   const to = (position) => async () => {
     try {

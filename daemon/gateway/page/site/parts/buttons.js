@@ -1,4 +1,4 @@
-// The buttons of what can be done with a job or a group.
+// The buttons for the actions on a job or a group.
 
 import { html } from "./libraries.js";
 

@@ -1,4 +1,4 @@
-// Questions before an action: what it does and what it loses. And notes about what was done.
+// Confirmation of actions, with their effect and loss; and notes about completed actions.
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./libraries.js";
 import { Problem } from "./elements.js";

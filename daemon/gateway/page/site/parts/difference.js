@@ -34,7 +34,7 @@ export function differences(one, other) {
   return found;
 }
 
-// Words and what is between them.
+// Words and the text between them.
 function wordsOf(text) {
   return text.match(/\s+|[^\s]+/g) ?? [];
 }

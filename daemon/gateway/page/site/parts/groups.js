@@ -63,7 +63,7 @@ export function useGroups(request, isOurs) {
   return useReread(request, version);
 }
 
-// What a request returns, and its error; requested again when the version changes.
+// The result of a request, and its error; requested again when the version changes.
 function useReread(request, version) {
   const [state, setState] = useState([null, null]);
   const reading = useRef({ at: 0, timer: null, isStale: false, isGone: false });

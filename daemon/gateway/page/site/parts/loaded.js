@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from "./libraries.js";
 
-// What a request returns, and its error; requested again when `causes` change.
+// The result of a request, and its error; requested again when `causes` change.
 export function useLoaded(request, causes) {
   const [state, setState] = useState([null, null]);
   useEffect(() => {

@@ -7,7 +7,7 @@ import { follow } from "./live.js";
 const PENDING = ["started", "queued", "scheduled", "deferred"];
 const watchers = new Set();
 
-// `jobs` has what the stream told of each job since the page was opened. `connection` counts the
+// `jobs` has the latest state of each job in the stream since the page was opened. `connection` counts the
 // snapshots: a list that was loaded before the latest one may have missed a change.
 export const overview = { jobs: new Map(), gone: new Set(), connection: 0, isLoaded: false, groups: [] };
 

@@ -1,4 +1,4 @@
-// What a sweep varies: a part of the form Submit.
+// The options that a sweep varies: a part of the form Submit.
 
 import { html } from "./libraries.js";
 import { quoted } from "./command.js";

@@ -1,4 +1,4 @@
-// One job: its state and what can be done with it, and sections for everything that is known of it.
+// One job: its state and actions, and sections with all its data.
 
 import { html, useState } from "../parts/libraries.js";
 import { actionsOf } from "../parts/actions.js";

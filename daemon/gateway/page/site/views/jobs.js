@@ -51,7 +51,7 @@ function useJobs(filter, connection) {
   return { ...found, more: () => load(found.jobs.at(-1).id, found.jobs) };
 }
 
-// The loaded jobs as the stream last told of them, with those that are new.
+// The loaded jobs with the latest changes of the stream, and new jobs.
 function current(jobs, filter, overview) {
   const rows = new Map(jobs.map((job) => [job.id, overview.jobs.get(job.id) ?? job]));
   const oldest = jobs.at(-1)?.created_at ?? 0;
@@ -63,7 +63,7 @@ function current(jobs, filter, overview) {
     .sort((a, b) => b.created_at - a.created_at);
 }
 
-// Whether a job that the stream told of belongs to the list; a pattern of a name is left to the gateway.
+// Whether a job of the stream belongs to the list; patterns of names are left to the gateway.
 function fits(job, { kind, status, text, name, tag }) {
   const isOfKind = (!kind || job.kind === kind) && (!status || job.status === status);
   const isLabeled = (!name || job.name === name || /[*?]/.test(name)) && (!tag || job.tags.includes(tag));

@@ -31,7 +31,7 @@ export function Overview() {
   `;
 }
 
-// The jobs that failed in the last day; read anew after each connection.
+// The jobs that failed in the last day; read again after each connection.
 function useFailed(connection) {
   const [failed, setFailed] = useState([]);
   useEffect(() => {

@@ -121,7 +121,7 @@ function requestOf(kind, model, file, values, fields) {
   return { path: fields ? SWEEP : JOB, body: { model, training_file: file, method, ...fields }, fields };
 }
 
-// What the gateway says of a request: {options, steps_total, …} or {error}.
+// The gateway's reply to a check of a request: {options, steps_total, …} or {error}.
 function useCheck(request) {
   const [found, setFound] = useState({});
   useEffect(() => {
