@@ -17,6 +17,7 @@ import pytest
 gc.disable()
 
 import torch
+from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -26,6 +27,10 @@ from desks import Desk
 from waiting import wait_until
 
 from warmd.configs.config import WorkerConfig
+
+# A deadline for each example would fail on a busy machine.
+settings.register_profile("warmd", deadline=None)
+settings.load_profile("warmd")
 
 # A runner in the background of a shell ignores Ctrl-C, and so would every command under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -78,7 +78,7 @@ def start(
     begun = time.monotonic()
     try:
         with ClockLine(enabled=has_live_lines() and not app.as_json) as line:
-            line.say("redis …")
+            line.show("redis …")
             for progress in control.start(config):
                 if progress["stage"] == "ready":
                     progress["seconds"] = time.monotonic() - begun
@@ -107,11 +107,11 @@ def _show_progress(app: App, progress: Mapping[str, Any], line: ClockLine) -> No
     if app.as_json:
         render.json_line(progress)
     elif progress.get("done", True):
-        line.say("")
+        line.show("")
         click.echo(stage_line(progress))
-        line.say(_NEXT.get(progress["stage"], ""))
+        line.show(_NEXT.get(progress["stage"], ""))
     else:
-        line.say(f"{stage_line(progress)} …")
+        line.show(f"{stage_line(progress)} …")
 
 
 _NEXT = {"server": "imports …", "imports": "workers …", "model": "workers …"}

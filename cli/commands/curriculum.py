@@ -176,13 +176,13 @@ def follow_curriculum(
             for attempt in found["attempts"]:
                 if attempt["job"] not in shown and attempt["status"] != "removed":
                     shown.add(attempt["job"])
-                    _say(app, {"type": "stage", **attempt})
+                    _show_event(app, {"type": "stage", **attempt})
                     if follow is not None:
                         follow(app, client, attempt["job"], sys.stdout)
             for attempt in found["attempts"][decided:]:
                 if attempt["decision"] is not None:
                     decided += 1
-                    _say(app, {"type": "gate", **attempt})
+                    _show_event(app, {"type": "gate", **attempt})
             if found["status"] in _ENDED:
                 break
             time.sleep(_POLL_S)
@@ -192,7 +192,7 @@ def follow_curriculum(
     return _EXIT_CODES.get(str(found["status"]), 4)
 
 
-def _say(app: App, event: Mapping[str, Any]) -> None:
+def _show_event(app: App, event: Mapping[str, Any]) -> None:
     if app.as_json:
         render.json_line(event)
         return

@@ -33,7 +33,7 @@ def reload(app: App) -> None:
             if app.as_json:
                 render.json_line(progress)
                 continue
-            line.say("")
+            line.show("")
             if progress["stage"] == "begin":
                 for upgrade in progress["upgrades"] or ["nothing was upgraded"]:
                     note(upgrade)
@@ -42,7 +42,7 @@ def reload(app: App) -> None:
                 for running in progress["waiting"]:
                     note(_rest(running))
             else:
-                line.say(f"{progress['stage']} {progress['detail']} …")
+                line.show(f"{progress['stage']} {progress['detail']} …")
 
 
 def _rest(running: Mapping[str, Any]) -> str:

@@ -59,8 +59,8 @@ def show(app: App, measure: Measure, works: Sequence[str], effort: Effort) -> No
     """Measure each work and print its row at once, then all in a table. Raises JobFailed."""
     rows = []
     with ClockLine(enabled=has_live_lines()) as line:
-        for row in measure(list(works), effort, line.say):
-            line.say("")
+        for row in measure(list(works), effort, line.show):
+            line.show("")
             if app.as_json:
                 render.json_line(asdict(row))
             else:

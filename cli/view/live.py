@@ -51,7 +51,7 @@ class ClockLine(LiveLine):
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._tick, daemon=True)
 
-    def say(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """Show a text; an empty one clears the line."""
         with self._lock:
             self._text, self._since = text, time.monotonic()

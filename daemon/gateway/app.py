@@ -66,12 +66,12 @@ def create_app(config: DaemonConfig, url: str) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.warmd = state = AppState(config, url)
-        hub = asyncio.create_task(state.event_reader.run())
-        hub.add_done_callback(exit_unless_canceled)
+        reading = asyncio.create_task(state.event_reader.run())
+        reading.add_done_callback(exit_unless_canceled)
         yield
-        while not hub.done():
-            hub.cancel()  # repeated: redis-py sometimes swallows a cancellation
-            await asyncio.wait({hub}, timeout=0.1)
+        while not reading.done():
+            reading.cancel()  # repeated: redis-py sometimes swallows a cancellation
+            await asyncio.wait({reading}, timeout=0.1)
         await state.close()
 
     app = FastAPI(

@@ -99,9 +99,9 @@ def chosen(names: Sequence[str], available: Collection[str]) -> list[str]:
     if not available:
         raise Conflict("job: no step has ended yet: there is nothing to plot")
     if not names:
-        telling = [n for n in ("loss", "reward", EVAL + "reward") if n in available]
-        telling += [n for n in available if n.startswith(EVAL) and n.endswith("_acc")]
-        return telling or list(available)[:1]
+        main = [n for n in ("loss", "reward", EVAL + "reward") if n in available]
+        main += [n for n in available if n.startswith(EVAL) and n.endswith("_acc")]
+        return main or list(available)[:1]
     metrics = []
     for name in names:
         known = [n for n in (name, EVAL + name) if n in available]

@@ -192,17 +192,17 @@ class LossSpec(Spec):
 
     def check(self) -> None:
         super().check()
-        self._check_company("delta", self.loss_type in CLIPPED, f"loss_type {_or(CLIPPED)}")
+        self._check_together("delta", self.loss_type in CLIPPED, f"loss_type {_or(CLIPPED)}")
         for name in self.options():
             loss, _, parameter = name.partition("_")
             if loss in ("sapo", "vespo") and parameter:
-                self._check_company(name, self.loss_type == loss, f"loss_type {loss}")
-        self._check_company("ref_model_sync_steps", self.beta > 0, "beta above 0")
-        self._check_company("use_bias_correction_kl", self.beta > 0, "beta above 0")
+                self._check_together(name, self.loss_type == loss, f"loss_type {loss}")
+        self._check_together("ref_model_sync_steps", self.beta > 0, "beta above 0")
+        self._check_together("use_bias_correction_kl", self.beta > 0, "beta above 0")
         is_synced = self.ref_model_sync_steps is not None
-        self._check_company("ref_model_mixup_alpha", is_synced, "ref_model_sync_steps")
+        self._check_together("ref_model_mixup_alpha", is_synced, "ref_model_sync_steps")
         for name in ("entropy_coef_delta", "entropy_coef_min", "entropy_coef_max"):
-            self._check_company(name, self.entropy_target is not None, "entropy_target")
+            self._check_together(name, self.entropy_target is not None, "entropy_target")
         self._check_entropy_range()
         if self.scale_rewards != "group" and self.multi_objective_aggregation == NORMALIZE_FIRST:
             raise SpecError(
@@ -215,11 +215,11 @@ class LossSpec(Spec):
                 "importance_sampling_level", "must be token with loss_type vespo, got sequence"
             )
 
-    def _check_company(self, name: str, has_company: bool, company: str) -> None:
+    def _check_together(self, name: str, has_other: bool, other: str) -> None:
         """Refuse a value other than the default that would have no effect."""
         value = getattr(self, name)
-        if not has_company and value != self.options()[name].default:
-            raise SpecError(name, f"must go with {company}, got {value} without it")
+        if not has_other and value != self.options()[name].default:
+            raise SpecError(name, f"must go with {other}, got {value} without it")
 
     def _check_entropy_range(self) -> None:
         low, high = self.entropy_coef_min, self.entropy_coef_max

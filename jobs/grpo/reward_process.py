@@ -184,8 +184,8 @@ class _Scorer:
                     answer = orjson.dumps(self._answer(request), option=_JSON)
                 # Any error, including sys.exit(), leaves out only this group.
                 except (Exception, SystemExit) as error:
-                    is_told = isinstance(error, JobFailed)
-                    reason = str(error) if is_told else tracebacks.reason(error)
+                    is_reported = isinstance(error, JobFailed)
+                    reason = str(error) if is_reported else tracebacks.reason(error)
                     answer = orjson.dumps({"error": reason})
                 job.send_bytes(answer)
         os._exit(0)

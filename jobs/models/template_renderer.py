@@ -145,7 +145,7 @@ def _peak_bytes() -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
 
 
-def _say(line: str) -> None:
+def _reply(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -155,7 +155,7 @@ def _serve() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, most))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the requesting process
-    _say("{}")
+    _reply("{}")
     for line in sys.stdin:
         request = json.loads(line)
         # Ends this process, even within one operation, if its parent is gone.
@@ -165,7 +165,7 @@ def _serve() -> None:
         grown = _peak_bytes() > _GROWN_BYTES
         text = json.dumps(answer | {"is_last": grown})
         signal.setitimer(signal.ITIMER_REAL, 0)
-        _say(text)
+        _reply(text)
         if grown:
             return
 

@@ -139,7 +139,7 @@ _NUMBER = re.compile(
 )
 _HASHES = re.compile(r"####")
 _ANSWER = re.compile(r"answer(?: is|:)", re.IGNORECASE)
-_GOES_ON = re.compile(r"[\w+*/=-]")
+_CONTINUATION = re.compile(r"[\w+*/=-]")
 
 
 def final_number(text: str) -> Decimal | None:
@@ -166,7 +166,7 @@ def _opening_number(text: str) -> Decimal | None:
     """Return the number that a text opens with, unless a letter or an operator follows it."""
     text = text.lstrip()
     number = _NUMBER.match(text)
-    return None if number is None or _GOES_ON.match(text, number.end()) else _value(number)
+    return None if number is None or _CONTINUATION.match(text, number.end()) else _value(number)
 
 
 def _value(number: re.Match[str]) -> Decimal:

@@ -105,10 +105,10 @@ def test_prefill_has_the_bits_of_onednns_gemm(precision, threads):
     for rows in (5, 10, 48, MAX_GEMM_ROWS, MAX_GEMM_ROWS + 1):
         length = rows - 3  # three are of another prompt
         kv, twin, other = (decoder.new(max(3, length)) for _ in range(3))
-        ids, beside = prompt(length), Part(other, prompt(3), True)
-        one = decoder.forward([Part(kv, ids, True), beside])
+        ids, neighbor = prompt(length), Part(other, prompt(3), True)
+        one = decoder.forward([Part(kv, ids, True), neighbor])
         other.length = 0
-        assert torch.equal(one, without_steps(decoder, [Part(twin, ids, True), beside]))
+        assert torch.equal(one, without_steps(decoder, [Part(twin, ids, True), neighbor]))
         assert torch.equal(kv.data[..., :length, :], twin.data[..., :length, :])
 
 

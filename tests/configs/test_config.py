@@ -429,7 +429,7 @@ def test_config_file_that_cannot_be_read_is_refused_with_the_reason(tmp_path):
 @given(
     data=st.binary(max_size=60) | st.text(alphabet="abe1-:[]{}&*!?|>#'\",.%\n \t~=<", max_size=60)
 )
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_any_file_is_read_or_refused_in_one_line(tmp_path_factory, data):
     file = tmp_path_factory.getbasetemp() / "any.yaml"
     file.write_bytes(data if isinstance(data, bytes) else data.encode())
@@ -447,7 +447,7 @@ _RAW = st.recursive(
 
 
 @given(values=st.dictionaries(st.sampled_from([s.name for s in SETTINGS]), _RAW))
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_any_option_gives_settings_that_json_can_hold_or_one_line(values):
     values.pop("home", None)
     with refused_in_one_line_if_at_all():
@@ -456,7 +456,6 @@ def test_any_option_gives_settings_that_json_can_hold_or_one_line(values):
 
 
 @given(text=st.text(max_size=40))
-@settings(deadline=None)
 def test_any_model_line_is_read_or_refused_in_one_line(text):
     with refused_in_one_line_if_at_all():
         folder = Path("/nowhere")  # where no word is the name of a folder

@@ -128,9 +128,9 @@ def test_unconstrained_sequences_are_not_affected_by_a_constrained_one(engine):
         return Request(ids=[40, 41, 42], sampling=Sampling(temperature=0), max_tokens=40)
 
     alone = answers(engine, free())
-    beside, held = free(), ask(engine)
+    unconstrained, held = free(), ask(engine)
     engine.submit(held)
-    assert answers(engine, beside) == alone
+    assert answers(engine, unconstrained) == alone
     assert alone[0][0] != answers(engine, ask(engine))[0][0][:40]
 
 

@@ -113,7 +113,6 @@ def fuzz(operation: Any, names: dict[str, str]) -> None:
     @given(case=operation.as_strategy())
     @settings(
         max_examples=EXAMPLES,
-        deadline=None,
         derandomize=True,
         database=None,
         suppress_health_check=list(HealthCheck),

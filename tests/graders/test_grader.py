@@ -87,7 +87,7 @@ def test_text_similarity(metric, output, reference, expected):
     assert found == pytest.approx(expected)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(one=st.text("ab ", max_size=12), other=st.text("abc ", max_size=12))
 def test_every_metric_is_between_0_and_1_and_symmetric_where_it_should_be(one, other):
     for name, metric in similarity.METRICS.items():

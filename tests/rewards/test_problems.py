@@ -241,7 +241,7 @@ def garbage_path(tmp_path_factory):
     return tmp_path_factory.mktemp("garbage") / "rows.jsonl"
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     lines=st.lists(LINE, max_size=4),
     samples=st.none() | st.integers(-1, 4),
@@ -262,7 +262,7 @@ def test_any_file_gives_problems_or_one_line(garbage_path, lines, samples, part)
         assert len({orjson.dumps(p.prompt) for p in problems}) == len(problems)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(name=st.text(st.characters(exclude_categories=())))
 def test_any_name_of_a_missing_file_is_refused_in_one_line(garbage_path, name):
     with pytest.raises(SpecError) as caught:

@@ -393,7 +393,7 @@ RANGES = {
 }
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(prompt=TEXT | st.just("1+1="), completion=TEXT, answer=st.none() | TEXT)
 def test_rewards_of_any_text_stay_in_their_range(prompt, completion, answer):
     options: CustomOptions = {
@@ -410,7 +410,6 @@ def test_rewards_of_any_text_stay_in_their_range(prompt, completion, answer):
         assert low - 1e-9 <= score <= high + 1e-9
 
 
-@settings(deadline=None)
 @given(
     number=st.decimals(min_value=-(10**9), max_value=10**9, places=2),
     before=st.sampled_from(["", "We had 12. ", "So x = ", "#### ", "The answer is $"]),
@@ -422,7 +421,7 @@ def test_a_number_is_found_however_it_is_dressed(number, before, after):
     assert final_number(f"{before}{sign}${digits}{after}") == number
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(text=st.text() | st.builds("{}={}".format, st.sampled_from(NAMES), st.text()))
 def test_any_text_is_a_reward_or_refused_in_one_line(text):
     spec = refused = None

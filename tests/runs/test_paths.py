@@ -17,7 +17,7 @@ NOBODY_S = "~nobody-here/x"
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "beside"),
+    ("kind", "name", "others"),
     [
         ("grpo", "dataset", {}),
         ("grpo", "model", {}),
@@ -32,22 +32,22 @@ NOBODY_S = "~nobody-here/x"
     ],
 )
 def test_an_unknown_users_home_is_refused_at_submit_by_the_option_name(
-    tmp_path: Path, kind: str, name: str, beside: dict[str, Any]
+    tmp_path: Path, kind: str, name: str, others: dict[str, Any]
 ):
-    spec = spec_class(kind).parse({**beside, name: NOBODY_S})
+    spec = spec_class(kind).parse({**others, name: NOBODY_S})
     with pytest.raises(SpecError, match=f"^{name}: must be a path, got '{NOBODY_S}': .*$"):
         document_of(spec, DaemonConfig(home=tmp_path), init=None, model=None)
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "beside"),
+    ("kind", "name", "others"),
     [("grpo", "dataset", {}), ("mlm", "data", {}), ("infer", "input", {"output": "x"})],
 )
 def test_tilde_is_the_home_of_whoever_submits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str, beside: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str, others: dict[str, Any]
 ):
     monkeypatch.setenv("HOME", str(tmp_path))
-    spec = spec_class(kind).parse({**beside, name: "~/rows.jsonl"}).located(Path("/elsewhere"))
+    spec = spec_class(kind).parse({**others, name: "~/rows.jsonl"}).located(Path("/elsewhere"))
     assert getattr(spec, name) == str(tmp_path / "rows.jsonl")
 
 

@@ -433,7 +433,7 @@ def test_a_store_that_sends_nothing_keeps_nobody_waiting_for_minutes(server, tmp
         ):
             bucket.get("any")
     finally:
-        server.proxy.go_on()
+        server.proxy.resume()
     assert time.monotonic() - begun < 60
 
 

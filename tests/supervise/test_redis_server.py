@@ -257,7 +257,7 @@ def test_redis_over_tls_that_hangs_for_20_s_costs_nothing(make_daemon: MakeDaemo
             done = warmd("queue", home=daemon.home.path)
             said_after = time.monotonic() - begun
             time.sleep(max(20 - (time.monotonic() - begun), 0))
-            proxy.go_on()
+            proxy.resume()
             assert said_after < 20
             assert done.is_refusal(3)
             assert "does not answer" in done.err

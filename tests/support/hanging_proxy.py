@@ -23,7 +23,7 @@ class HangingProxy:
     def hang(self) -> None:
         self._flows.clear()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._flows.set()
 
     def cut(self) -> None:

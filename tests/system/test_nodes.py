@@ -163,7 +163,7 @@ def test_a_node_that_is_cut_off_ends_its_jobs_before_another_takes_them(machines
         wait_until(lambda: gone(horse), timeout_s=30)
         assert machines.client.job(job_id)["execution"] == 1
         wait_until(lambda: machines.client.job(job_id)["execution"] == 2, timeout_s=60)
-        network.go_on()
+        network.resume()
         done = machines.wait(job_id, timeout_s=120)
         assert (done["status"], done["execution"]) == ("finished", 2)
         assert is_exact(machines, job_id)

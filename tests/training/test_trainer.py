@@ -133,9 +133,9 @@ def test_a_diverging_loss_is_reported_and_can_stop_the_job(home):
     name = home / "runs" / "runaway"
     run(spec(home, steps=20), tiny.surroundings(name).ctx)
     wild = spec(home, steps=40, learning_rate=1.0)
-    goes_on = tiny.surroundings(name)
-    run(wild, goes_on.ctx)
-    [event] = goes_on.of_type("divergence")[:1]
+    continuing = tiny.surroundings(name)
+    run(wild, continuing.ctx)
+    [event] = continuing.of_type("divergence")[:1]
     assert event["metric"] == "loss"
     assert event["value"] > 3 * event["median"] > 0
     assert event["step"] > 20, "the losses before the resume are remembered"

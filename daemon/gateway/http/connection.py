@@ -95,9 +95,9 @@ class LimitedConnection(H11Protocol):
 
     def _make_room(self) -> bool:
         """Close the connection that has been idle longest."""
-        for door in self._idle:
-            door.transport.abort()
-            del self._idle[door]
+        for idle in self._idle:
+            idle.transport.abort()
+            del self._idle[idle]
             return True
         return False
 

@@ -25,7 +25,7 @@ PROMPTS = (200, 4096) if HAS_GPU else (20, 40)
 TOGETHER = 32 if HAS_GPU else 2
 
 
-def beside_stock() -> None:
+def against_stock() -> None:
     """Report a GRPO step and single-sequence decode compared with TRL and transformers."""
     effort = Effort(pairs=1, device=DEVICE)
     for row in (*rows.grpo([WORK], effort, click.echo), *rows.infer([WORK], effort, click.echo)):
@@ -81,4 +81,4 @@ def of_the_engine() -> None:
 if __name__ == "__main__":
     like_a_horse()
     of_the_engine()
-    beside_stock()
+    against_stock()
