@@ -1,4 +1,4 @@
-"""What tests do to a daemon: hold a job at a step, suspend a process, and look at what is left."""
+"""Helpers that disturb a daemon: hold a job at a step, suspend a process, check what remains."""
 
 from __future__ import annotations
 
