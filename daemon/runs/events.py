@@ -188,7 +188,8 @@ class EventLog:
         event = {
             "seq": self.seq + 1,
             "execution": self.execution,
-            "time": round(time.time() + self._clock_offset_s, 3),
+            # Microseconds, as steps of a small model can be less than a millisecond apart.
+            "time": round(time.time() + self._clock_offset_s, 6),
             "type": type,
             "step": self.step if step is None else step,
             **_plain(fields),
