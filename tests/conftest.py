@@ -16,6 +16,10 @@ import pytest
 # them hundreds of times, a quarter of the time of the collection of the tests.
 gc.disable()
 
+# As in the daemon: threads that spin for milliseconds at each barrier take the processors from the
+# other test process and from the daemons under test. Read when torch is imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+
 import torch
 from hypothesis import settings
 
