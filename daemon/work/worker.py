@@ -22,17 +22,29 @@ from typing import Any
 import redis
 
 from ...configs.config import WorkerConfig
-from ...configs.labels import SCHEMA as SCHEMA_LABEL, Labels, line_of
+from ...configs.labels import (
+    NODES,
+    SCHEMA as SCHEMA_LABEL,
+    Labels,
+    line_of,
+    num_nodes,
+    of_node,
+    unmet,
+)
+from ...configs.queues import TRAIN
 from ..host.downloads import Downloads
 from ..host.heartbeat import Heartbeat
 from ..host.home import Home
-from ..host.machine import machine_name
+from ..host.machine import machine_name, node_name
 from ..host.messages import (
     ChildReady,
+    GangListening,
+    GangMet,
     JobActivity,
     JobEvent,
     JobOutcome,
     JobsHeld,
+    RunJob,
     WorkerSettings,
     decode,
     encode,
@@ -40,18 +52,21 @@ from ..host.messages import (
 from ..host.parent_death import end_with_parent
 from ..queue import keys
 from ..queue.clocks import clock
-from ..queue.jobs import JobStore
+from ..queue.jobs import Job, JobStore
 from ..queue.lease import RENEWALS, Lease
 from ..queue.mailbox import Mailbox
 from ..queue.rq_workers import WorkerState
+from ..queue.set_aside import Offer
 from ..queue.stream import StreamWriter
 from ..queue.workers import WorkerRegistry
-from ..runs.rundir import SCHEMA
+from ..runs.rundir import SCHEMA, RunDir
 from ..store.bucket import Bucket
 from . import model_folders
 from .attempt import Attempt
+from .gangs import GangWork, Gathering
 from .horse_pool import Horse, HorsePool
-from .preparation import prepare
+from .preparation import prepare, request_of
+from .seat import Seat
 from .stored_runs import StoredRuns
 
 log = logging.getLogger(__name__)
@@ -78,11 +93,13 @@ class Worker:
         lease_s: float,
         labels: Labels,
         max_jobs: int | None,
+        gang_wait_s: float = 60.0,
         bucket: Bucket | None = None,
     ) -> None:
         """`is_shared`: workers of other daemons may take this worker's jobs when its lease ends.
 
         `labels`: jobs that need others are set aside. `max_jobs`: after these the worker closes.
+        `gang_wait_s`: how long a job of several nodes waits for the others.
         `bucket`: where run directories are kept; None: in the folder `runs` of the home.
 
         A Redis that does not reply within `lease_s` / RENEWALS counts as down. Horses and timers
@@ -105,7 +122,13 @@ class Worker:
         self._is_shared = is_shared
         self._stored = None if bucket is None else StoredRuns(home, bucket)
         self._has_given_back = False  # all jobs, since the lease ran out
-        self._labels = {**labels, SCHEMA_LABEL: str(SCHEMA)}
+        takes_part = config.queue == TRAIN and config.isolation == "fork"
+        gang_labels = labels if takes_part else {}
+        self.gangs = GangWork(self.store, name, node_name(home), gang_labels, wait_s=gang_wait_s)
+        self._offer = Offer(
+            {**labels, SCHEMA_LABEL: str(SCHEMA)}, self._has_model, self.gangs.may_gather
+        )
+        self._gathering: str | None = None  # the job that gathers nodes, as of the latest check
         self._max_jobs = max_jobs
         self._num_taken = 0
         self._num_ended: Counter[str] = Counter()  # by how they ended
@@ -164,7 +187,7 @@ class Worker:
 
     def _has_closed(self) -> bool:
         """Whether it closes, and neither runs a job nor may receive another one."""
-        is_idle = not self.attempts and not self._mailbox.is_waiting
+        is_idle = not self.attempts and not self.gangs.seats and not self._mailbox.is_waiting
         return self._is_closing() and is_idle and self._down_since is None
 
     def _report_jobs(self) -> None:
@@ -175,7 +198,8 @@ class Worker:
             finished=self._num_ended["finished"],
             failed=self._num_ended["failed"],
         )
-        held = [attempt.job.id for attempt in self.attempts[:_MOST_REPORTED]]
+        taken = [*self.attempts, *self.gangs.seats]
+        held = [one.job.id for one in taken[:_MOST_REPORTED]]
         now = JobsHeld(held, self._num_taken)
         if now != self._reported:
             with suppress(BlockingIOError, BrokenPipeError):  # then the next iteration tries again
@@ -188,8 +212,10 @@ class Worker:
         Jobs whose end Redis did not receive stay started there. They are requeued later, and
         resume from their last checkpoint or finish with the result on disk.
         """
+        is_up = self._down_since is None
+        has_seat = any(is_up or seat.settle is None for seat in self.gangs.seats)
         if self._down_since is None or not self.attempts:
-            return not self.attempts
+            return not self.attempts and not has_seat
         if any(attempt.settle is None for attempt in self.attempts):
             self._saved_at = clock()
             return False
@@ -209,8 +235,10 @@ class Worker:
         for attempt in list(self.attempts):
             if attempt.settle is not None and self._may_settle(attempt):
                 attempt.settle()
+                self.gangs.settled(attempt)
                 self.attempts.remove(attempt)
                 self._num_ended[attempt.ended or "other"] += 1
+        self.gangs.advance(is_stopping=self.draining, is_closing=self._is_closing())
         now = time.monotonic()
         if self._mailbox.has_control_request() or now - self._checked > _TICK_S:
             self._checked = now
@@ -218,13 +246,12 @@ class Worker:
         self._take_job()
 
     def _may_settle(self, attempt: Attempt) -> bool:
-        """Whether the run store, if there is one, has all of the attempt's files.
+        """Whether other nodes have ended the execution, and the run store has all its files.
 
         Without its lease the worker does not wait: others may have the job.
         """
-        if self._stored is None:
-            return True
-        return self._stored.end(attempt) or self._has_given_back
+        is_stored = self._stored is None or self._stored.end(attempt)
+        return (is_stored and self.gangs.may_settle(attempt)) or self._has_given_back
 
     def _disconnect(self) -> None:
         """Stop using Redis until the lease thread reaches it again: every command may block."""
@@ -243,6 +270,7 @@ class Worker:
 
         Redis may have made a change and died before it replied.
         """
+        self.gangs.drop_gathering()
         spare = [attempt.started.claim for attempt in self.attempts]
         for job_id in self.registry.reclaim(self.name, self.config.queue, spare=spare):
             log.warning("%s: requeued, %s does not run it", job_id, self.name)
@@ -265,10 +293,13 @@ class Worker:
             self._start(popped)
         elif is_over:
             # A Redis that died may have popped a job without a reply; or a user moved one by hand.
-            for left in self.registry.taken(self.name)[:1]:
+            for left in self._strays()[:1]:
                 self._start(left)
         self._return_strays()
+        self._advance_gathering()
         if self._mailbox.is_waiting or not self._is_open() or not self._look():
+            return
+        if self._gathering is not None and self._take_seat(self._gathering):
             return
         if self._met:
             set_aside = self.store.take_set_aside(self.config.queue, self.name, self._met)
@@ -286,16 +317,22 @@ class Worker:
         now = time.monotonic()
         if not self._mailbox.is_waiting and not self._is_open() and now - self._listed > _LOOK_S:
             self._listed = now
-            if self.registry.taken(self.name):
+            if self._strays():
                 self._reconcile()
+
+    def _strays(self) -> list[bytes]:
+        """The jobs that were popped for this worker, but for the one that gathers nodes."""
+        gathering = self.gangs.gathering
+        own = None if gathering is None else gathering.popped
+        return [popped for popped in self.registry.taken(self.name) if popped != own]
 
     def _look(self) -> bool:
         """Return whether jobs may be taken; once per second, check for jobs that are set aside."""
         now = time.monotonic()
         if now - self._looked > _LOOK_S:
             self._looked = now
-            may_take, self._met = self.store.offers(
-                self.config.queue, self._labels, self._has_model
+            may_take, self._met, self._gathering = self.store.waiting_needs(
+                self.config.queue, self._offer
             )
             if may_take != self._may_take:
                 state = "take jobs again" if may_take else "suspended by `rq suspend`"
@@ -312,19 +349,31 @@ class Worker:
         # Nor do ended jobs whose files are being uploaded.
         slots = [a for a in self.attempts if a.settle is None or a.is_stored]
         running = sum(not (a.is_suspect and a.horse is None) for a in slots)
-        return running + self.horses.num_leaving < self.config.slots
+        taken = running + self.gangs.num_slots + self.horses.num_leaving
+        return taken < self.config.slots
 
     def _has_model(self, path: str) -> bool:
         return model_folders.is_here(self.home.runs, path)
 
     def _start(self, popped: bytes) -> None:
-        mine = (self.config.queue, self.name, self._labels)
-        unfit = self.store.set_aside(popped, *mine, self._has_model)
-        if unfit is not None:
-            log.info("%s: %s: set aside, it needs %s", unfit[0], self.name, line_of(unfit[1]))
+        needs = self.store.needs_of_popped(popped)
+        missing = self._offer.unmet(needs)
+        if not missing and num_nodes(needs) > 1:
+            if self.gangs.gather(popped, needs):
+                return
+            missing = {NODES: needs[NODES]}  # another job gathers since just now
+        if missing and self.store.set_aside(popped, self.config.queue, self.name, needs):
+            job_id = keys.text(popped)
+            log.info("%s: %s: set aside, it needs %s", job_id, self.name, line_of(missing))
             return
+        self._begin(popped)
+
+    def _begin(self, popped: bytes, gathering: Gathering | None = None) -> None:
+        """Begin an execution of a popped job. `gathering`: the nodes that came for it."""
         taken = self.store.begin(popped, self.config.queue, self.name)
         if taken is None:
+            if gathering is not None:
+                self.gangs.dissolve(gathering)
             # Canceled or paused meanwhile; or started, by a Redis that died before it replied.
             self._reconcile()
             return
@@ -338,6 +387,48 @@ class Worker:
         else:
             self._stored.begin(attempt)
             attempt.apply(started.control)
+        if gathering is not None:
+            self.gangs.lead(attempt, gathering)
+
+    def _advance_gathering(self) -> None:
+        """Begin the job for which all nodes have come; set it aside if they did not in time."""
+        if self.draining or self._is_closing():
+            if self.gangs.gathering is not None:
+                self._reconcile()  # other nodes may have time
+            return
+        found = self.gangs.gathered()
+        if found is None:
+            return
+        gathering, is_whole = found
+        if is_whole:
+            self._begin(gathering.popped, gathering)
+            return
+        popped, needs, joined = gathering.popped, gathering.needs, gathering.num_joined
+        if joined < 0 or not self.store.set_aside(popped, self.config.queue, self.name, needs):
+            self._reconcile()  # canceled or paused meanwhile; or this machine was suspended
+            return
+        came = f"{joined + 1} of {num_nodes(needs)} nodes came"
+        log.info("%s: %s: set aside, %s", gathering.job_id, self.name, came)
+        self.gangs.warn(gathering, self.home.runs, self._writer)
+
+    def _take_seat(self, job_id: str) -> bool:
+        """Take part in a job that gathers nodes, if it needs this one."""
+
+        def request(job: Job) -> RunJob:
+            rundir = RunDir.open(self.home.runs, job.id)
+            offset_s = self.store.shared_clock.offset_s()
+            return request_of(rundir, self.name, self.config, job, 0, offset_s)
+
+        needs = self.store.needs_of_popped(job_id.encode())
+        if unmet(of_node(needs), self._offer.labels):
+            return False
+        seat = self.gangs.take_seat(job_id, request)
+        if seat is None:
+            return False
+        self._num_taken += 1
+        if seat.is_downloading and seat.request.model is not None:
+            self._downloads.add(seat.request.model.config, seat)
+        return True
 
     def _prepare(self, attempt: Attempt) -> None:
         """Read the run directory of a started job, which is on this machine."""
@@ -368,7 +459,11 @@ class Worker:
     def _wait(self) -> None:
         """Wait for messages from horses, downloads and Redis, for one tick at most; handle them."""
         is_waiting = any(self._needs_horse(attempt) for attempt in self.attempts)
-        is_urgent = any(a.settle is not None and a.is_stored for a in self.attempts)
+        is_waiting = is_waiting or any(seat.needs_horse for seat in self.gangs.seats)
+        is_urgent = any(
+            a.settle is not None and a.is_stored and not self.gangs.is_ending(a)
+            for a in self.attempts
+        ) or any(seat.settle is not None for seat in self.gangs.seats)
         timeout_s = 0.0 if is_urgent and self._down_since is None else _TICK_S
         horses = {horse.channel.fileno(): horse for horse in self.horses.horses}
         downloads = self._downloads.channels()
@@ -382,10 +477,11 @@ class Worker:
         self.horses.sweep()  # at once, so that a free slot is filled without a pause
 
     def _receive(self, horse: Horse) -> None:
-        attempts = {a.job.id: a for a in self.attempts if a.job.id in horse.job_ids}
+        every: list[Attempt | Seat] = [*self.attempts, *self.gangs.seats]
+        attempts = {one.job.id: one for one in every if one.job.id in horse.job_ids}
         for message in horse.receive():
             # The zygote's Failure names no job: it replies to the request for this horse.
-            if isinstance(message, JobEvent | JobActivity | JobOutcome):
+            if isinstance(message, JobEvent | JobActivity | JobOutcome | GangListening | GangMet):
                 attempt = attempts.get(message.job)
             else:
                 attempt = attempts.get(horse.requested_for)
@@ -407,7 +503,7 @@ class Worker:
                     attempt.detach()
             horse.job_ids.clear()
 
-    def _hand_over(self, horse: Horse, attempts: list[Attempt]) -> None:
+    def _hand_over(self, horse: Horse, attempts: list[Attempt | Seat]) -> None:
         """Give the jobs of a horse that the zygote did not fork to the one that has their model."""
         other = self.horses.hand_over(horse)
         for attempt in attempts:
@@ -429,6 +525,9 @@ class Worker:
             attempt.check_progress()
             if self._needs_horse(attempt) and attempt.request is not None:
                 attempt.horse = self.horses.attach(attempt.request, alone=attempt.is_suspect)
+        for seat in self.gangs.seats:
+            if seat.needs_horse:
+                seat.horse = self.horses.attach(seat.request, alone=True)
         self._downloads.sweep()
 
     def _enforce_lease(self) -> None:
@@ -444,6 +543,7 @@ class Worker:
         if is_over:
             for attempt in self.attempts:
                 attempt.give_back()  # in every tick: a horse may have been forked just now
+            self.gangs.give_back()
         self._has_given_back = is_over
 
     def _is_lease_over(self) -> bool:
@@ -474,6 +574,7 @@ def main() -> None:
         lease_s=settings.lease_s,
         labels=settings.labels,
         max_jobs=settings.max_jobs,
+        gang_wait_s=settings.gang_wait_s,
         bucket=None if settings.runs is None else Bucket(settings.runs),
     ).work()
 

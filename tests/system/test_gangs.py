@@ -1,0 +1,88 @@
+"""Jobs of several nodes: gathered all at once or not, exact, and ended as a whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from clusters import Cluster, cluster, kill_tree
+from daemons import gone
+from gangs import SETTINGS, are_equal, horses, seats, submit_sft
+from waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def machines(tiny_model: Path) -> Iterator[Cluster]:
+    with cluster(tiny_model) as made:
+        made.settings = dict(SETTINGS)
+        yield made
+
+
+def steps(machines: Cluster, job_id: str) -> list[int]:
+    return [event["step"] for event in machines.events(job_id, "step")]
+
+
+def test_two_nodes_train_the_weights_of_two_processes_on_one(machines: Cluster):
+    nodes = {name: machines.node(name) for name in ("a", "b")}
+    machines.wait_ready("a", "b")
+    together = submit_sft(machines)
+    assert machines.wait(together)["status"] == "finished", machines.events(together, "failed")
+    [started] = machines.events(together, "started")
+    assert sorted(started["nodes"]) == sorted(map(machines.name_of, nodes))
+    alone = submit_sft(machines, nodes=1, processes=2)
+    assert machines.wait(alone)["status"] == "finished"
+    assert are_equal(machines, together, alone)
+    assert steps(machines, together) == steps(machines, alone)
+    wait_until(lambda: not any(horses(psutil.Process(one.pid)) for one in nodes.values()))
+
+
+def test_a_job_waits_for_enough_nodes_and_lets_others_pass(machines: Cluster):
+    machines.node("a")
+    machines.wait_ready("a")
+    waits = submit_sft(machines)
+    for _ in range(2):
+        assert machines.wait(machines.submit(samples=2))["status"] == "finished"
+    job = machines.client.job(waits)
+    assert (job["status"], job["execution"]) == ("queued", 0)
+    assert job["awaited_nodes"] == "2 nodes at once, 1 there"
+    machines.node("b")
+    assert machines.wait(waits)["status"] == "finished"
+
+
+def reached(machines: Cluster, job_id: str, step: int) -> bool:
+    started = len(machines.events(job_id, "started"))
+    return any(
+        e["execution"] == started and e["step"] >= step for e in machines.events(job_id, "step")
+    )
+
+
+@pytest.mark.parametrize("victim", ["horse", "follower", "leader"])
+def test_the_death_of_a_part_ends_the_whole_and_it_resumes_exactly(machines: Cluster, victim: str):
+    nodes = {machines.name_of(name): machines.node(name) for name in ("a", "b", "c")}
+    machines.wait_ready("a", "b", "c")
+    straight = submit_sft(machines)
+    assert machines.wait(straight)["status"] == "finished"
+    job_id = submit_sft(machines, epochs=8)
+    wait_until(lambda: reached(machines, job_id, 3), timeout_s=60)
+    leader, follower = machines.events(job_id, "started")[-1]["nodes"]
+    running = [
+        one for node in (leader, follower) for one in horses(psutil.Process(nodes[node].pid))
+    ]
+    assert len(running) == 2
+    if victim == "horse":
+        [horse] = horses(psutil.Process(nodes[follower].pid))
+        os.kill(horse.pid, signal.SIGKILL)
+    else:
+        kill_tree(nodes[follower if victim == "follower" else leader])
+    wait_until(lambda: all(map(gone, running)), timeout_s=40)
+    assert machines.wait(job_id, timeout_s=120)["status"] == "finished"
+    assert are_equal(machines, job_id, straight)
+    executions = machines.events(job_id, "started")
+    assert len(executions) == 2
+    assert seats(machines, job_id) == {}
