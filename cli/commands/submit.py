@@ -247,7 +247,7 @@ def _note_unmet(app: App, client: Client, needs: Mapping[str, str]) -> None:
             f"No machine has {line_of(missing)} now: the job waits for one. "
             f"See: {app.command('nodes')}"
         )
-    elif (wanted := num_nodes(needs)) > (there := client.nodes_for(needs)):
+    elif (wanted := num_nodes(needs)) > 1 and (there := client.nodes_for(needs)) < wanted:
         note(
             f"{there} of {wanted} nodes are there that have a gang_address: the job waits for "
             f"more. See: {app.command('nodes')}"
