@@ -161,6 +161,7 @@ def _run(
     weights = models.weights(getattr(spec, "precision", None))
     check_device(request, rundir, events, models.placement)
     warn_of_changed_weights(request, rundir, events, weights)
+    nodes_of_it: dict[str, Any] = {} if request.gang is None else {"nodes": request.gang.nodes}
     events.emit(
         "started",
         pid=os.getpid(),
@@ -169,7 +170,7 @@ def _run(
         queued_s=waited,
         fork_s=fork_s,
         weights=weights,
-        **({} if request.gang is None else {"nodes": request.gang.nodes}),
+        **nodes_of_it,
     )
     if request.gang is not None:
         rendezvous = TcpRendezvous(request.gang, processes)

@@ -64,7 +64,7 @@ class TcpRendezvous:
             self.host, self.port = plan.address, self._listener.getsockname()[1]
 
     def store(self, rank: int, size: int) -> Any:
-        import torch.distributed as distributed
+        from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
         # The store of rank 0 owns the descriptor; other ranks have inherited a copy.
         listener, self._listener = self._listener, None
@@ -74,7 +74,7 @@ class TcpRendezvous:
             served = {"master_listen_fd": listener.detach()}
         elif listener is not None:
             listener.close()
-        store = distributed.TCPStore(
+        store = TCPStore(
             self.host,
             self.port,
             is_master=rank == 0,
@@ -82,7 +82,7 @@ class TcpRendezvous:
             timeout=_CONNECT_TIMEOUT,
             **served,
         )
-        return distributed.PrefixStore(self._token, store)
+        return PrefixStore(self._token, store)
 
     def close(self) -> None:
         """Called when all ranks are connected, and at the end; the store goes on serving."""

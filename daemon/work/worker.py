@@ -198,7 +198,7 @@ class Worker:
             finished=self._num_ended["finished"],
             failed=self._num_ended["failed"],
         )
-        taken = [*self.attempts, *self.gangs.seats]
+        taken: list[Attempt | Seat] = [*self.attempts, *self.gangs.seats]
         held = [one.job.id for one in taken[:_MOST_REPORTED]]
         now = JobsHeld(held, self._num_taken)
         if now != self._reported:

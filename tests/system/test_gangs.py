@@ -86,3 +86,45 @@ def test_the_death_of_a_part_ends_the_whole_and_it_resumes_exactly(machines: Clu
     executions = machines.events(job_id, "started")
     assert len(executions) == 2
     assert seats(machines, job_id) == {}
+
+
+def test_a_job_of_two_nodes_is_paused_and_canceled_and_resumes_exactly(machines: Cluster):
+    nodes = [machines.node(name) for name in ("a", "b")]
+    machines.wait_ready("a", "b")
+    job_id = submit_sft(machines, epochs=40)
+    wait_until(lambda: reached(machines, job_id, 2), timeout_s=60)
+    assert sorted(machines.client.job(job_id)["nodes"]) == sorted(map(machines.name_of, ("a", "b")))
+    assert all(node.jobs == [job_id] for node in machines.client.nodes())
+    machines.client.pause(job_id)
+    wait_until(lambda: machines.events(job_id, "paused"), timeout_s=30)
+    machines.client.unpause(job_id)
+    wait_until(lambda: machines.events(job_id, "unpaused"), timeout_s=30)
+    machines.client.cancel(job_id)
+    assert machines.wait(job_id, timeout_s=30)["status"] == "stopped"
+    wait_until(lambda: not any(horses(psutil.Process(one.pid)) for one in nodes))
+    stopped = machines.events(job_id, "stopped")[-1]["step"]
+    assert machines.events(job_id, "checkpoint")[-1]["step"] == stopped
+    machines.client.resume(job_id)
+    # A stop of any of the nodes lets the job save; a third node takes its place.
+    machines.node("c")
+    machines.wait_ready("c")
+    wait_until(lambda: reached(machines, job_id, stopped + 2), timeout_s=60)
+    nodes[1].terminate()
+    wait_until(lambda: machines.events(job_id, "requeued"), timeout_s=30)
+    [requeued] = machines.events(job_id, "requeued")
+    assert requeued["reason"] == "the daemon stops"
+    assert nodes[1].wait(timeout=60) == 0
+    assert machines.wait(job_id, timeout_s=120)["status"] == "finished"
+    assert steps(machines, job_id) == list(range(1, steps(machines, job_id)[-1] + 1))
+
+
+def test_a_failure_on_one_node_fails_the_job_with_its_message(machines: Cluster):
+    for name in ("a", "b"):
+        machines.node(name)
+    machines.wait_ready("a", "b")
+    job_id = machines.submit(nodes=2, prompts_per_step=2, reward=["behaviours:fails_elsewhere"])
+    job = machines.wait(job_id, timeout_s=60)
+    assert job["status"] == "failed"
+    assert "no reward on rank 1 of 2" in job["error"]
+    assert len(machines.events(job_id, "failed")) == 1
+    assert machines.wait(machines.submit(samples=2))["status"] == "finished"
