@@ -9,9 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from clusters import Cluster, cluster, kill_tree
 from daemons import gone
-from gangs import SETTINGS, are_equal, horses, seats, submit_sft
+from gangs import SETTINGS, are_equal, horses, seats, submit_sft, weights
 from waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -53,6 +54,36 @@ def test_a_job_waits_for_enough_nodes_and_lets_others_pass(machines: Cluster):
     assert job["awaited_nodes"] == "2 nodes at once, 1 there"
     machines.node("b")
     assert machines.wait(waits)["status"] == "finished"
+
+
+def test_a_job_that_finds_too_few_free_nodes_in_time_lets_others_pass(machines: Cluster):
+    for name in ("a", "b"):
+        machines.node(name)
+    machines.wait_ready("a", "b")
+    long = submit_sft(machines, nodes=1, epochs=400)
+    wait_until(lambda: machines.events(long, "step"), timeout_s=60)
+    waits = submit_sft(machines)
+    wait_until(lambda: machines.client.job(waits)["awaited_nodes"] == "2 nodes, 1 joined")
+    other = machines.submit(samples=2)
+    assert machines.wait(other, timeout_s=60)["status"] == "finished"
+    [warning] = machines.events(waits, "warning")
+    assert "1 of 2 were free within 5 s" in warning["message"]
+    assert machines.client.job(waits)["execution"] == 0
+    machines.client.cancel(long)
+    assert machines.wait(waits, timeout_s=60)["status"] == "finished"
+
+
+def test_two_nodes_of_two_processes_train_the_weights_of_four(machines: Cluster):
+    for name in ("a", "b"):
+        machines.node(name)
+    machines.wait_ready("a", "b")
+    options = {"prompts_per_step": 2, "samples": 4, "reward": ["behaviours:length"]}
+    together = machines.submit(nodes=2, processes=2, **options)
+    assert machines.wait(together, timeout_s=120)["status"] == "finished"
+    alone = machines.submit(nodes=1, processes=2, **options)
+    assert machines.wait(alone, timeout_s=120)["status"] == "finished"
+    for name, weight in weights(machines, alone).items():
+        torch.testing.assert_close(weights(machines, together)[name], weight)
 
 
 def reached(machines: Cluster, job_id: str, step: int) -> bool:
