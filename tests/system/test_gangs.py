@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -77,7 +78,7 @@ def test_two_nodes_of_two_processes_train_the_weights_of_four(machines: Cluster)
     for name in ("a", "b"):
         machines.node(name)
     machines.wait_ready("a", "b")
-    options = {"prompts_per_step": 2, "samples": 4, "reward": ["behaviours:length"]}
+    options: dict[str, Any] = {"prompts_per_step": 2, "samples": 4, "reward": ["behaviours:length"]}
     together = machines.submit(nodes=2, processes=2, **options)
     assert machines.wait(together, timeout_s=120)["status"] == "finished"
     alone = machines.submit(nodes=1, processes=2, **options)
