@@ -123,10 +123,10 @@ def test_a_worker_that_runs_takes_what_its_labels_allow(place: Workplace):
     taken = place.submit(needs={"gpu": "h200"})
     with place.zygote() as zygote:
         assert zygote.fork().job_id == taken
-    assert "set aside, it needs gpu=a100" in place.home.log.read_text()
-    assert place.status(refused) == "queued"
-    worker.kill()
-    worker.wait()
+        assert "set aside, it needs gpu=a100" in place.home.log.read_text()
+        assert place.status(refused) == "queued"
+        worker.kill()  # before the horse: the worker would requeue its job
+        worker.wait()
     assert place.registry.requeue_orphans(NAME, "infer") == [taken]
     wait_until(lambda: place.status(taken) == "queued")
 
@@ -163,8 +163,8 @@ def test_a_job_whose_model_is_not_on_this_machine_waits_for_one_that_has_it(
         model.with_name("away").rename(model)
         assert zygote.fork().job_id == job_id
         assert place.client.job(job_id)["missing_model"] is None
-    worker.kill()
-    worker.wait()
+        worker.kill()  # before the horse: the worker would requeue its job
+        worker.wait()
     assert place.registry.requeue_orphans(NAME, "infer") == [job_id]
     # The next worker without the folder starts no execution.
     shutil.rmtree(model)
