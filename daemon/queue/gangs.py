@@ -11,16 +11,14 @@ A gang is a hash that the leader keeps alive; `token` tells it from earlier ones
 from __future__ import annotations
 
 import secrets
-import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import orjson
 import redis
 from rq.executions import Execution
 from rq.job import Job
-from rq.registry import StartedJobRegistry
 
 from ...configs.labels import (
     GANG_ADDRESS,
@@ -29,18 +27,14 @@ from ...configs.labels import (
     line_of,
     num_nodes,
     of_node,
-    parse_line,
     unmet,
 )
 from ...configs.queues import TRAIN
 from . import keys
+from .gang_records import SEAT, Gang, Seat, read_gang
 from .lease import LEASE_S
 from .nodes import READY, NodeRegistry
 
-# States of a seat, as its node reports them.
-JOINED, STARTED, ENDED, FAILED, LOST = "joined", "started", "ended", "failed", "lost"
-
-_SEAT = "seat "  # prefix of fields, followed by the name of the worker
 _GATHERING_MS = int(LEASE_S * 1000)  # without a sign of the leader
 _GANG_MS = int(4 * LEASE_S * 1000)
 
@@ -107,6 +101,15 @@ for i = 2, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
 return 1
 """
 
+# Changes a seat. KEYS: the gang; ARGV: token, field, value. Returns whether the worker still has
+# it: a report must not take a seat again that was given back or taken away.
+_REPORT = """
+if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
+if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then return 0 end
+redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
+return 1
+"""
+
 # Gives a seat back before the execution begins. KEYS: the gang; ARGV: token, field. Returns whether
 # it did.
 _LEAVE = """
@@ -122,47 +125,6 @@ if redis.call('HGET', KEYS[2], 'token') ~= ARGV[2] then return end
 redis.call('DEL', KEYS[2])
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 """
-
-
-@dataclass(frozen=True)
-class Seat:
-    """One node of a gang but the first."""
-
-    node: str
-    state: str = JOINED
-    detail: str = ""  # of one that failed or was lost
-    wants_end: bool = False  # the node stops: the job is to save and be queued again
-
-
-@dataclass(frozen=True)
-class Gang:
-    """A gang as Redis has it."""
-
-    token: str
-    leader: str  # worker
-    node: str  # of the leader
-    size: int
-    needs: dict[str, str]  # of each node
-    seats: Mapping[str, Seat]  # by worker
-    is_gathering: bool
-    is_leader_alive: bool
-    alive: frozenset[str]  # workers of seats
-    execution: int | None = None  # its number, once it has begun
-    claim: str | None = None  # member of the registry of started jobs
-    has_claim: bool = False  # whether the execution is the current one
-    host: str = ""
-    port: int | None = None
-    is_ending: bool = False  # the execution ends: all ranks are to end
-
-    @property
-    def workers(self) -> list[str]:
-        """The workers in the order of their ranks."""
-        return [self.leader, *sorted(self.seats, key=lambda worker: self.seats[worker].node)]
-
-    @property
-    def nodes(self) -> list[str]:
-        """The names of the nodes in the order of their ranks."""
-        return [self.node, *sorted(seat.node for seat in self.seats.values())]
 
 
 class Gangs:
@@ -237,12 +199,13 @@ class Gangs:
         return None if token is None else keys.text(token)
 
     def report(self, job_id: str, token: str, worker: str, seat: Seat) -> bool:
-        """Store the state of a seat; False if the gang is gone."""
-        return self._write(job_id, token, {f"{_SEAT}{worker}": orjson.dumps(asdict(seat)).decode()})
+        """Store the state of a seat; False if the gang is gone, or the worker has no seat in it."""
+        state = orjson.dumps(asdict(seat)).decode()
+        return bool(self._eval(_REPORT, keys.gang(job_id))(token, f"{SEAT}{worker}", state))
 
     def leave(self, job_id: str, token: str, worker: str) -> bool:
         """Give a seat back; False once the execution has begun."""
-        return bool(self._eval(_LEAVE, keys.gang(job_id))(token, f"{_SEAT}{worker}"))
+        return bool(self._eval(_LEAVE, keys.gang(job_id))(token, f"{SEAT}{worker}"))
 
     # --- the execution --------------------------------------------------------------------------
 
@@ -261,49 +224,9 @@ class Gangs:
 
     def gang(self, job_id: str, *, renew: bool = False) -> Gang | None:
         """Return the gang of a job; `renew`: keep it, as its leader."""
-        with self._connection.pipeline(transaction=False) as pipeline:
-            pipeline.hgetall(keys.gang(job_id))
-            pipeline.get(keys.GATHERING)
-            if renew:
-                pipeline.pexpire(keys.gang(job_id), _GANG_MS)
-            raw, gathering, *_ = pipeline.execute()
-        fields = {keys.text(name): keys.text(text) for name, text in raw.items()}
-        if not {"token", "leader", "node", "size", "needs"} <= fields.keys():
-            return None
-        seats = {
-            name.removeprefix(_SEAT): Seat(**orjson.loads(text))
-            for name, text in fields.items()
-            if name.startswith(_SEAT)
-        }
-        workers = [fields["leader"], *seats]
-        with self._connection.pipeline(transaction=False) as pipeline:
-            for worker in workers:
-                pipeline.exists(keys.lease(worker))
-                pipeline.hexists(keys.WORKERS, worker)  # not, once its node has seen it die
-            registry = StartedJobRegistry.key_template.format(TRAIN)
-            pipeline.zscore(registry, fields.get("claim", ""))
-            *found, score = pipeline.execute()
-        signs = zip(workers, found[::2], found[1::2], strict=True)
-        alive = {
-            worker for worker, has_lease, is_registered in signs if has_lease and is_registered
-        }
-        return Gang(
-            token=fields["token"],
-            leader=fields["leader"],
-            node=fields["node"],
-            size=int(fields["size"]),
-            needs=parse_line(fields["needs"]),
-            seats=seats,
-            is_gathering=gathering is not None and keys.text(gathering) == job_id,
-            is_leader_alive=fields["leader"] in alive,
-            alive=frozenset(alive),
-            execution=int(fields["execution"]) if "execution" in fields else None,
-            claim=fields.get("claim"),
-            has_claim=score is not None,
-            host=fields.get("host", ""),
-            port=int(fields["port"]) if "port" in fields else None,
-            is_ending="end" in fields,
-        )
+        if renew:
+            self._connection.pexpire(keys.gang(job_id), _GANG_MS)
+        return read_gang(self._connection, job_id)
 
     def _write(self, job_id: str, token: str, fields: Mapping[str, str]) -> bool:
         pairs = [text for pair in fields.items() for text in pair]
@@ -314,24 +237,3 @@ class Gangs:
             return self._connection.eval(script, len(all_keys), *all_keys, *arguments)
 
         return call
-
-
-def address_here(connection: redis.Redis, configured: str) -> str:
-    """Return the address of this machine that a setting names, after listening there once.
-
-    `auto`: the one from which it reaches Redis. Raises OSError and RedisError.
-    """
-    address = configured
-    if configured == "auto":
-        pool: Any = connection.connection_pool
-        used = pool.get_connection()
-        try:
-            name = used._sock.getsockname()
-        finally:
-            pool.release(used)
-        if not isinstance(name, tuple):
-            raise OSError("Redis is reached by a unix socket")
-        address = name[0]
-    family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
-    socket.create_server((address, 0), family=family).close()
-    return address

@@ -17,7 +17,7 @@ from ...configs.labels import GANG_ADDRESS
 from ...configs.queues import TRAIN
 from ..host.home import Home
 from ..host.machine import machine_labels, machine_name, node_name
-from ..queue import gangs
+from ..queue import own_address
 from ..queue.election import Election
 from ..queue.jobs import JobStore
 from ..queue.nodes import BEAT_S, DRAINING, READY, STARTING, NodeRecord, NodeRegistry
@@ -70,7 +70,7 @@ class Membership:
             log.warning("gang_address: has no effect without a shared Redis and a shared folder")
             return
         try:
-            address = gangs.address_here(self._connection, config.gang_address)
+            address = own_address.address_here(self._connection, config.gang_address)
         except OSError as error:
             log.error(
                 "gang_address: must be an address of this machine, got %s: %s: no jobs of several "

@@ -1,63 +1,18 @@
-"""The jobs of several nodes in which a worker takes part: it gathers nodes, leads, or has a seat.
-
-As the leader of a job it runs rank 0 in an ordinary execution, watches the other nodes, and ends
-the execution when one of them is lost: the job is queued again as after any death. It reports the
-end of the execution when the other nodes have ended their ranks.
-"""
+"""The jobs of several nodes in which a worker takes part: it gathers, leads, or has a seat."""
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
 
-from ...configs.labels import GANG_ADDRESS, Labels, num_nodes
-from ...jobs.errors import WarmdError
-from ..host.messages import GangPlan, RunJob
-from ..queue import keys
-from ..queue.gangs import ENDED, FAILED, JOINED, LOST, Gang, Gangs
-from ..queue.jobs import Job, JobStore
-from ..queue.lease import LEASE_S
-from ..queue.stream import Publisher, StreamWriter
-from ..runs.events import EventLog
-from ..runs.rundir import RunDir
+from ...configs.labels import GANG_ADDRESS, Labels
+from ..queue.gangs import Gangs
+from ..queue.jobs import JobStore
 from .attempt import Attempt
-from .seat import Seat
-
-log = logging.getLogger(__name__)
+from .gathering import Gatherer
+from .leading import LedJobs
+from .seats import Seats
 
 _TICK_S = 0.25  # between two looks at each gang
-_OWN_REPORT_S = 2.0  # for the horse here to report a failure that another node has reported
-
-
-@dataclass
-class Gathering:
-    """A popped job for which nodes gather."""
-
-    popped: bytes
-    token: str
-    needs: Labels
-    deadline: float
-    num_joined: int = 0  # nodes, without this one; -1: the job does not wait here any more
-
-    @property
-    def job_id(self) -> str:
-        return keys.text(self.popped)
-
-
-@dataclass
-class _Led:
-    """A gang whose leader is this worker."""
-
-    attempt: Attempt
-    token: str
-    has_listened: bool = False
-    connect_by: float | None = None  # once all nodes have started their ranks
-    failed_at: float | None = None  # when a node reported a failure
-    end_by: float | None = None  # once the execution has an end
-    has_ended: bool = False  # on all other nodes
 
 
 class GangWork:
@@ -67,226 +22,31 @@ class GangWork:
         self, store: JobStore, worker: str, node: str, labels: Labels, *, wait_s: float
     ) -> None:
         """`node`: the name of this node. `wait_s`: for nodes to come, and for ranks to connect."""
-        self.seats: list[Seat] = []
-        self.gathering: Gathering | None = None
-        self._store = store
-        self._gangs = Gangs(store.connection)
-        self._worker = worker
-        self._node = node
-        self._address = labels.get(GANG_ADDRESS)
-        self._wait_s = wait_s
-        self._led: dict[str, _Led] = {}
+        address = labels.get(GANG_ADDRESS)
+        self.gatherer = Gatherer(store, worker, node, address, wait_s=wait_s)
+        self.led = LedJobs(Gangs(store.connection), address, wait_s=wait_s)
+        self.seats = Seats(store, worker, node, address, wait_s=wait_s)
         self._advanced_at = float("-inf")
-        self._warned: dict[str, int] = {}  # nodes that came, by job, as of the latest event
-        self._refused: tuple[str, float] = ("", 0.0)  # a job without a seat for this node, and when
 
     @property
     def num_slots(self) -> int:
         """How many slots are kept for gangs, apart from those of attempts."""
-        has_seat = sum(seat.settle is None for seat in self.seats)
-        return has_seat + (self.gathering is not None)
-
-    # --- gathering --------------------------------------------------------------------------------
-
-    def may_gather(self, needs: Labels) -> bool:
-        """Whether a job with these needs can be gathered for now."""
-        return self._address is not None and self._gangs.may_gather(needs)
-
-    def gather(self, popped: bytes, needs: Labels) -> bool:
-        """Begin to gather nodes for a job; False while another job gathers."""
-        if self.gathering is not None:
-            return False
-        token = self._gangs.open(keys.text(popped), self._worker, self._node, needs)
-        if token is None:
-            return False
-        deadline = time.monotonic() + self._wait_s
-        self.gathering = Gathering(popped, token, needs, deadline)
-        log.info("%s: %s: gathers %d nodes", keys.text(popped), self._worker, num_nodes(needs))
-        return True
-
-    def gathered(self) -> tuple[Gathering, bool] | None:
-        """Return the gathering if it is over, and whether all nodes came."""
-        now, gathering = time.monotonic(), self.gathering
-        if gathering is None:
-            return None
-        found = self._gangs.close(gathering.job_id, gathering.token)
-        gathering.num_joined = found
-        if found == num_nodes(gathering.needs) - 1:
-            self.gathering = None
-            return gathering, True
-        if found >= 0 and now < gathering.deadline:
-            return None
-        self.gathering = None
-        if found < 0:
-            self._gangs.dissolve(gathering.job_id, gathering.token)
-        else:
-            self._gangs.give_up(
-                gathering.job_id, gathering.token, gathering.needs, pause_s=self._wait_s
-            )
-        return gathering, False
-
-    def warn(self, gathering: Gathering, runs: Path, writer: StreamWriter) -> None:
-        """Log an event about the nodes that are missing, unless the latest one was the same."""
-        came, wanted = gathering.num_joined + 1, num_nodes(gathering.needs)
-        if self._warned.get(gathering.job_id) == came:
-            return
-        self._warned[gathering.job_id] = came
-        try:
-            path = RunDir.open(runs, gathering.job_id).events
-            with EventLog(
-                path,
-                execution=self._store.num_executions(gathering.job_id),
-                clock_offset_s=self._store.shared_clock.latest_offset_s,
-                publish=Publisher(writer, gathering.job_id, path).publish,
-            ) as events:
-                events.emit(
-                    "warning",
-                    message=f"nodes: {came} of {wanted} were free within {self._wait_s:g} s: the "
-                    "job waits, and others may pass",
-                )
-        except (OSError, WarmdError) as error:
-            log.warning("%s: event not written: %s", gathering.job_id, error)
-
-    def drop_gathering(self) -> None:
-        """Release the nodes that came: the job goes back to the queue."""
-        gathering, self.gathering = self.gathering, None
-        if gathering is not None:
-            self._gangs.dissolve(gathering.job_id, gathering.token)
-
-    # --- leading ----------------------------------------------------------------------------------
-
-    def dissolve(self, gathering: Gathering) -> None:
-        """Release all nodes: the job has not begun."""
-        self._gangs.dissolve(gathering.job_id, gathering.token)
-
-    def lead(self, attempt: Attempt, gathering: Gathering) -> None:
-        """Run an execution that has just begun together with the nodes that came."""
-        job_id, token = gathering.job_id, gathering.token
-        led = self._led[job_id] = _Led(attempt, token)
-        gang = self._gangs.gang(job_id)
-        is_whole = gang is not None and gang.token == token and len(gang.seats) == gang.size - 1
-        if attempt.settle is not None or attempt.request is None:
-            return  # its end releases the nodes
-        if gang is None or not is_whole or self._address is None:
-            led.attempt.end_ranks("a node has left before the start")
-            return
-        started = attempt.started
-        self._gangs.begin(job_id, token, started.number, started.claim)
-        plan = GangPlan(gang.nodes, node=0, address=self._address, token=token)
-        attempt.request = replace(attempt.request, gang=plan)
-
-    def _watch(self, led: _Led, now: float) -> None:
-        """Compare the state of the other nodes with that of the execution here."""
-        attempt, job_id = led.attempt, led.attempt.job.id
-        gang = self._gangs.gang(job_id, renew=True)
-        if gang is None or gang.token != led.token:
-            led.has_ended = True
-            attempt.end_ranks("its record in Redis has expired")
-            return
-        if attempt.settle is not None:
-            self._watch_end(led, gang, now)
-            return
-        if attempt.gang_port is not None and not led.has_listened and self._address is not None:
-            led.has_listened = self._gangs.listen(
-                job_id, led.token, self._address, attempt.gang_port
-            )
-        for worker, seat in gang.seats.items():
-            if seat.wants_end:
-                attempt.stop("drain")
-            if seat.state == LOST:
-                attempt.end_ranks(f"on node {seat.node}: {seat.detail}", have_died=True)
-            elif seat.state == FAILED:
-                led.failed_at = led.failed_at or now
-                if now - led.failed_at > _OWN_REPORT_S:
-                    attempt.end_ranks(f"{seat.detail} (on node {seat.node})", have_failed=True)
-            elif seat.state != ENDED and worker not in gang.alive:
-                attempt.end_ranks(f"node {seat.node} was lost")
-        have_started = all(seat.state != JOINED for seat in gang.seats.values())
-        if led.has_listened and have_started and not attempt.has_gang_met:
-            led.connect_by = led.connect_by or now + self._wait_s
-            if now > led.connect_by:
-                attempt.end_ranks(
-                    f"the ranks of {', '.join(gang.nodes)} did not connect within "
-                    f"{self._wait_s:g} s (gang_wait): can the nodes reach each other at their "
-                    "gang_address?",
-                    have_died=True,
-                )
-
-    def _watch_end(self, led: _Led, gang: Gang, now: float) -> None:
-        """Ask the other nodes to end their ranks, and note when all have."""
-        if led.end_by is None:
-            led.end_by = now + LEASE_S
-            self._gangs.end(led.attempt.job.id, led.token)
-        over = (ENDED, FAILED, LOST)
-        running = [w for w, seat in gang.seats.items() if seat.state not in over]
-        led.has_ended = now > led.end_by or not any(worker in gang.alive for worker in running)
-
-    def may_settle(self, attempt: Attempt) -> bool:
-        """Whether all other nodes have ended the execution, or can be waited for no longer."""
-        led = self._led.get(attempt.job.id)
-        return led is None or led.attempt is not attempt or led.has_ended
+        has_seat = sum(seat.settle is None for seat in self.seats.taken)
+        return has_seat + (self.gatherer.gathering is not None)
 
     def is_ending(self, attempt: Attempt) -> bool:
         """Whether the execution has an end, which waits for the other nodes."""
-        return attempt.settle is not None and not self.may_settle(attempt)
-
-    def settled(self, attempt: Attempt) -> None:
-        """Called when the end of an execution is in Redis."""
-        led = self._led.get(attempt.job.id)
-        if led is not None and led.attempt is attempt:
-            del self._led[attempt.job.id]
-            self._gangs.dissolve(attempt.job.id, led.token)
-
-    # --- seats ------------------------------------------------------------------------------------
-
-    def take_seat(self, job_id: str, request: Callable[[Job], RunJob]) -> Seat | None:
-        """Take a seat in the job that gathers, if there is one that this node can run.
-
-        `request`: makes the request for a horse; raises WarmdError.
-        """
-        now = time.monotonic()
-        has_refused = self._refused[0] == job_id and now - self._refused[1] < self._wait_s
-        if self._address is None or has_refused:
-            return None
-        gang, job = self._gangs.gang(job_id), self._store.fetch(job_id)
-        if gang is None or job is None:
-            return None
-        try:
-            wanted = request(job)
-        except WarmdError as error:
-            log.info("%s: %s: takes no part: %s", job_id, self._worker, error)
-            self._refused = job_id, now
-            return None
-        home_key = self._worker.split(":")[1]
-        token = self._gangs.join(job_id, self._worker, home_key, self._node)
-        if token is None:
-            return None
-        log.info("%s: %s: takes part, led by %s", job_id, self._worker, gang.node)
-        seat = Seat(self._gangs, job, token, self._worker, self._node, wanted)
-        self.seats.append(seat)
-        return seat
-
-    def give_back(self) -> None:
-        """End the ranks of other nodes' jobs here: this worker's lease runs out."""
-        for seat in self.seats:
-            seat.leave()
-
-    # --- both -------------------------------------------------------------------------------------
+        return attempt.settle is not None and not self.led.may_settle(attempt)
 
     def advance(self, *, is_stopping: bool, is_closing: bool) -> None:
-        """Do what is due for seats and led gangs. Raises RedisError.
+        """Do what is due for seats and led jobs. Raises RedisError.
 
         `is_stopping`, `is_closing`: as for `Seat.advance`.
         """
         now = time.monotonic()
-        for seat in list(self.seats):
-            if seat.settle is not None:
-                seat.settle()
-                self.seats.remove(seat)
-        if now - self._advanced_at < _TICK_S or self._address is None:
+        self.seats.settle()
+        if now - self._advanced_at < _TICK_S:
             return
         self._advanced_at = now
-        for led in list(self._led.values()):
-            self._watch(led, now)
-        for seat in self.seats:
-            seat.advance(self._address, is_stopping=is_stopping, is_closing=is_closing)
+        self.led.watch(now)
+        self.seats.advance(is_stopping=is_stopping, is_closing=is_closing)

@@ -18,7 +18,16 @@ from ..host.messages import (
     Message,
     RunJob,
 )
-from ..queue.gangs import ENDED, FAILED, JOINED, LOST, STARTED, Gang, Gangs, Seat as SeatState
+from ..queue.gang_records import (
+    ENDED,
+    FAILED,
+    JOINED,
+    LOST,
+    STARTED,
+    Gang,
+    Seat as SeatState,
+)
+from ..queue.gangs import Gangs
 from ..queue.jobs import Job
 from .horse_pool import Horse
 
