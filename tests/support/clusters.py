@@ -48,6 +48,7 @@ class Cluster:
         self.url = f"redis://127.0.0.1:{self.port}/0"  # for this process
         self._redis: subprocess.Popen[bytes] | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
+        self.nodes: dict[str, subprocess.Popen[bytes]] = {}  # the latest of each home
         self._set_up()
         self.start_redis()
         self.client = self._client()
@@ -140,6 +141,7 @@ class Cluster:
                 cwd="/",
             )
         self._processes.append(process)
+        self.nodes[name] = process
         return process
 
     def name_of(self, name: str) -> str:

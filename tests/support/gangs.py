@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import Any
 
 import psutil
@@ -13,6 +14,20 @@ from safetensors.torch import load_file
 from warmd.daemon.queue.gangs import Gangs
 
 SETTINGS = {"WARMD_GANG_ADDRESS": "127.0.0.1", "WARMD_GANG_WAIT": "5s"}
+
+
+def run_nodes(machines: Cluster, *names: str) -> dict[str, subprocess.Popen[bytes]]:
+    """Have just these nodes run and be ready, whatever ran before; return them by node name."""
+    running = {name: one for name, one in machines.nodes.items() if one.poll() is None}
+    for name, process in running.items():
+        if name not in names:
+            process.terminate()
+            assert process.wait(timeout=60) == 0
+    for name in names:
+        if name not in running:
+            machines.node(name)
+    machines.wait_ready(*names)
+    return {machines.name_of(name): machines.nodes[name] for name in names}
 
 
 def submit_sft(machines: Cluster, **options: Any) -> str:
@@ -41,9 +56,12 @@ def seats(machines: Cluster, job_id: str) -> dict[str, str]:
 
 def horses(process: psutil.Process) -> list[psutil.Process]:
     """The processes of jobs of a node: children of its zygote."""
-    zygotes = [
-        one
-        for one in process.children(recursive=True)
-        if any("fork.zygote" in word for word in one.cmdline())
-    ]
+    zygotes = filter(_is_zygote, process.children(recursive=True))
     return [child for zygote in zygotes for child in zygote.children(recursive=True)]
+
+
+def _is_zygote(process: psutil.Process) -> bool:
+    try:
+        return any("fork.zygote" in word for word in process.cmdline())
+    except psutil.NoSuchProcess:  # a horse that has ended meanwhile, or a zombie
+        return False
