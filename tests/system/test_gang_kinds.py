@@ -1,4 +1,4 @@
-"""All training kinds, sweeps and curricula on two nodes; a restart of Redis."""
+"""All training kinds, sweeps and curricula on two nodes; a drain and a restart of Redis."""
 
 from __future__ import annotations
 
@@ -99,3 +99,19 @@ def test_a_restart_of_redis_does_not_end_the_job(machines: Cluster, folder: Path
     assert machines.wait(straight)["status"] == "finished"
     assert len(machines.events(job_id, "started")) == 1
     assert are_equal(machines, job_id, straight)
+
+
+def test_a_node_that_is_drained_keeps_its_part_until_the_job_ends(machines: Cluster, folder: Path):
+    job_id = submit_sft(machines, epochs=40)
+    wait_until(lambda: len(machines.events(job_id, "step")) > 3, timeout_s=60)
+    follower = machines.events(job_id, "started")[-1]["nodes"][1]
+    machines.client.drain(follower)
+    [leaving] = [one for name, one in machines.nodes.items() if machines.name_of(name) == follower]
+    waits = submit_sft(machines)
+    assert machines.wait(job_id)["status"] == "finished"
+    assert len(machines.events(job_id, "started")) == 1
+    assert leaving.wait(timeout=60) == 0
+    job = machines.client.job(waits)
+    assert (job["status"], job["execution"]) == ("queued", 0)
+    run_nodes(machines, "a", "b")
+    assert machines.wait(waits)["status"] == "finished"
