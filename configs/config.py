@@ -69,6 +69,8 @@ class DaemonConfig:
     labels: Mapping[str, str] = field(default_factory=dict)  # in addition to the machine's own
     idle_exit_s: float | None = None  # None: the daemon never ends by itself
     max_jobs: int | None = None  # None: no limit
+    gang_address: str | None = None  # "auto", a name or an address; None: no jobs of several nodes
+    gang_wait_s: float = 60.0
     notify: str | None = field(default=None, repr=False)  # may hold a token
     notify_on: tuple[str, ...] = NOTIFY_DEFAULT
     log_bytes: int = 10_000_000

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from .values import ConfigError, wrong
 
@@ -15,8 +16,11 @@ Labels = Mapping[str, str]
 
 CORES = "cores"  # the label with the number of processor cores
 SCHEMA = "schema"  # the label with the format of run directories; set by warmd alone
-# The need for a model folder; set by warmd alone: no label that users write has a space.
-MODEL = "model path"
+# Set by warmd alone: no label that users write has a space.
+MODEL = "model path"  # the need for a model folder
+NODES = "nodes at once"  # the need for so many nodes, of a job that runs on several
+GANG_ADDRESS = "gang address"  # the label of a node that runs parts of such jobs
+OWN_NEEDS = (SCHEMA, MODEL, NODES)
 
 _KEY = re.compile(r"[a-z][a-z0-9_.-]{0,31}", re.ASCII)
 _VALUE = re.compile(r"[A-Za-z0-9][\w.:/-]{0,63}", re.ASCII)
@@ -55,13 +59,30 @@ def parse_line(line: str) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def with_cores(needs: Labels | None, processes: int) -> dict[str, str]:
-    """Return the needs of a job of so many processes: a core for each, unless more are needed."""
+def with_ranks(needs: Labels | None, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the needs of a job with the options `processes` and `nodes`, if its kind has them.
+
+    It needs a core for each process on a node, unless more are needed, and that many nodes.
+    """
     found = dict(needs or {})
+    processes, nodes = options.get("processes", 1), options.get("nodes", 1)
+    if nodes > 1:
+        found[NODES] = str(nodes)
     least = _amount(found.get(CORES, "0"))  # None: a word, which only such a label meets
     if processes > 1 and least is not None and least < processes:
         found[CORES] = str(processes)
     return found
+
+
+def num_nodes(needs: Labels) -> int:
+    """Return on how many nodes a job with these needs runs."""
+    text = needs.get(NODES, "1")
+    return int(text) if text.isascii() and text.isdigit() else 1
+
+
+def of_node(needs: Labels) -> dict[str, str]:
+    """Return what each of the nodes of a job must have, apart from a model folder."""
+    return {key: value for key, value in needs.items() if key not in (MODEL, NODES)}
 
 
 def model_need(path: str) -> dict[str, str]:

@@ -351,6 +351,24 @@ SETTINGS = (
         ),
     ),
     Setting(
+        "gang_address",
+        "WARMD_GANG_ADDRESS",
+        "none",
+        "Address of this machine at which jobs of several nodes (`--nodes`) listen, in a private "
+        "network; auto: the one from which it reaches Redis; none: it runs no such jobs.",
+        "gang_address",
+        _or_none("none", lambda field, value, _: host(field, value)),
+    ),
+    Setting(
+        "gang_wait",
+        "WARMD_GANG_WAIT",
+        "60s",
+        "Time for which the first node of such a job waits for the others; then the job waits in "
+        "the queue for as long.",
+        "gang_wait_s",
+        lambda field, value, _: duration_s(field, value),
+    ),
+    Setting(
         "notify",
         "WARMD_NOTIFY",
         "none",

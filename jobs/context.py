@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from types import MappingProxyType, TracebackType
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -189,6 +189,14 @@ class Ranks(Protocol):
     def size(self) -> int:
         """The number of processes."""
 
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The variables that torchrun sets (RANK, WORLD_SIZE, …); none in a job of one process.
+
+        Training kinds set them when the training begins, for code of users: earlier, transformers
+        would divide batches and wrap the model.
+        """
+
     def from_first(self, make: Callable[[], T]) -> T:
         """Return on every rank what `make` returns on rank 0; it is called on no other."""
 
@@ -207,6 +215,7 @@ class OneProcess:
 
     rank = 0
     size = 1
+    environment: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def from_first(self, make: Callable[[], T]) -> T:
         return make()

@@ -114,6 +114,7 @@ def _waits_for(job: dict[str, Any]) -> str:
     if job["status"] == "queued" and job["position"] is None:
         # It is set aside: no worker that could take it had these labels, and this model.
         missing = [f"a machine with {job['missing_model']}"] if job["missing_model"] else []
+        missing += [job["awaited_nodes"]] if job["awaited_nodes"] else []
         return ", ".join([*missing, *([line_of(job["needs"])] if job["needs"] else [])])
     return render.clock(job["scheduled_at"]) if job["status"] == "scheduled" else ""
 
@@ -284,6 +285,8 @@ def show(app: App, job: str | None, has_source: bool) -> None:
             shown |= _summary(value)
         elif name == "missing_model":
             shown["waits for"] = f"a machine with {value}"
+        elif name == "awaited_nodes":
+            shown["waits for"] = value
         elif name == "notes":
             shown |= {f"note {i}": _remark(note) for i, note in enumerate(value, 1)}
         else:

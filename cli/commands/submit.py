@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...configs.labels import line_of, read_labels, with_cores
+from ...configs.labels import line_of, num_nodes, read_labels, with_ranks
 from ...jobs import spec_class
 from ...jobs.errors import SpecError
 from ...jobs.training.options import TrainingSpec
@@ -228,7 +228,7 @@ def _submit(app: App, kind: str, given: Mapping[str, Any], request: _Request) ->
         render.json_line(client.job(job_id))
     else:
         click.echo(job_id)
-    if needs := with_cores(needs, getattr(spec, "processes", 1)):
+    if needs := with_ranks(needs, spec.to_json()):
         _note_unmet(app, client, needs)
     if not request.wait:
         if sys.stderr.isatty():
@@ -246,6 +246,11 @@ def _note_unmet(app: App, client: Client, needs: Mapping[str, str]) -> None:
         note(
             f"No machine has {line_of(missing)} now: the job waits for one. "
             f"See: {app.command('nodes')}"
+        )
+    elif (wanted := num_nodes(needs)) > 1 and (there := client.nodes_for(needs)) < wanted:
+        note(
+            f"{there} of {wanted} nodes are there that have a gang_address: the job waits for "
+            f"more. See: {app.command('nodes')}"
         )
 
 

@@ -1,6 +1,9 @@
-"""Whether the machine of this home has the cores for a job of several processes."""
+"""Whether machines can run a job of several processes or nodes."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from ...configs.labels import CORES
 from ...configs.queues import TRAIN
@@ -9,13 +12,33 @@ from ..queue.nodes import NodeRegistry
 from .connection import ClientConnection
 
 
-def check_processes(client: ClientConnection, processes: int) -> None:
-    """Raise SpecError for more processes than the cores of the machine that would run them.
+def check_ranks(client: ClientConnection, every: Iterable[Mapping[str, Any]]) -> None:
+    """Raise SpecError for jobs, given by their options, that no machine can run."""
+    for options in every:
+        _check_nodes(client, options.get("nodes", 1))
+        _check_processes(client, options.get("processes", 1))
+
+
+def _check_nodes(client: ClientConnection, nodes: int) -> None:
+    """Refuse several nodes where only one machine can see the queue or the run directory."""
+    if nodes == 1:
+        return
+    if not client.config.is_shared:
+        problem = "without a Redis that several machines share (setting redis_url)"
+    elif client.config.run_store is not None:
+        problem = "with run directories in a bucket: several nodes need a shared folder (runs)"
+    else:
+        return
+    raise SpecError("nodes", f"must be 1 {problem}, got {nodes}")
+
+
+def _check_processes(client: ClientConnection, processes: int) -> None:
+    """Refuse more processes than the cores of the machine that would run them.
 
     With a shared Redis the job may wait for a larger machine: it needs the label `cores`. Without a
     daemon that has reported its cores, the job finds out when it starts.
     """
-    if processes == 1 or client.config.redis_url is not None:
+    if processes == 1 or client.config.is_shared:
         return
     nodes = [node for node in NodeRegistry(client.connection).all() if TRAIN in node.queues]
     labels = [node.labels.get(CORES, "") for node in nodes]

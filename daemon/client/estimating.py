@@ -45,9 +45,9 @@ _READ = 400  # latest events of a job that are read
 _GEOMETRY = (
     "model", "architecture", "objective", "prompts_per_step", "num_generations", "batch_size",
     "gradient_accumulation", "max_completion_length", "seq_len", "rollout_dtype", "lora",
-    "processes", "layers", "hidden_size", "ffn_size", "precision", "max_tokens", "dtype",
+    "processes", "nodes", "layers", "hidden_size", "ffn_size", "precision", "max_tokens", "dtype",
 )  # fmt: skip
-_BEFORE = {"processes": 1}  # of jobs from before there was such an option
+_BEFORE = {"processes": 1, "nodes": 1}  # of jobs from before there were such options
 _DATA = ("dataset", "data", "max_length", "max_prompt_length")
 
 _SHARE = 0.3  # of the floor's speed that a step reaches, where nothing like it was measured

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...configs.labels import unmet
+from ...configs.labels import of_node, unmet
 from ...configs.queues import QUEUES
+from ..queue.gangs import Gangs
 from ..queue.nodes import DRAINING, SILENT, Node, NodeRegistry
 from .connection import ClientConnection, needs_redis
 
@@ -40,4 +41,10 @@ class Nodes(ClientConnection):
     def unmet_needs(self, needs: Mapping[str, str]) -> dict[str, str]:
         """Return the needs that the best of the present nodes does not meet; empty if one does."""
         labels = [node.labels for queue in QUEUES for node in self.serving(queue)]
-        return min((unmet(needs, own) for own in labels), key=len, default=dict(needs))
+        own_needs = of_node(needs)
+        return min((unmet(own_needs, own) for own in labels), key=len, default=own_needs)
+
+    @needs_redis
+    def nodes_for(self, needs: Mapping[str, str]) -> int:
+        """Return how many nodes may take part in a job of several nodes with these needs."""
+        return Gangs(self.connection).num_suitable(needs)

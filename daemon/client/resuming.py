@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from ...configs.labels import with_cores
+from ...configs.labels import with_ranks
 from ...jobs.context import step_of
 from ...jobs.errors import CheckpointDamaged, Conflict, SpecError
 from ...jobs.user_code.modules import SOURCES, changed
@@ -15,7 +15,7 @@ from ..queue import adoption, runs_owner
 from ..queue.jobs import ENDED, Job, JobStatus
 from ..runs.checkpoints import Checkpoints
 from ..runs.rundir import RunDir
-from .capacity import check_processes
+from .capacity import check_ranks
 from .connection import needs_redis
 from .steering import Steering
 from .views import spec_of
@@ -96,8 +96,7 @@ class Resuming(Steering):
                     f"job: {job_id} is finished: {names} takes effect only with more steps"
                 )
             return "finished"
-        processes = revised.to_json().get("processes", 1)
-        check_processes(self, processes)
+        check_ranks(self, [revised.to_json()])
         done = max(map(step_of, Checkpoints(rundir.checkpoints).list()), default=0)
         if status == JobStatus.FINISHED and rundir.read_result() is not None and not done:
             raise Conflict(
@@ -112,7 +111,7 @@ class Resuming(Steering):
                 spec=revised.to_json(),
                 revisions=[*document.get("revisions", ()), {**revision, "changes": changed}],
             )
-        needs = with_cores(document.get("needs"), processes)
+        needs = with_ranks(document.get("needs"), revised.to_json())
         if not self.store.enqueue_again(job, front=front, needs=needs):
             raise Conflict(f"job: {job_id} was resumed by another process")
         return "queued"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...configs.config import ModelConfig
-from ...configs.labels import with_cores
+from ...configs.labels import with_ranks
 from ...configs.queues import TRAIN
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import SpecError
@@ -22,7 +22,7 @@ from ..runs.labels import NO_LABELS, Labels
 from ..runs.rundir import RunDir
 from ..runs.weights import Weights
 from . import checking
-from .capacity import check_processes
+from .capacity import check_ranks
 from .connection import ClientConnection, needs_redis
 from .trained import FetchReport
 from .views import spec_of
@@ -134,8 +134,7 @@ class Submitting(ClientConnection):
         if needs:
             document["needs"] = dict(needs)
         self.connection.ping()
-        processes = document["spec"].get("processes", 1)
-        check_processes(self, processes)
+        check_ranks(self, [document["spec"]])
         self.home.create()
         if self.config.redis_url is not None:
             runs_owner.claim(self.connection, self.home, self.remote)
@@ -163,7 +162,7 @@ class Submitting(ClientConnection):
                 retries=retries,
                 timeout_s=timeout_s,
                 from_cli=origin == "cli",
-                needs=with_cores(needs, processes),
+                needs=with_ranks(needs, document["spec"]),
             )
         except BaseException:
             rundir.remove()
@@ -183,7 +182,8 @@ class Submitting(ClientConnection):
         copy |= {"stop_at": stop_at, "origin": "check"}
         rundir = RunDir.create(self.home.runs, document["kind"], copy)
         try:
-            self.store.enqueue(rundir.path.name, spec_of(document).queue, front=True)
+            needs = with_ranks(document.get("needs"), document["spec"])
+            self.store.enqueue(rundir.path.name, spec_of(document).queue, front=True, needs=needs)
         except BaseException:
             rundir.remove()
             raise

@@ -28,7 +28,7 @@ from ..sweeps.folder import CANCELED, RUNNING, Member, Search, State, Sweep, Swe
 from ..sweeps.members import changes_of, submit_all
 from ..sweeps.plan import SweepOptions
 from . import sweep_views
-from .capacity import check_processes
+from .capacity import check_ranks
 from .connection import needs_redis
 from .reading import Reading
 from .submitting import Submitting
@@ -155,9 +155,8 @@ class Sweeping(Submitting, Reading):
         """
         sweep, state = self.plan_sweep(kind, values, given, init=init, model=model, labels=labels)
         self.connection.ping()
-        base = sweep.document["spec"].get("processes", 1)
-        most = max((m.changes.get("processes", base) for m in state.members), default=base)
-        check_processes(self, most)
+        base = sweep.document["spec"]
+        check_ranks(self, [base, *({**base, **member.changes} for member in state.members)])
         self.home.create()
         if self.config.redis_url is not None:
             runs_owner.claim(self.connection, self.home, self.remote)

@@ -11,6 +11,7 @@ from typing import Any
 
 import redis
 
+from ...configs.labels import OWN_NEEDS
 from ...configs.queues import TRAIN
 from ...jobs import KINDS, spec_class
 from ...jobs.errors import Conflict, WarmdError
@@ -40,10 +41,11 @@ def views_of(jobs: Sequence[Job], store: JobStore, runs: Path) -> list[dict[str,
     places = listing.positions(connection, jobs)
     recent = stream.newest(connection, {job.id: _num_recent(job) for job in jobs})
     notes = listing.notes(connection, jobs)
+    nodes = listing.nodes_of(connection, jobs, notes)
     due = listing.scheduled_at(connection, jobs)
     return [
-        _view(job, runs / job.id, last, note, places.get(job.id), due.get(job.id), now=now)
-        for job, last, note in zip(jobs, recent, notes, strict=True)
+        _view(job, runs / job.id, last, note, among, places.get(job.id), due.get(job.id), now=now)
+        for job, last, note, among in zip(jobs, recent, notes, nodes, strict=True)
     ]
 
 
@@ -70,11 +72,13 @@ def _folder_view(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
         past.executions,
         is_paused=False,
         paused_at=None,
-        needs=past.needs,
+        needs={key: need for key, need in past.needs.items() if key not in OWN_NEEDS},
+        every_need=past.needs,
         model_path=None,
         retries_left=0,
     )
-    return _view(job, rundir.path, recent, notes, None, None, now=time.time())
+    nodes = listing.Nodes()
+    return _view(job, rundir.path, recent, notes, nodes, None, None, now=time.time())
 
 
 def view_without_redis(rundir: RunDir, connection: redis.Redis) -> dict[str, Any]:
@@ -99,6 +103,7 @@ def _view(
     rundir: Path,
     recent: list[dict[str, Any]],
     notes: listing.Notes,
+    nodes: listing.Nodes,
     position: int | None,
     due: float | None,
     *,
@@ -160,6 +165,8 @@ def _view(
         "after": list(job._dependency_ids),
         "needs": notes.needs,
         "missing_model": notes.model_path if is_set_aside else None,
+        "nodes": list(nodes.names),
+        "awaited_nodes": nodes.awaited if position is None else None,
         "worker": job.worker_name if status == "started" else None,
         "seconds_per_step": None if pace is None else round(pace, 4),
         "eta_s": estimate.eta_s(now) if is_computing else None,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...configs.config import ModelConfig
-from ...configs.labels import with_cores
+from ...configs.labels import with_ranks
 from ...jobs import spec_class
 from ...jobs.statistics import UNDECIDED, WORSE
 from ..queue.jobs import ENDED, JobStatus, JobStore
@@ -217,7 +217,7 @@ def _submit(
             source.record_submission(rundir, document["spec"], Path(place))
     how = dict(plan.queueing) if is_training else {}
     if is_training:
-        how["needs"] = with_cores(how.get("needs"), document["spec"].get("processes", 1))
+        how["needs"] = with_ranks(how.get("needs"), document["spec"])
     queue = spec_class(job_id.partition("-")[0]).queue
     from_cli = is_training and plan.origin == "cli"
     store.enqueue(job_id, queue, from_cli=from_cli, **how)

@@ -56,21 +56,23 @@ def check_device(request: RunJob, rundir: RunDir, events: EventLog, placement: P
 
 
 def check_processes(processes: int, request: RunJob, placement: Placement) -> None:
-    """Raise JobFailed if a job cannot run in this number of processes."""
-    if processes == 1:
+    """Raise JobFailed if this machine cannot run this number of processes of a job."""
+    nodes = 1 if request.gang is None else len(request.gang.nodes)
+    if processes == nodes == 1:
         return
-    most = 1
+    reason = None
     if sys.platform != "linux":
         reason = "the job ends with any of them on Linux only"
     elif request.isolation == "resident":
         reason = "its worker has isolation=resident"
     elif placement.device != CPU:
         reason = f"the job computes on a GPU, {placement.device}"
-    else:
-        most, reason = num_cores(), "the cores of this machine"
-    if processes > most:
+    if reason is not None:
+        name, got = ("processes", processes) if processes > 1 else ("nodes", nodes)
+        raise JobFailed(f"{name}: must be 1 ({reason}), got {got}")
+    if processes > (most := num_cores()):
         limit = f"at most {most}" if most > 1 else "1"
-        raise JobFailed(f"processes: must be {limit} ({reason}), got {processes}")
+        raise JobFailed(f"processes: must be {limit} (the cores of this machine), got {processes}")
 
 
 def choose_threads(threads: int | None, models: HorseModels, processes: int) -> int:

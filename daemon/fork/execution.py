@@ -15,11 +15,12 @@ from typing import Any
 from ...configs.queues import TRAIN
 from ...jobs import run_function, spec_class
 from ...jobs.context import Context
-from ...jobs.errors import Stopped, WarmdError
+from ...jobs.errors import JobFailed, Stopped, WarmdError
+from ...jobs.libraries import versions
 from ...jobs.user_code import tracebacks
 from ...jobs.user_code.modules import own_modules
 from ..host.channel import check_size
-from ..host.messages import JobOutcome, RunJob
+from ..host.messages import GangListening, GangMet, JobOutcome, Message, RunJob
 from ..runs import source
 from ..runs.checkpoints import Checkpoints
 from ..runs.events import EventLog
@@ -30,7 +31,8 @@ from .before_run import check_device, check_processes, choose_threads, warn_of_c
 from .horse_models import HorseModels
 from .models import WarmModels
 from .placement import Placement
-from .rank_processes import run_in_processes
+from .rank_processes import RanksLost, run_in_processes, run_ranks
+from .rendezvous import TcpRendezvous
 from .worker_connection import JobControl
 
 
@@ -43,6 +45,7 @@ class Execution:
     fence: Fence
     events: EventLog
     activity: ActivityReporter
+    send: Callable[[Message], None]  # to the worker
 
     @property
     def rundir(self) -> RunDir:
@@ -67,16 +70,8 @@ def execute(
     try:
         document = rundir.read_spec()
         kind = spec_class(document["kind"])
-        names = {}
-        if request.model is not None:
-            names[document["spec"]["model"]] = request.model.config.name
-            warm.attach_in_fork(request.model)
-        models = HorseModels(
-            warm,
-            names,
-            copies=is_resident and kind.queue == TRAIN,
-            takes_adapters=kind.takes_adapters,
-            placement=placement,
+        models = models_for(
+            document, request, warm, placement, copies=is_resident and kind.queue == TRAIN
         )
         # Jobs of queue infer run no user code, and several of them share this process.
         folders = document.get("python_path", ()) if kind.queue == TRAIN else None
@@ -99,6 +94,8 @@ def execute(
         return JobOutcome(job_id, "stopped", reason=control.reason)
     except Superseded:
         raise  # nothing more is written here, not even an event
+    except RanksLost as error:  # its worker queues the job again
+        return JobOutcome(job_id, "lost", error=str(error))
     except WarmdError as error:
         # The error is one line that says what to do; its traceback goes to the log.
         reason = tracebacks.cut(str(error), tracebacks.MOST_TRACE)
@@ -121,7 +118,9 @@ def _run(
     request, control, events = execution.request, execution.control, execution.events
     rundir = execution.rundir
     spec = spec_class(document["kind"]).parse(document["spec"])
-    processes = getattr(spec, "processes", 1)
+    processes, nodes = getattr(spec, "processes", 1), getattr(spec, "nodes", 1)
+    if nodes != (1 if request.gang is None else len(request.gang.nodes)):
+        raise JobFailed(f"nodes: must be started on {nodes} nodes: submit the job again")
     check_processes(processes, request, models.placement)
     threads = choose_threads(request.threads, models, processes)
     waited = None
@@ -162,6 +161,7 @@ def _run(
     weights = models.weights(getattr(spec, "precision", None))
     check_device(request, rundir, events, models.placement)
     warn_of_changed_weights(request, rundir, events, weights)
+    nodes_of_it: dict[str, Any] = {} if request.gang is None else {"nodes": request.gang.nodes}
     events.emit(
         "started",
         pid=os.getpid(),
@@ -170,14 +170,48 @@ def _run(
         queued_s=waited,
         fork_s=fork_s,
         weights=weights,
+        **nodes_of_it,
     )
-    if processes > 1:
+    if request.gang is not None:
+        rendezvous = TcpRendezvous(request.gang, processes)
+        execution.send(GangListening(request.job_id, rendezvous.port))
+        met = partial(execution.send, GangMet(request.job_id))
+        software = software_of(weights)
+        run = partial(run_ranks, rendezvous, run, hold_files, on_met=met, software=software)
+    elif processes > 1:
         run = partial(run_in_processes, processes, run, hold_files)
     try:
         return {**run(context), "weights": weights}
     finally:
         # A stop or an error can leave a save unfinished.
         checkpoints.settle()
+
+
+def software_of(weights: dict[str, str] | None) -> dict[str, str | None]:
+    """Return what must be the same on all nodes of a job: versions, and the model's files."""
+    return {**versions(), "model": None if weights is None else weights["digest"]}
+
+
+def models_for(
+    document: dict[str, Any],
+    request: RunJob,
+    warm: WarmModels,
+    placement: Placement,
+    *,
+    copies: bool,
+) -> HorseModels:
+    """Return the models of a job, given its spec.json; `copies` as for HorseModels."""
+    names = {}
+    if request.model is not None:
+        names[document["spec"]["model"]] = request.model.config.name
+        warm.attach_in_fork(request.model)
+    return HorseModels(
+        warm,
+        names,
+        copies=copies,
+        takes_adapters=spec_class(document["kind"]).takes_adapters,
+        placement=placement,
+    )
 
 
 def _record_source(rundir: RunDir, events: EventLog) -> None:

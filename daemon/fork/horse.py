@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from ..runs.fence import Fence, Superseded
 from ..runs.rundir import RunDir
 from .activity import ActivityReporter
 from .execution import Execution, execute
+from .following import follow
 from .models import WarmModels
 from .own_device import OwnDevice, own_device, start_libraries
 from .placement import Placement
@@ -142,31 +144,28 @@ def _run_one(
     """
     rundir = RunDir(Path(request.run_dir))
     job_id = request.job_id
+    # The kernel signals a writer to the horse only, not to its children.
+    hold_files = partial(_hold_files, models, request.model)
     try:
         if own_output:
             _redirect_output(rundir.log)
-        lock = rundir.lock()
+        lock = rundir.lock() if request.is_first_node else None
         try:
-            fence = Fence(rundir.path, request.execution)
-            fence.claim()
-            events = EventLog(
-                rundir.events,
-                execution=request.execution,
-                clock_offset_s=request.clock_offset_s,
-                publish=lambda event: connection.send(JobEvent(job_id, event)),
-            )
-            activity = ActivityReporter(lambda now: connection.send(JobActivity(job_id, now)))
-            with events, activity:
-                outcome = execute(
-                    Execution(request, control, fence, events, activity),
+            if lock is None:
+                outcome = follow(request, models, placement, connection.send, hold_files)
+            else:
+                outcome = _run_and_write(
+                    connection,
+                    request,
+                    control,
                     models,
                     placement,
                     is_resident=is_resident,
-                    # The kernel signals a writer to the horse only, not to its children.
-                    hold_files=partial(_hold_files, models, request.model),
+                    hold_files=hold_files,
                 )
         finally:
-            release(lock)
+            if lock is not None:
+                release(lock)
             if own_output:  # the horse runs no other job
                 _end_processes()
     except Superseded as error:
@@ -178,6 +177,37 @@ def _run_one(
     sys.stderr.flush()
     connection.forget(job_id)
     connection.send(outcome)
+
+
+def _run_and_write(
+    connection: WorkerConnection,
+    request: RunJob,
+    control: JobControl,
+    models: WarmModels,
+    placement: Placement,
+    *,
+    is_resident: bool,
+    hold_files: Callable[[], None],
+) -> JobOutcome:
+    """Run a job whose run directory is locked, as the only writer there. Raises Superseded."""
+    rundir, job_id = RunDir(Path(request.run_dir)), request.job_id
+    fence = Fence(rundir.path, request.execution)
+    fence.claim()
+    events = EventLog(
+        rundir.events,
+        execution=request.execution,
+        clock_offset_s=request.clock_offset_s,
+        publish=lambda event: connection.send(JobEvent(job_id, event)),
+    )
+    activity = ActivityReporter(lambda now: connection.send(JobActivity(job_id, now)))
+    with events, activity:
+        return execute(
+            Execution(request, control, fence, events, activity, connection.send),
+            models,
+            placement,
+            is_resident=is_resident,
+            hold_files=hold_files,
+        )
 
 
 def _end_processes() -> None:

@@ -6,6 +6,7 @@ others wait for it in their next exchange: they hold nothing that it must save.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from ...jobs.context import Checkpoints, Context, Never, Ranks, Save
 
 def context_of_rank(context: Context, ranks: Ranks) -> Context:
     """Return the context of this rank, given that of the job."""
-    checkpoints = _SharedCheckpoints(context.checkpoints, ranks)
+    checkpoints = _SharedCheckpoints(context.checkpoints, ranks, context.run_dir)
     if ranks.rank == 0:
         return replace(context, checkpoints=checkpoints, ranks=ranks)
     return replace(
@@ -34,12 +35,19 @@ def context_of_rank(context: Context, ranks: Ranks) -> Context:
 class _SharedCheckpoints:
     """The checkpoints of a job, of which rank 0 finds the latest for all."""
 
-    def __init__(self, checkpoints: Checkpoints, ranks: Ranks) -> None:
+    def __init__(self, checkpoints: Checkpoints, ranks: Ranks, run_dir: Path) -> None:
         self._checkpoints = checkpoints
         self._ranks = ranks
+        self._run_dir = run_dir
 
     def latest(self) -> Path | None:
-        return self._ranks.from_first(self._checkpoints.latest)
+        found = self._ranks.from_first(self._latest)
+        return None if found is None else self._run_dir / found
+
+    def _latest(self) -> str | None:
+        # Relative: the run directory has another path on other machines.
+        found = self._checkpoints.latest()
+        return None if found is None else os.path.relpath(found, self._run_dir)
 
     def save(
         self,

@@ -1,8 +1,9 @@
-"""The ranks of a job of several processes: forked by its horse, which is rank 0, and ended with it.
+"""The ranks of a job on one machine: forked by its horse, which is the first of them, and ended
+with it.
 
 They have the horse's libraries and weights by copy-on-write. The death of a rank ends the horse by
 SIGKILL, and with it all others: the job is requeued as after any death of a horse. A rank that
-fails reports why, and the job fails.
+fails reports why, and the job fails. On several machines each has such a horse (following.py).
 """
 
 from __future__ import annotations
@@ -11,12 +12,11 @@ import contextlib
 import logging
 import os
 import select
-import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, NoReturn
 
 from ...jobs.context import Context
@@ -25,10 +25,10 @@ from ...jobs.user_code import tracebacks
 from ..host.parent_death import end_with_parent
 from .libraries import pause_openmp
 from .rank_contexts import context_of_rank
+from .rendezvous import FileRendezvous, TcpRendezvous
 
 log = logging.getLogger(__name__)
 
-FOLDER = "ranks"  # in the run directory, until all ranks have met
 _FAILED = b"failed "
 _DONE = b"done"
 _REPORT_S = 30.0  # for the report of a rank after its connections have closed
@@ -37,41 +37,84 @@ _REPORT_S = 30.0  # for the report of a rank after its connections have closed
 RunRank = Callable[[int, Callable[[Exception], NoReturn]], None]
 
 
+class RanksLost(WarmdError):
+    """The connections to ranks on other machines have broken."""
+
+
 def run_in_processes(
     size: int,
     run: Callable[[Context], dict[str, Any]],
     prepare: Callable[[], None],
     context: Context,
 ) -> dict[str, Any]:
-    """Run a kind in `size` processes, of which this one is rank 0; return its result.
+    """Run a kind in `size` processes of this machine, of which this one is rank 0.
 
-    `prepare` is called in each of the others. Raises JobFailed when one of them fails.
+    Returns its result. `prepare` is called in each of the others. Raises JobFailed when one of them
+    fails.
+    """
+    return run_ranks(FileRendezvous(context.run_dir, size), run, prepare, context)
+
+
+def run_ranks(
+    rendezvous: FileRendezvous | TcpRendezvous,
+    run: Callable[[Context], dict[str, Any]],
+    prepare: Callable[[], None],
+    context: Context,
+    *,
+    on_met: Callable[[], None] = lambda: None,
+    software: Mapping[str, str | None] | None = None,
+) -> dict[str, Any]:
+    """Run the ranks of this machine, of which this process is the first; return its result.
+
+    `on_met` is called in it when all ranks of the job are connected. `software`: what must be the
+    same on all machines. Raises JobFailed when a rank of this machine fails, and RanksLost when
+    others cannot be reached.
     """
     from ...jobs.training.process_group import ProcessGroup
 
-    folder = context.run_dir / FOLDER
+    def group(number: int, on_broken: Callable[[Exception], NoReturn]) -> ProcessGroup:
+        rank = rendezvous.first_rank + number
+        made = ProcessGroup(rendezvous, rank, rendezvous.size, on_broken)
+        _require_equal(made.gather(software))
+        return made
 
-    def run_rank(rank: int, on_broken: Callable[[Exception], NoReturn]) -> None:
+    def run_rank(number: int, on_broken: Callable[[Exception], NoReturn]) -> None:
         prepare()
-        run(context_of_rank(context, ProcessGroup(folder, rank, size, on_broken)))
+        run(context_of_rank(context, group(number, on_broken)))
 
-    with RankProcesses(context.run_dir, size, run_rank) as ranks:
-        group = ProcessGroup(folder, 0, size, ranks.broken)
+    is_spread = rendezvous.size > rendezvous.per_node
+    with (
+        closing(rendezvous),
+        RankProcesses(rendezvous.per_node, run_rank, is_spread=is_spread) as ranks,
+    ):
+        first = group(0, ranks.broken)
         ranks.met()
-        return run(context_of_rank(context, group))
+        rendezvous.close()
+        on_met()
+        return run(context_of_rank(context, first))
+
+
+def _require_equal(software: Sequence[Mapping[str, str | None] | None]) -> None:
+    """Raise JobFailed unless all ranks have the same software: their weights would differ."""
+    first = software[0] or {}
+    for other in software:
+        for name, there in (other or {}).items():
+            if there != first.get(name):
+                raise JobFailed(
+                    f"nodes: must have the same {name}, got {first.get(name)} and {there}"
+                )
 
 
 class RankProcesses:
-    """Ranks 1 to `size` - 1 of a job. A context manager, in rank 0: leaving it ends them.
+    """The other ranks of this machine. A context manager, in the first one: leaving it ends them.
 
-    `run` is called in each with its number and what to call when its connections break. Fork
-    before the first computation of several threads: a forked child would wait for them forever.
+    `run` is called in each with its number on this machine and what to call when its connections
+    break. Fork before the first computation of several threads: a forked child would wait for them
+    forever. `is_spread`: other machines have ranks, too.
     """
 
-    def __init__(self, run_dir: Path, size: int, run: RunRank) -> None:
-        self.folder = run_dir / FOLDER
-        shutil.rmtree(self.folder, ignore_errors=True)  # of an execution that was killed
-        self.folder.mkdir(mode=0o700)
+    def __init__(self, size: int, run: RunRank, *, is_spread: bool) -> None:
+        self._is_spread = is_spread
         self._failure: str | None = None  # of the first rank that failed
         self._has_failed = threading.Event()
         self._have_met = False
@@ -102,22 +145,22 @@ class RankProcesses:
             rank.close()
         os.close(self._wake)
         os.close(self._waker)
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def met(self) -> None:
-        """Called when all ranks are connected: remove the folder of the rendezvous."""
+        """Called when all ranks are connected."""
         self._have_met = True
-        shutil.rmtree(self.folder)
 
     def broken(self, error: Exception) -> NoReturn:
-        """Raise JobFailed with the report of a rank that failed.
+        """Raise JobFailed with the report of a rank that failed, or RanksLost.
 
-        Called in rank 0 when its connections have broken. If a rank has died instead, the watcher
-        ends this process.
+        Called in the first rank when its connections have broken. If a rank of this machine has
+        died instead, the watcher ends this process; if another machine has failed, the worker does.
         """
         self._has_failed.wait(_REPORT_S)
-        reason = self._failure or f"processes: their connections have broken: {error}"
-        raise JobFailed(reason) from error
+        reason = f"processes: their connections have broken: {error}"
+        if self._failure is None and self._is_spread:
+            raise RanksLost(reason) from error
+        raise JobFailed(self._failure or reason) from error
 
     def _fork(self, rank: int, run: RunRank) -> _Rank:
         parent = os.getpid()
@@ -208,6 +251,6 @@ def _become_rank(rank: int, run: RunRank, reports: int) -> NoReturn:
 
 
 def _wait_for_end(error: Exception) -> NoReturn:
-    """Wait to be killed: another rank has failed or died, and rank 0 ends all ranks."""
+    """Wait to be killed: another rank has failed or died, and the first one ends all ranks."""
     while True:
         signal.pause()

@@ -7,7 +7,7 @@
 | supervisor | zygote | zygote socket | LoadFolder, UnloadModel, GetStatus |
 | zygote | supervisor | zygote socket | Model, Unloaded, ZygoteStatus, Failure |
 | worker | zygote, horse | horse connection | RunJob, StopJob, PauseJob, ForgetModel |
-| horse | worker | horse connection | HorseStarted, JobEvent, JobActivity, JobOutcome |
+| horse | worker | horse connection | HorseStarted, JobEvent, JobActivity, GangListening, … |
 | zygote | worker | horse connection | HorseExit, RetireHorse, UseHorse, ForgetModel, Failure |
 | download process | its owner | its stdin and stdout | DownloadProgress, Downloaded, Failure |
 | supervisor | its children | stdin | ZygoteSettings, WorkerSettings, … |
@@ -122,6 +122,18 @@ class RunningJob:
 
     worker: str
     job: str
+
+
+@dataclass(frozen=True)
+class GangPlan:
+    """The part of one node in a job that several nodes run together."""
+
+    nodes: list[str]  # the names of all, in the order of their ranks
+    node: int  # the number of this one; node 0 has rank 0
+    address: str  # at which the ranks of this node listen
+    token: str  # known to the ranks of this execution only
+    host: str = ""  # where rank 0 listens for the others; not known to node 0 yet
+    port: int = 0
 
 
 # --- failures, on every connection ------------------------------------------------------------
@@ -317,15 +329,25 @@ class RunJob(Message, op="run"):
     forked_at: float | None = None  # monotonic clock; set by the zygote
     is_model_changed: bool = False  # set by the zygote: it reloaded the model for this job
     clock_offset_s: float = 0.0  # how far Redis' clock is ahead of this machine's
+    gang: GangPlan | None = None  # None: the job runs on one node
 
     @property
     def plan(self) -> HorsePlan:
         return HorsePlan(self.device, self.gpu_memory, self.niceness)
 
+    @property
+    def is_first_node(self) -> bool:
+        """Whether the horse has rank 0 of the job, which writes the run directory."""
+        return self.gang is None or self.gang.node == 0
+
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
-        model = fields.pop("model", None)
-        return cls(model=None if model is None else LocalModel.from_json(model), **fields)
+        model, gang = fields.pop("model", None), fields.pop("gang", None)
+        return cls(
+            model=None if model is None else LocalModel.from_json(model),
+            gang=None if gang is None else GangPlan(**gang),
+            **fields,
+        )
 
 
 @dataclass(frozen=True)
@@ -373,14 +395,29 @@ class JobActivity(Message, op="activity"):
 
 
 @dataclass(frozen=True)
-class JobOutcome(Message, op="outcome"):
-    """How an execution ended."""
+class GangListening(Message, op="gang_listening"):
+    """Rank 0 of a job of several nodes listens for the other ranks at this port."""
 
     job: str
-    outcome: str  # finished, stopped or failed
+    port: int
+
+
+@dataclass(frozen=True)
+class GangMet(Message, op="gang_met"):
+    """All ranks of a job of several nodes are connected."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class JobOutcome(Message, op="outcome"):
+    """How an execution ended, or one node's part of it."""
+
+    job: str
+    outcome: str  # finished, stopped, failed, or lost: its other nodes cannot be reached
     result: dict[str, Any] | None = None  # of one that finished
     reason: str = ""  # of one that stopped: as in StopJob, or superseded
-    error: str = ""  # of one that failed
+    error: str = ""  # of one that failed or is lost
     is_logged: bool = True  # whether its last event has been written
 
 
@@ -459,6 +496,7 @@ class WorkerSettings(Message, op="worker_settings"):
     lease_s: float
     labels: dict[str, str] = field(default_factory=dict)  # jobs that need others are set aside
     max_jobs: int | None = None  # after which it takes no more; None: no limit
+    gang_wait_s: float = 60.0  # for other nodes to join a job of several nodes
     runs: str | None = None  # URL of the run store; None: none
 
     @classmethod

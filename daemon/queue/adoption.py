@@ -15,7 +15,7 @@ from typing import Any
 import redis
 from rq.job import JobStatus
 
-from ...configs.labels import with_cores
+from ...configs.labels import with_ranks
 from ...jobs.errors import Conflict
 from ..runs import events
 from ..runs.rundir import RunDir
@@ -47,7 +47,7 @@ def past_of(rundir: RunDir) -> Past:
         ended_at=created_at if latest is None else latest["time"],
         executions=0 if latest is None else latest["execution"],
         from_cli=rundir.origin() == "cli",
-        needs=with_cores(document.get("needs"), document["spec"].get("processes", 1)),
+        needs=with_ranks(document.get("needs"), document["spec"]),
     )
 
 

@@ -41,6 +41,9 @@ TOTALS = "warmd:totals"
 # The daemon that is the leader: see election.py.
 LEADER = "warmd:leader"
 
+# The job for which a worker gathers nodes now; expires. See gangs.py.
+GATHERING = "warmd:gathering"
+
 # Fields that warmd adds to RQ's hash of a job.
 FIELD_EXECUTION = "warmd_execution"  # number of executions so far
 FIELD_BEGUN = "warmd_begun"  # start of its first execution in seconds of Redis' clock
@@ -99,6 +102,16 @@ def needs(queue: str) -> str:
 def set_aside(queue: str, line: str) -> str:
     """Sorted set of the queued jobs with these needs that are set aside, by time of creation."""
     return f"warmd:needs:{queue}:{line}"
+
+
+def gang(job_id: str) -> str:
+    """Hash of the nodes of a job that runs on several; expires."""
+    return f"warmd:gang:{job_id}"
+
+
+def gang_retry(line: str) -> str:
+    """Set while jobs with these needs do not gather nodes: too few came. Expires."""
+    return f"warmd:gang:retry:{line}"
 
 
 def lease(worker: str) -> str:

@@ -21,10 +21,11 @@ from rq.registry import (
     StartedJobRegistry,
 )
 
-from ...configs.labels import MODEL, SCHEMA, model_path, parse_line
+from ...configs.labels import OWN_NEEDS, model_path, num_nodes, parse_line
 from ...configs.queues import QUEUES
 from ..runs.rundir import by_time
 from . import keys, set_aside
+from .gangs import Gangs
 from .jobs import NEVER, JobStore
 
 _BATCH = 100  # jobs per round trip
@@ -103,8 +104,16 @@ class Notes(NamedTuple):
     is_paused: bool  # from the request until `unpause`
     paused_at: float | None  # unix seconds; None also for a pause by an earlier version
     needs: dict[str, str]  # labels of the node
+    every_need: dict[str, str]  # also those that warmd sets alone
     model_path: str | None  # of a model folder that some nodes do not have
     retries_left: int
+
+
+class Nodes(NamedTuple):
+    """The nodes of a job that runs on several."""
+
+    names: Sequence[str] = ()  # in the order of their ranks
+    awaited: str | None = None  # what a queued job waits for
 
 
 def notes(connection: redis.Redis, jobs: Sequence[Job]) -> list[Notes]:
@@ -126,11 +135,32 @@ def _notes(job: Job, number: Any, pause: Any, at: Any, needs: Any, retries: Any)
         executions=int(number or 0),
         is_paused=pause is not None,
         paused_at=None if at is None else float(at),
-        needs={key: value for key, value in pairs.items() if key not in (SCHEMA, MODEL)},
+        needs={key: value for key, value in pairs.items() if key not in OWN_NEEDS},
+        every_need=pairs,
         model_path=model_path(pairs),
         # Earlier versions had it in RQ's own field.
         retries_left=(job.retries_left or 0) if retries is None else int(retries),
     )
+
+
+def nodes_of(connection: redis.Redis, jobs: Sequence[Job], found: Sequence[Notes]) -> list[Nodes]:
+    """Return on which nodes the jobs of several nodes run, or what they wait for."""
+    gangs = Gangs(connection)
+    nodes = []
+    for job, note in zip(jobs, found, strict=True):
+        wanted = num_nodes(note.every_need)
+        if wanted == 1 or job._status not in ("queued", "started"):
+            nodes.append(Nodes())
+            continue
+        gang = gangs.gang(job.id)
+        if job._status == "started" or (gang is not None and gang.is_gathering):
+            names = [] if gang is None else gang.nodes
+            joined = None if job._status == "started" else f"{wanted} nodes, {len(names)} joined"
+            nodes.append(Nodes(names if joined is None else [], joined))
+        else:
+            present = gangs.num_suitable(note.every_need)
+            nodes.append(Nodes([], f"{wanted} nodes at once, {present} there"))
+    return nodes
 
 
 def scheduled_at(connection: redis.Redis, jobs: Sequence[Job]) -> dict[str, float]:

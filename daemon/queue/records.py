@@ -100,6 +100,11 @@ class JobRecords:
         except DeserializationError:
             return False
 
+    def num_executions(self, job_id: str) -> int:
+        """Return how many executions of the job have begun."""
+        raw: Any = self.connection.hget(Job.key_for(job_id), keys.FIELD_EXECUTION)
+        return int(raw or 0)
+
     def retries_left(self, job: Job) -> int:
         """How often the job may be tried again after a failure."""
         raw = text_or_none(self.connection.hget(job.key, keys.FIELD_RETRIES))

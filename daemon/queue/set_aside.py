@@ -6,13 +6,15 @@ aside once, however many workers cannot run it. A job that needs a later format 
 than this version knows (`schema`) is refused in the same way.
 
 The need for a model folder is added when a worker has started a job and its machine does not have
-the folder: a machine meets the need while the folder is on its disk.
+the folder: a machine meets the need while the folder is on its disk. The need for several nodes is
+met while enough nodes are there to gather for the job (gangs.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import redis
@@ -21,12 +23,42 @@ from rq.executions import Execution
 from rq.job import Job, JobStatus
 from rq.suspension import WORKERS_SUSPENDED
 
-from ...configs.labels import MODEL, Labels, line_of, model_need, model_path, parse_line, unmet
+from ...configs.labels import (
+    MODEL,
+    NODES,
+    Labels,
+    line_of,
+    model_need,
+    model_path,
+    parse_line,
+    unmet,
+)
 from . import keys, totals
 from .records import JobRecords, text_or_none
 from .transactions import change, end
 
-HasModel = Callable[[str], bool]  # whether the model folder at a path is on this machine
+
+@dataclass(frozen=True)
+class Offer:
+    """What the machine of a worker offers to jobs."""
+
+    labels: Labels
+    has_model: Callable[[str], bool]  # whether the model folder at a path is on this machine
+    has_nodes: Callable[[Labels], bool]  # whether enough nodes are there for these needs
+
+    def unmet(self, needs: Labels) -> dict[str, str]:
+        """Return the needs that are not met now."""
+        special = (MODEL, NODES)
+        missing = unmet({k: need for k, need in needs.items() if k not in special}, self.labels)
+        if missing:
+            return missing
+        path = model_path(needs)
+        if path is not None and not self.has_model(path):
+            return model_need(path)
+        if NODES in needs and not self.has_nodes(needs):
+            return {NODES: needs[NODES]}
+        return {}
+
 
 # Moves the oldest of the jobs that are set aside to the list of a worker. KEYS: that list, the set
 # of needs, and a sorted set for each of the needs in ARGV. Returns the id; forgets empty sets.
@@ -55,22 +87,22 @@ class SetAside(JobRecords):
         """The labels that the job needs."""
         return parse_line(text_or_none(self.connection.hget(job.key, keys.FIELD_NEEDS)) or "")
 
-    def set_aside(
-        self, popped: bytes, queue: str, worker: str, labels: Labels, has_model: HasModel
-    ) -> tuple[str, dict[str, str]] | None:
-        """Set a job aside that was popped for a worker with these labels and needs others.
-
-        Returns its id and the unmet needs; None if the worker may begin it.
-        """
-        job_id = keys.text(popped)
+    def needs_of_popped(self, popped: bytes) -> dict[str, str]:
+        """The labels that a popped job needs; none if it is no job."""
         raw: Any = None
         with suppress(redis.ResponseError):  # no hash: no job, which `begin` drops
-            raw = self.connection.hget(Job.key_for(job_id), keys.FIELD_NEEDS)
-        needs = parse_line(text_or_none(raw) or "")
-        missing = _unmet(needs, labels, has_model)
-        job = self.fetch(job_id) if missing else None
+            raw = self.connection.hget(Job.key_for(keys.text(popped)), keys.FIELD_NEEDS)
+        return parse_line(text_or_none(raw) or "")
+
+    def set_aside(self, popped: bytes, queue: str, worker: str, needs: Labels) -> bool:
+        """Set a job aside that was popped for a worker and has needs that are not met now.
+
+        False if the job does not wait any more: `begin` drops it then.
+        """
+        job_id = keys.text(popped)
+        job = self.fetch(job_id)
         if job is None or job.origin != queue:
-            return None
+            return False
         line = line_of(needs)
 
         def write(pipeline: Pipeline) -> None:
@@ -78,8 +110,7 @@ class SetAside(JobRecords):
             pipeline.sadd(keys.needs(queue), line)
             pipeline.zadd(keys.set_aside(queue, line), {job_id: job.created_at.timestamp()})
 
-        is_done = change(self.connection, job, (JobStatus.QUEUED,), write)
-        return (job_id, missing) if is_done else None
+        return bool(change(self.connection, job, (JobStatus.QUEUED,), write))
 
     def set_aside_for_model(self, job: Job, execution: Execution, path: str) -> bool:
         """End an execution whose machine does not have the model folder at `path`.
@@ -108,21 +139,19 @@ class SetAside(JobRecords):
 
         return end(self.connection, job, execution, write, if_paused=put_away)
 
-    def offers(self, queue: str, labels: Labels, has_model: HasModel) -> tuple[bool, list[str]]:
-        """Whether workers may take jobs (`rq suspend`), and the needs that this machine meets.
+    def waiting_needs(self, queue: str, offer: Offer) -> tuple[bool, list[str], str | None]:
+        """Whether workers may take jobs (`rq suspend`), and which needs this machine meets.
 
-        The needs are those for which jobs of the queue may be set aside.
+        The needs are those for which jobs of the queue may be set aside. The last value is the job
+        that gathers nodes now.
         """
         with self.connection.pipeline(transaction=False) as pipeline:
             pipeline.exists(WORKERS_SUSPENDED)
             pipeline.smembers(keys.needs(queue))
-            is_suspended, lines = pipeline.execute()
-        met = [
-            line
-            for line in map(keys.text, lines)
-            if not _unmet(parse_line(line), labels, has_model)
-        ]
-        return not is_suspended, sorted(met)
+            pipeline.get(keys.GATHERING)
+            is_suspended, lines, gathering = pipeline.execute()
+        met = [line for line in map(keys.text, lines) if not offer.unmet(parse_line(line))]
+        return not is_suspended, sorted(met), text_or_none(gathering)
 
     def take_set_aside(self, queue: str, worker: str, lines: list[str]) -> bytes | None:
         """Pop the oldest job with one of these needs for a worker; return its id."""
@@ -135,14 +164,6 @@ class SetAside(JobRecords):
         """Remove a job that will wait no more, in the transaction that changes it."""
         if needs:
             pipeline.zrem(keys.set_aside(job.origin, line_of(needs)), job.id)
-
-
-def _unmet(needs: Labels, labels: Labels, has_model: HasModel) -> dict[str, str]:
-    missing = unmet({key: need for key, need in needs.items() if key != MODEL}, labels)
-    path = model_path(needs)
-    if path is not None and not missing and not has_model(path):
-        missing = model_need(path)
-    return missing
 
 
 def members(connection: redis.Redis, queue: str) -> list[bytes]:

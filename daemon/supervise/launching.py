@@ -73,6 +73,7 @@ class Launcher:
             lease_s=LEASE_S,
             labels=labels,
             max_jobs=max_jobs,
+            gang_wait_s=self._config.gang_wait_s,
             runs=self._config.run_store,
         )
         worker.start(

@@ -13,8 +13,11 @@ from collections.abc import Sequence
 
 from ... import __version__
 from ...configs.config import DaemonConfig
+from ...configs.labels import GANG_ADDRESS
+from ...configs.queues import TRAIN
 from ..host.home import Home
 from ..host.machine import machine_labels, machine_name, node_name
+from ..queue import own_address
 from ..queue.election import Election
 from ..queue.jobs import JobStore
 from ..queue.nodes import BEAT_S, DRAINING, READY, STARTING, NodeRecord, NodeRegistry
@@ -43,6 +46,7 @@ class Membership:
         self._config = config
         self._home = home
         self._workers = workers
+        self._connection = store.connection
         self._registry = NodeRegistry(store.connection)
         self._beat_at = float("-inf")
         self._busy_at = time.monotonic()  # when a job was last seen
@@ -55,6 +59,27 @@ class Membership:
         Raises RedisError.
         """
         self._registry.withdraw_drain(self.name)
+
+    def find_gang_address(self) -> None:
+        """Find out where jobs of several nodes listen here, for the labels. Raises RedisError."""
+        config = self._config
+        takes_part = any(w.queue == TRAIN and w.isolation == "fork" for w in config.workers)
+        if config.gang_address is None or not takes_part:
+            return
+        if not config.is_shared or config.run_store is not None:
+            log.warning("gang_address: has no effect without a shared Redis and a shared folder")
+            return
+        try:
+            address = own_address.address_here(self._connection, config.gang_address)
+        except OSError as error:
+            log.error(
+                "gang_address: must be an address of this machine, got %s: %s: no jobs of several "
+                "nodes run here",
+                config.gang_address,
+                error,
+            )
+        else:
+            self.labels = {**self.labels, GANG_ADDRESS: address}
 
     @property
     def jobs_left(self) -> int | None:

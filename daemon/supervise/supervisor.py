@@ -137,6 +137,7 @@ class Supervisor:
                     self._count_restart("supervisor")
                 else:
                     self.node.join()
+                self.node.find_gang_address()
                 self.services.start_uploader_if_due()
                 if self.workers:
                     self._start_zygote()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...configs.config import ModelConfig
-from ...configs.labels import with_cores
+from ...configs.labels import with_ranks
 from ...jobs import spec_class
 from ..queue.jobs import JobStore
 from ..runs import labels, source, weights
@@ -53,8 +53,7 @@ def _submit(
         rundir.annotate(model=ModelConfig(name=f"{member.id}:init", path=str(own)).__dict__)
     how = dict(sweep.queueing)
     at = how.pop("at")
-    processes = rundir.read_spec()["spec"].get("processes", 1)
-    how["needs"] = with_cores(how.get("needs"), processes)
+    how["needs"] = with_ranks(how.get("needs"), rundir.read_spec()["spec"])
     store.enqueue(
         member.id,
         spec_class(sweep.kind).queue,

@@ -12,6 +12,7 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from ..host.messages import (
     Downloaded,
     DownloadProgress,
     Failure,
+    GangListening,
+    GangMet,
     JobActivity,
     JobEvent,
     JobOutcome,
@@ -73,6 +76,8 @@ class Attempt:
         self.ended: str | None = None  # finished or failed, once `settle` ends the job so
         self.requested: set[str] = set()  # reasons for which it was asked to stop
         self.is_suspect = started.suspect
+        self.gang_port: int | None = None  # where rank 0 listens, if it runs on several nodes
+        self.has_gang_met = False  # whether all ranks are connected
         self._store = store
         self._writer = writer
         self._rundir: RunDir | None = None
@@ -86,6 +91,7 @@ class Attempt:
         self._limit_s = job.timeout if job.timeout and job.timeout > 0 else None
         self._has_stepped = False  # beyond all earlier executions: only such steps are reported
         self._is_paused = False
+        self._conclude_ranks: Callable[[], None] | None = None  # if ranks elsewhere end it
         self._has_lost_claim = False  # Redis no longer knows this execution
         self._began = time.monotonic()
         self._paused_at: float | None = None
@@ -141,6 +147,26 @@ class Attempt:
         else:
             self.requested.add("give back")
             self.horse.kill()
+
+    def end_ranks(self, cause: str, *, have_died: bool = False, have_failed: bool = False) -> None:
+        """End the execution because of its ranks on another node; the job is queued again.
+
+        `have_died`: as a death of the horse here would, this counts towards `_MAX_KILLS`.
+        `have_failed`: the job fails, and `cause` is the reason.
+        """
+        if self.settle is not None:
+            return
+        if self._conclude_ranks is None:
+            if have_failed:
+                self._conclude_ranks = partial(self.fail, cause)
+            elif have_died:
+                self._conclude_ranks = partial(self._conclude_killed, cause)
+            else:
+                self._conclude_ranks = partial(self._conclude_lost, cause)
+        if self.horse is None:
+            self._conclude_ranks()
+        else:
+            self.horse.kill()  # repeated by the caller: it may have been forked just now
 
     def detach(self) -> None:
         """Drop a horse that never started; the next one gets all requests again."""
@@ -241,6 +267,10 @@ class Attempt:
                 self._watchdog.set_activity(message.activity)
             case JobOutcome():
                 self._conclude(message)
+            case GangListening():
+                self.gang_port = message.port
+            case GangMet():
+                self.has_gang_met = True
             case Failure():  # the model could not be downloaded or loaded
                 self.fail(message.error)
             case Downloaded() if self.request is not None and self.request.model is not None:
@@ -326,6 +356,8 @@ class Attempt:
                 self._settle(store.stop, "killed on request")
             case "stopped":
                 self._settle(store.stop, "stopped on request")
+            case "lost":
+                self._conclude_killed(outcome.error)
             case _:
                 self._conclude_failed(outcome)
 
@@ -354,6 +386,8 @@ class Attempt:
         elif "give back" in self.requested:
             self._log_event("requeued", reason="the worker lost its connection to Redis")
             self._settle(self._store.requeue, reason="worker_died")
+        elif self._conclude_ranks is not None:
+            self._conclude_ranks()
         elif self.horse.killed_for is not None:
             self._log_event(
                 "requeued", reason=f"its process was killed because of {self.horse.killed_for}"
@@ -365,6 +399,10 @@ class Attempt:
             self._settle(self._store.requeue, reason="horse_died", suspect=True)
         else:
             self._conclude_killed(cause)
+
+    def _conclude_lost(self, cause: str) -> None:
+        self._log_event("requeued", reason=cause)
+        self._settle(self._store.requeue, reason="worker_died")
 
     def _conclude_killed(self, cause: str) -> None:
         """Requeue the job; after `_MAX_KILLS` deaths in a row without progress it has failed."""

@@ -68,7 +68,7 @@ def prepare(
         prepared.rundir = rundir
         prepared.result = rundir.read_result()
         offset_s = store.shared_clock.offset_s()
-        prepared.request = _request(rundir, worker, config, job, started, offset_s)
+        prepared.request = request_of(rundir, worker, config, job, started.number, offset_s)
     except _ModelNotHere as error:
         prepared.failure = str(error)
         if is_shared:
@@ -83,12 +83,12 @@ def prepare(
     return prepared
 
 
-def _request(
+def request_of(
     rundir: RunDir,
     worker: str,
     config: WorkerConfig,
     job: Job,
-    started: StartedExecution,
+    execution: int,
     offset_s: float,
 ) -> RunJob:
     """Return the request for the horse. Raises WarmdError."""
@@ -108,7 +108,7 @@ def _request(
         job_id=job.id,
         worker=worker,
         run_dir=str(rundir.path),
-        execution=started.number,
+        execution=execution,
         slots=config.slots,
         threads=config.threads,
         niceness=config.niceness,

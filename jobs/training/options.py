@@ -68,6 +68,7 @@ class TrainingSpec(Spec, ABC):
     changeable: ClassVar[tuple[str, ...]] = (
         "steps",
         "processes",
+        "nodes",
         "learning_rate",
         "lr_scheduler",
         "warmup_steps",
@@ -149,6 +150,14 @@ class TrainingSpec(Spec, ABC):
         1,
         "processes that divide the work of every step, on the cores of one machine; the steps are "
         "those of one process but for rounding and dropout (CPU only)",
+        group="optimization",
+        minimum=1,
+        maximum=MOST_PROCESSES,
+    )
+    nodes: int = option(
+        1,
+        "machines that run the job together, each with that many processes; they need a shared "
+        "Redis and a shared folder of run directories (CPU only)",
         group="optimization",
         minimum=1,
         maximum=MOST_PROCESSES,
@@ -270,6 +279,13 @@ class TrainingSpec(Spec, ABC):
                 "processes",
                 f"must be at most {self.most_processes}, the samples that they divide, got "
                 f"{self.processes}",
+            )
+        if self.processes * self.nodes > self.most_processes:
+            most = self.most_processes // self.processes
+            raise SpecError(
+                "nodes",
+                f"must be at most {most} with {self.processes} processes on each, as they divide "
+                f"{self.most_processes} samples, got {self.nodes}",
             )
         if self.keep_best not in (None, *self.judged_by):
             names = ", ".join(self.judged_by)

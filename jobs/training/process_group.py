@@ -1,4 +1,4 @@
-"""Communication between the processes of one job, over the loopback interface.
+"""Communication between the processes of one job, over the loopback interface or between nodes.
 
 A gloo process group of its own, without torch's global one: the libraries of a rank (transformers,
 accelerate, TRL) must not know about the others, or they would divide batches and wrap the model.
@@ -10,8 +10,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as distributed
@@ -24,27 +23,71 @@ T = TypeVar("T")
 _NO_TIMEOUT = timedelta(days=10_000)
 
 
+class Rendezvous(Protocol):
+    """How the ranks of a group find each other."""
+
+    @property
+    def address(self) -> str:
+        """The address at which the ranks of this machine listen."""
+
+    @property
+    def host(self) -> str:
+        """The address of rank 0."""
+
+    @property
+    def port(self) -> int | None:
+        """The port of the TCPStore of rank 0; None without one."""
+
+    @property
+    def per_node(self) -> int:
+        """The number of ranks on each machine; their numbers follow each other."""
+
+    def store(self, rank: int, size: int) -> Any:
+        """Return the torch.distributed.Store of a rank. Raises RuntimeError and OSError."""
+
+
+def _environment(rendezvous: Rendezvous, rank: int, size: int) -> dict[str, str]:
+    """Return the variables of torchrun for a rank."""
+    per_node = rendezvous.per_node
+    found = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank % per_node),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "GROUP_RANK": str(rank // per_node),
+        "MASTER_ADDR": rendezvous.host,
+    }
+    if rendezvous.port is not None:
+        # `init_process_group` is to use the store of rank 0, and not to serve another one there.
+        found |= {"MASTER_PORT": str(rendezvous.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    return found
+
+
 class ProcessGroup:
     """One rank of a group of processes (jobs.context.Ranks).
 
-    `folder`: used only by these processes, for their rendezvous. `on_broken` is called when another
-    rank has closed its connections, with the error.
+    `on_broken` is called when another rank has closed its connections, with the error.
     """
 
     def __init__(
-        self, folder: Path, rank: int, size: int, on_broken: Callable[[Exception], NoReturn]
+        self,
+        rendezvous: Rendezvous,
+        rank: int,
+        size: int,
+        on_broken: Callable[[Exception], NoReturn],
     ) -> None:
         """Wait for the other ranks."""
         self.rank = rank
         self.size = size
+        self._per_node = rendezvous.per_node
+        self.environment = _environment(rendezvous, rank, size)
         self._on_broken = on_broken
         gloo = cast(Any, distributed).ProcessGroupGloo
         options = gloo._Options()
         # The default is the interface of the host's name, which others can reach.
-        options._devices = [gloo.create_device(hostname="127.0.0.1")]
+        options._devices = [gloo.create_device(hostname=rendezvous.address)]
         options._timeout = _NO_TIMEOUT
-        store = cast(Any, distributed).FileStore(str(folder / "rendezvous"), size)
-        self._group = self._call(lambda: gloo(store, rank, size, options))
+        self._group = self._call(lambda: gloo(rendezvous.store(rank, size), rank, size, options))
         self.gather(None)  # after this, every process is connected to every other
 
     def from_first(self, make: Callable[[], T]) -> T:
@@ -52,12 +95,21 @@ class ProcessGroup:
         return cast(T, pickle.loads(self._exchange(content)[0]))
 
     def after_first(self, make: Callable[[], T]) -> T:
-        if self.rank > 0:
+        # The first rank of each other machine makes its own: files such as caches may be local.
+        own_turn, last_turn = self._turns()
+        for _ in range(own_turn):
             self._exchange(b"")
         made = make()
-        if self.rank == 0:
+        for _ in range(last_turn - own_turn):
             self._exchange(b"")
         return made
+
+    def _turns(self) -> tuple[int, int]:
+        """Return the turn of this rank in `after_first`, and the last turn."""
+        last_turn = 2 if 1 < self._per_node < self.size else 1
+        if self.rank == 0:
+            return 0, last_turn
+        return (1 if self.rank % self._per_node == 0 else last_turn), last_turn
 
     def gather(self, value: T) -> list[T]:
         return [pickle.loads(content) for content in self._exchange(pickle.dumps(value))]

@@ -101,6 +101,7 @@ class JobTrainer(CheckpointingTrainer):
         if checkpoint is not None and step_of(checkpoint) >= self.args.max_steps:
             self._restore(checkpoint)
             return
+        os.environ.update(self.ranks.environment)  # now that the Trainer cannot see it any more
         try:
             trackers = self.spec.report_to if self.ranks.rank == 0 else ()
             with tracked(self.job.job_id, trackers):

@@ -31,11 +31,12 @@ from warmd.daemon.queue.election import Election
 from warmd.daemon.queue.jobs import JobStore
 from warmd.daemon.queue.lease import LEASE_S, Lease
 from warmd.daemon.queue.mailbox import Mailbox
+from warmd.daemon.queue.set_aside import Offer
 from warmd.daemon.runs.rundir import SCHEMA
 from warmd.daemon.supervise.orphans import Orphans
 
 QUEUE = "infer"
-LABELS = {SCHEMA_LABEL: str(SCHEMA), "gpu": "h200"}
+OFFER = Offer({SCHEMA_LABEL: str(SCHEMA), "gpu": "h200"}, os.path.isdir, lambda needs: False)
 LOOK_S = 1.0  # as in the worker
 
 
@@ -60,7 +61,7 @@ class Simulated:
             self.mailbox.has_control_request()
             if not self.mailbox.is_waiting and time.monotonic() - looked > LOOK_S:
                 looked = time.monotonic()
-                self.store.offers(QUEUE, LABELS, os.path.isdir)
+                self.store.waiting_needs(QUEUE, OFFER)
             self.mailbox.wait_for_job()
             is_over, popped = self.mailbox.job()
             if popped is not None:
@@ -72,7 +73,7 @@ class Simulated:
 
     def claim(self, popped: bytes) -> None:
         begun = time.perf_counter()
-        if self.store.set_aside(popped, QUEUE, self.name, LABELS, os.path.isdir) is None:
+        if not OFFER.unmet(self.store.needs_of_popped(popped)):
             taken = self.store.begin(popped, QUEUE, self.name)
             self.latencies.append(time.perf_counter() - begun)
             if taken is not None:

@@ -11,6 +11,7 @@ from desks import Desk
 from warmd.configs.queues import TRAIN
 from warmd.daemon.queue import keys
 from warmd.daemon.queue.nodes import NodeRecord, NodeRegistry
+from warmd.daemon.queue.set_aside import Offer
 
 
 @pytest.fixture
@@ -96,9 +97,11 @@ def test_a_job_of_many_processes_waits_for_a_machine_with_as_many_cores(
     connection = desk.client.connection
     for set_aside in (False, True):
         popped: Any = connection.lmove("rq:queue:train", keys.taken("w"), "LEFT", "RIGHT")
-        worker = (TRAIN, "w", {"schema": "9", "cores": "2"})
-        found = desk.client.store.set_aside(popped, *worker, os.path.isdir)
-        assert (found is not None) is set_aside
+        needs = desk.client.store.needs_of_popped(popped)
+        offer = Offer({"schema": "9", "cores": "2"}, os.path.isdir, lambda needs: False)
+        assert bool(offer.unmet(needs)) is set_aside
+        if set_aside:
+            assert desk.client.store.set_aside(popped, TRAIN, "w", needs)
     assert "cores=3" in desk.warmd("queue").out
 
 

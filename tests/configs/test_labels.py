@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from warmd.configs.labels import line_of, parse_line, read_labels, unmet, with_cores
+from warmd.configs.labels import line_of, parse_line, read_labels, unmet, with_ranks
 from warmd.configs.values import ConfigError
 
 MACHINE = {"gpu": "h200", "memory": "64000000000", "gpus": "2", "zone": "b"}
@@ -30,11 +30,11 @@ def test_amounts_are_met_by_more_and_words_by_the_same_word(text, missing):
 
 
 def test_every_process_of_a_job_needs_a_core():
-    assert with_cores(None, 1) == {}
-    assert with_cores({"gpus": "1"}, 4) == {"gpus": "1", "cores": "4"}
-    assert with_cores({"cores": "2"}, 4) == {"cores": "4"}
-    assert with_cores({"cores": "8"}, 4) == {"cores": "8"}
-    assert with_cores({"cores": "many"}, 4) == {"cores": "many"}
+    assert with_ranks(None, {"seed": 1}) == {}
+    assert with_ranks({"gpus": "1"}, {"processes": 4}) == {"gpus": "1", "cores": "4"}
+    assert with_ranks({"cores": "2"}, {"processes": 4}) == {"cores": "4"}
+    assert with_ranks({"cores": "8"}, {"processes": 4}) == {"cores": "8"}
+    assert with_ranks({"cores": "many"}, {"processes": 4}) == {"cores": "many"}
 
 
 def test_labels_survive_their_line():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,9 +177,7 @@ def test_a_job_that_waits_for_a_node_with_labels_counts_as_waiting(desk: Desk):
     job_id = desk.submit("--needs", "gpu=h200")
     connection = desk.client.connection
     popped: Any = connection.lmove("rq:queue:train", keys.taken("w"), "LEFT", "RIGHT")
-    assert (
-        desk.client.store.set_aside(popped, TRAIN, "w", {"schema": "9"}, os.path.isdir) is not None
-    )
+    assert desk.client.store.set_aside(popped, TRAIN, "w", {"gpu": "h200"})
     connection.hset(f"rq:job:{job_id}", "enqueued_at", "2020-01-01T00:00:00.000000Z")
     found = value(desk, "warmd_queue_oldest_waiting_seconds", queue="train")
     assert found is not None

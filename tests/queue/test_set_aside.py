@@ -17,6 +17,7 @@ from workplaces import NAME, Workplace, workplace
 from warmd import configs
 from warmd.configs.labels import SCHEMA as SCHEMA_LABEL, model_need
 from warmd.daemon.queue import keys
+from warmd.daemon.queue.set_aside import Offer
 from warmd.daemon.runs.rundir import SCHEMA
 
 OWN = {SCHEMA_LABEL: str(SCHEMA)}
@@ -36,15 +37,23 @@ def place(shared_place: Workplace) -> Workplace:
     return shared_place
 
 
+def offer(labels: dict[str, str], *, has_nodes: bool = False) -> Offer:
+    return Offer(labels, os.path.isdir, lambda needs: has_nodes)
+
+
 def pop(place: Workplace, labels: dict[str, str] = OWN) -> Any:
     """Pop the next job for a worker; return what it sets aside of it."""
     queue = place.store.queue("infer").key
     popped: Any = place.connection.lmove(queue, keys.taken(NAME), "LEFT", "RIGHT")
-    return place.store.set_aside(popped, "infer", NAME, labels, os.path.isdir)
+    needs = place.store.needs_of_popped(popped)
+    missing = offer(labels).unmet(needs)
+    is_aside = missing and place.store.set_aside(popped, "infer", NAME, needs)
+    return (popped.decode(), missing) if is_aside else None
 
 
-def take(place: Workplace, labels: dict[str, str]) -> str | None:
-    _, lines = place.store.offers("infer", labels, os.path.isdir)
+def take(place: Workplace, labels: dict[str, str], *, has_nodes: bool = False) -> str | None:
+    offered = offer(labels, has_nodes=has_nodes)
+    _, lines, _ = place.store.waiting_needs("infer", offered)
     found = place.store.take_set_aside("infer", NAME, lines) if lines else None
     return None if found is None else found.decode()
 
@@ -114,10 +123,10 @@ def test_a_worker_that_runs_takes_what_its_labels_allow(place: Workplace):
     taken = place.submit(needs={"gpu": "h200"})
     with place.zygote() as zygote:
         assert zygote.fork().job_id == taken
-    assert "set aside, it needs gpu=a100" in place.home.log.read_text()
-    assert place.status(refused) == "queued"
-    worker.kill()
-    worker.wait()
+        assert "set aside, it needs gpu=a100" in place.home.log.read_text()
+        assert place.status(refused) == "queued"
+        worker.kill()  # before the horse: the worker would requeue its job
+        worker.wait()
     assert place.registry.requeue_orphans(NAME, "infer") == [taken]
     wait_until(lambda: place.status(taken) == "queued")
 
@@ -154,8 +163,8 @@ def test_a_job_whose_model_is_not_on_this_machine_waits_for_one_that_has_it(
         model.with_name("away").rename(model)
         assert zygote.fork().job_id == job_id
         assert place.client.job(job_id)["missing_model"] is None
-    worker.kill()
-    worker.wait()
+        worker.kill()  # before the horse: the worker would requeue its job
+        worker.wait()
     assert place.registry.requeue_orphans(NAME, "infer") == [job_id]
     # The next worker without the folder starts no execution.
     shutil.rmtree(model)

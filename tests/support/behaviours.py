@@ -38,6 +38,15 @@ def length(prompts: list[str], completions: list[str], answers: list[str | None]
     return [len(text) / 10 for text in completions]
 
 
+def fails_elsewhere(
+    prompts: list[str], completions: list[str], answers: list[str | None]
+) -> list[float]:
+    """Fails in all processes of a job but the first, by the variables of torchrun."""
+    if os.environ["RANK"] != "0":
+        raise ValueError(f"no reward on rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}")
+    return [1.0 for _ in completions]
+
+
 def gated(prompts: list[str], completions: list[str], answers: list[str | None]) -> list[float]:
     """The same, but from the third call on it waits while the file `gate` exists.
 

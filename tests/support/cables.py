@@ -62,6 +62,7 @@ class Cables:
     def __init__(self, names: list[str]) -> None:
         hub = _new_namespace()
         self.namespaces = {"hub": hub}
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")  # of the hub, where this process is
         self._selector = selectors.DefaultSelector()
         self._cables: dict[str, Cable] = {}
         self._late: list[tuple[float, int, int, bytes]] = []  # heap: due, number, device, packet
@@ -73,6 +74,7 @@ class Cables:
             self.namespaces[name] = _new_namespace()
             outside = _device("eth0")
             _ip("address", "add", f"10.77.0.{number + 1}", "peer", HUB, "dev", "eth0")
+            _ip("route", "add", "10.77.0.0/24", "dev", "eth0")  # other machines, by the hub
             cable = self._cables[name] = Cable(outside, inside)
             self._selector.register(outside, selectors.EVENT_READ, (cable, True))
             self._selector.register(inside, selectors.EVENT_READ, (cable, False))

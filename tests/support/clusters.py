@@ -37,6 +37,7 @@ class Cluster:
     def __init__(self, folder: Path, model: Path, run_store: str | None = None) -> None:
         """`run_store`: its URL; then each home has run directories of its own."""
         self.run_store = run_store
+        self.settings: dict[str, str] = {}  # variables of all nodes that are started from now on
         self.folder = folder
         self.model = model
         self.runs = folder / "runs"
@@ -47,6 +48,7 @@ class Cluster:
         self.url = f"redis://127.0.0.1:{self.port}/0"  # for this process
         self._redis: subprocess.Popen[bytes] | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
+        self.nodes: dict[str, subprocess.Popen[bytes]] = {}  # the latest of each home
         self._set_up()
         self.start_redis()
         self.client = self._client()
@@ -124,7 +126,8 @@ class Cluster:
         environ |= {"WARMD_HOME": str(self.home(name).path), "WARMD_REDIS_URL": url}
         if self.run_store is not None:
             environ["WARMD_RUNS"] = self.run_store
-        return environ | {"WARMD_WORKERS": workers, "WARMD_MODELS": f"tiny={self.model}"}
+        environ |= {"WARMD_WORKERS": workers, "WARMD_MODELS": f"tiny={self.model}"}
+        return environ | self.settings
 
     def _start(
         self, name: str, environ: dict[str, str], command: list[str]
@@ -138,6 +141,7 @@ class Cluster:
                 cwd="/",
             )
         self._processes.append(process)
+        self.nodes[name] = process
         return process
 
     def name_of(self, name: str) -> str:

@@ -21,6 +21,7 @@ from warmd.jobs import spec_class
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 EVERYWHERE = ("first", "second", "third")
+SETTINGS = {"keep_answers": "5m", "gang_address": "auto"}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def shared(tiny_model: Path) -> Iterator[Machines]:
     check_tools()
     with machines(tiny_model) as made:
         for name in EVERYWHERE:
-            made.boot(name, keep_answers="5m")
+            made.boot(name, **SETTINGS)
         made.wait_ready(*EVERYWHERE, timeout_s=240)  # they share the processor with each other
         yield made
 
@@ -40,7 +41,7 @@ def network(shared: Machines) -> Iterator[Machines]:
     for name in EVERYWHERE:
         shared.cable(name, "up")
         if shared.has_ended(name):
-            shared.boot(name, keep_answers="5m")
+            shared.boot(name, **SETTINGS)
     shared.wait_ready(*EVERYWHERE)
 
 
@@ -157,6 +158,29 @@ def test_cuts_that_are_shorter_than_the_lease_end_no_job(network: Machines):
         job = network.wait(job_id, timeout_s=120)
         assert (job["status"], job["execution"]) == ("finished", 1)
         assert is_exact(network, job_id)
+
+
+def test_a_job_of_two_machines_ends_as_a_whole_when_one_is_cut_off(network: Machines):
+    job_id, name = begin(network, nodes=2)
+    (started,) = network.events(job_id, "started")
+    machines_of = [m for node in started["nodes"] for m in EVERYWHERE if network.name_of(m) == node]
+    assert machines_of[0] == name
+    network.cable(machines_of[1], "cut")
+    time.sleep(LEASE_S / 3)
+    network.cable(machines_of[1], "up")  # a cut that is shorter than the lease ends no job
+    steps = len(network.events(job_id, "step"))
+    wait_until(lambda: len(network.events(job_id, "step")) > steps, timeout_s=60)
+    parts = [horse for machine in machines_of for horse in horses(network, machine, job_id)]
+    assert len(parts) == 2
+    network.cable(machines_of[1], "cut")
+    wait_until(lambda: network.client.job(job_id)["execution"] == 2, timeout_s=90)
+    assert all(map(gone, parts))
+    network.cable(machines_of[1], "up")
+    job = network.wait(job_id, timeout_s=120)
+    assert (job["status"], job["execution"]) == ("finished", 2)
+    assert is_exact(network, job_id)
+    lost = f"node {started['nodes'][1]} was lost"
+    assert [event["reason"] for event in network.events(job_id, "requeued")] == [lost]
 
 
 def test_slow_networks_cost_time_and_no_executions(network: Machines):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from daemons import Daemon
 
-from warmd.daemon.work.worker import _TICK_S
+from warmd.daemon.work.job_horses import TICK_S
 
 
 def test_a_waiting_job_begins_before_the_worker_would_look_again_by_itself(shared_daemon: Daemon):
@@ -15,4 +15,4 @@ def test_a_waiting_job_begins_before_the_worker_would_look_again_by_itself(share
     ends = [job["ended_at"] for job in times[:-1]]
     begins = [job["started_at"] for job in times[1:]]
     # The least, because the machine may be busy: a worker that sleeps does so each time.
-    assert min(begin - end for begin, end in zip(begins, ends, strict=True)) < _TICK_S / 2
+    assert min(begin - end for begin, end in zip(begins, ends, strict=True)) < TICK_S / 2

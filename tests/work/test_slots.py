@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,16 @@ def gate(daemon: Daemon) -> Path:
 
 def submit(daemon: Daemon, **options: Any) -> str:
     return daemon.client.submit(drill.DrillSpec.parse(options))
+
+
+@contextmanager
+def loaded(daemon: Daemon, model: ModelConfig) -> Iterator[None]:
+    """Have the daemon hold a model, also for `warmd models` of other tests, only here."""
+    control.load_model(daemon.config, model)
+    try:
+        yield
+    finally:
+        control.unload_model(daemon.config, model.name)
 
 
 def hold(daemon: Daemon, number: int, **options: Any) -> list[str]:
@@ -159,13 +170,12 @@ def test_new_jobs_do_not_wait_for_suspects(daemon: Daemon):
 def test_every_model_has_a_horse_until_it_is_unloaded(daemon: Daemon, tmp_path: Path):
     tiny.model(1).save_pretrained(tmp_path / "other")
     tiny.tokenizer().save_pretrained(tmp_path / "other")
-    control.load_model(daemon.config, ModelConfig(name="other", path=str(tmp_path / "other")))
-    first, other = (daemon.wait(submit(daemon, model=name)) for name in ("tiny", "other"))
-    assert first["result"]["pid"] != other["result"]["pid"]
-    again = daemon.wait(submit(daemon, model="tiny"))
-    assert again["result"]["pid"] == first["result"]["pid"]
-    horse = psutil.Process(other["result"]["pid"])
-    control.unload_model(daemon.config, "other")
+    with loaded(daemon, ModelConfig(name="other", path=str(tmp_path / "other"))):
+        first, other = (daemon.wait(submit(daemon, model=name)) for name in ("tiny", "other"))
+        assert first["result"]["pid"] != other["result"]["pid"]
+        again = daemon.wait(submit(daemon, model="tiny"))
+        assert again["result"]["pid"] == first["result"]["pid"]
+        horse = psutil.Process(other["result"]["pid"])
     wait_until(lambda: gone(horse))
     assert daemon.wait(submit(daemon, model="tiny"))["result"]["pid"] == first["result"]["pid"]
 
@@ -205,13 +215,12 @@ def test_completions_use_the_precision_that_the_model_was_loaded_with(daemon, tm
     tiny.model().save_pretrained(tmp_path / "small")
     tiny.tokenizer().save_pretrained(tmp_path / "small")
     small = ModelConfig(name="small", path=str(tmp_path / "small"), precision="int8")
-    control.load_model(daemon.config, small)
-    spec = InferSpec.parse({"model": "small", "prompt": "1+1=", "max_tokens": 2})
-    jobs = [daemon.client.submit(one) for one in (spec, replace(spec, precision="native"))]
-    for job_id, precision in zip(jobs, ("int8", "native"), strict=True):
-        daemon.wait(job_id, "finished")
-        assert daemon.client.result(job_id)["precision"] == precision
-    control.unload_model(daemon.config, "small")
+    with loaded(daemon, small):
+        spec = InferSpec.parse({"model": "small", "prompt": "1+1=", "max_tokens": 2})
+        jobs = [daemon.client.submit(one) for one in (spec, replace(spec, precision="native"))]
+        for job_id, precision in zip(jobs, ("int8", "native"), strict=True):
+            daemon.wait(job_id, "finished")
+            assert daemon.client.result(job_id)["precision"] == precision
 
 
 def test_models_are_listed_with_their_precision(daemon, tmp_path):

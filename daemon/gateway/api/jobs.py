@@ -64,6 +64,8 @@ class JobView(BaseModel):
     after: list[str]
     needs: dict[str, str]
     missing_model: str | None
+    nodes: list[str]
+    awaited_nodes: str | None
     worker: str | None
     seconds_per_step: float | None
     eta_s: float | None

@@ -1,0 +1,106 @@
+"""A gang and its seats as Redis has them: a hash with a field for each seat.
+
+Whether a worker is alive is not in the hash: it has its lease, and its node has not seen it die.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import orjson
+import redis
+from rq.registry import StartedJobRegistry
+
+from ...configs.labels import parse_line
+from ...configs.queues import TRAIN
+from . import keys
+
+# States of a seat, as its node reports them.
+JOINED, STARTED, ENDED, FAILED, LOST = "joined", "started", "ended", "failed", "lost"
+
+SEAT = "seat "  # prefix of fields, followed by the name of the worker
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One node of a gang but the first."""
+
+    node: str
+    state: str = JOINED
+    detail: str = ""  # of one that failed or was lost
+    wants_end: bool = False  # the node stops: the job is to save and be queued again
+
+
+@dataclass(frozen=True)
+class Gang:
+    """A gang as Redis has it."""
+
+    token: str
+    leader: str  # worker
+    node: str  # of the leader
+    size: int
+    needs: dict[str, str]  # of each node
+    seats: Mapping[str, Seat]  # by worker
+    is_gathering: bool
+    is_leader_alive: bool
+    alive: frozenset[str]  # workers of seats
+    execution: int | None = None  # its number, once it has begun
+    claim: str | None = None  # member of the registry of started jobs
+    has_claim: bool = False  # whether the execution is the current one
+    host: str = ""
+    port: int | None = None
+    is_ending: bool = False  # the execution ends: all ranks are to end
+
+    @property
+    def workers(self) -> list[str]:
+        """The workers in the order of their ranks."""
+        return [self.leader, *sorted(self.seats, key=lambda worker: self.seats[worker].node)]
+
+    @property
+    def nodes(self) -> list[str]:
+        """The names of the nodes in the order of their ranks."""
+        return [self.node, *sorted(seat.node for seat in self.seats.values())]
+
+
+def read_gang(connection: redis.Redis, job_id: str) -> Gang | None:
+    """Return the gang of a job as Redis has it now."""
+    with connection.pipeline(transaction=False) as pipeline:
+        pipeline.hgetall(keys.gang(job_id))
+        pipeline.get(keys.GATHERING)
+        raw, gathering = pipeline.execute()
+    fields = {keys.text(name): keys.text(text) for name, text in raw.items()}
+    if not {"token", "leader", "node", "size", "needs"} <= fields.keys():
+        return None
+    seats = {
+        name.removeprefix(SEAT): Seat(**orjson.loads(text))
+        for name, text in fields.items()
+        if name.startswith(SEAT)
+    }
+    workers = [fields["leader"], *seats]
+    with connection.pipeline(transaction=False) as pipeline:
+        for worker in workers:
+            pipeline.exists(keys.lease(worker))
+            pipeline.hexists(keys.WORKERS, worker)  # not, once its node has seen it die
+        registry = StartedJobRegistry.key_template.format(TRAIN)
+        pipeline.zscore(registry, fields.get("claim", ""))
+        *found, score = pipeline.execute()
+    signs = zip(workers, found[::2], found[1::2], strict=True)
+    alive = {worker for worker, has_lease, is_registered in signs if has_lease and is_registered}
+    return Gang(
+        token=fields["token"],
+        leader=fields["leader"],
+        node=fields["node"],
+        size=int(fields["size"]),
+        needs=parse_line(fields["needs"]),
+        seats=seats,
+        is_gathering=gathering is not None and keys.text(gathering) == job_id,
+        is_leader_alive=fields["leader"] in alive,
+        alive=frozenset(alive),
+        execution=int(fields["execution"]) if "execution" in fields else None,
+        claim=fields.get("claim"),
+        has_claim=score is not None,
+        host=fields.get("host", ""),
+        port=int(fields["port"]) if "port" in fields else None,
+        is_ending="end" in fields,
+    )

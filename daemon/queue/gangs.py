@@ -1,0 +1,239 @@
+"""Jobs that several nodes run together: one node leads, the others take a seat each.
+
+The worker that pops such a job gathers a node for each seat before it begins an execution: all of
+them, or none. Meanwhile the job is queued, popped for that worker. Only one job at a time gathers:
+two that each held half of the nodes would wait for each other. If too few nodes come in time, the
+job is set aside, and jobs with the same needs do not gather again for a while.
+
+A gang is a hash that the leader keeps alive; `token` tells it from earlier ones of the same job.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+import redis
+from rq.executions import Execution
+from rq.job import Job
+
+from ...configs.labels import (
+    GANG_ADDRESS,
+    SCHEMA,
+    Labels,
+    line_of,
+    num_nodes,
+    of_node,
+    unmet,
+)
+from ...configs.queues import TRAIN
+from . import keys
+from .gang_records import SEAT, Gang, Seat, read_gang
+from .lease import LEASE_S
+from .nodes import READY, NodeRegistry
+
+_GATHERING_MS = int(LEASE_S * 1000)  # without a sign of the leader
+_GANG_MS = int(4 * LEASE_S * 1000)
+
+# Opens a gang. KEYS: the gathering job, the gang; ARGV: job, two times in ms, fields and values.
+# Returns 0 while another job gathers.
+_OPEN = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+redis.call('DEL', KEYS[2])
+for i = 4, #ARGV, 2 do redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1]) end
+redis.call('PEXPIRE', KEYS[2], ARGV[3])
+return 1
+"""
+
+# Takes a seat. KEYS: the gathering job, the gang; ARGV: job, worker, key of its home, seat. A node
+# has one seat at most. Returns the gang's token.
+_JOIN = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return false end
+local found = redis.call('HGETALL', KEYS[2])
+local gang, taken = {}, 0
+for i = 1, #found, 2 do
+  gang[found[i]] = found[i + 1]
+  local worker = string.match(found[i], '^seat (.*)$')
+  if worker then
+    taken = taken + 1
+    if string.match(worker, '^[^:]*:([^:]*):') == ARGV[3] then return false end
+  end
+end
+if not gang.token or taken >= tonumber(gang.size) - 1 then return false end
+if string.match(gang.leader, '^[^:]*:([^:]*):') == ARGV[3] then return false end
+redis.call('HSET', KEYS[2], 'seat ' .. ARGV[2], ARGV[4])
+return gang.token
+"""
+
+# Closes a gang once all seats are taken, by workers that are alive. KEYS: the gathering job, the
+# gang, the hash of the job; ARGV: job, token, two times in ms, prefix of leases. Returns the number
+# of seats taken, -1 if the gang has expired or the job does not wait any more.
+_CLOSE = """
+local gang = redis.call('HMGET', KEYS[2], 'token', 'size')
+if gang[1] ~= ARGV[2] or redis.call('HGET', KEYS[3], 'status') ~= 'queued' then return -1 end
+local taken = 0
+for _, field in ipairs(redis.call('HKEYS', KEYS[2])) do
+  local worker = string.match(field, '^seat (.*)$')
+  if worker and redis.call('EXISTS', ARGV[5] .. worker) == 1 then
+    taken = taken + 1
+  elseif worker then
+    redis.call('HDEL', KEYS[2], field)
+  end
+end
+redis.call('PEXPIRE', KEYS[2], ARGV[4])
+if taken < tonumber(gang[2]) - 1 then
+  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])
+elseif redis.call('GET', KEYS[1]) == ARGV[1] then
+  redis.call('DEL', KEYS[1])
+end
+return taken
+"""
+
+# Changes fields of a gang. KEYS: the gang; ARGV: token, fields and values; returns whether the gang
+# is still there.
+_WRITE = """
+if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
+for i = 2, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+return 1
+"""
+
+# Changes a seat. KEYS: the gang; ARGV: token, field, value. Returns whether the worker still has
+# it: a report must not take a seat again that was given back or taken away.
+_REPORT = """
+if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
+if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then return 0 end
+redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
+return 1
+"""
+
+# Gives a seat back before the execution begins. KEYS: the gang; ARGV: token, field. Returns whether
+# it did.
+_LEAVE = """
+local gang = redis.call('HMGET', KEYS[1], 'token', 'execution')
+if gang[1] ~= ARGV[1] or gang[2] then return 0 end
+redis.call('HDEL', KEYS[1], ARGV[2])
+return 1
+"""
+
+# Deletes a gang. KEYS: the gathering job, the gang; ARGV: job, token.
+_DISSOLVE = """
+if redis.call('HGET', KEYS[2], 'token') ~= ARGV[2] then return end
+redis.call('DEL', KEYS[2])
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+"""
+
+
+class Gangs:
+    """All gangs of one Redis."""
+
+    def __init__(self, connection: redis.Redis) -> None:
+        self._connection = connection
+
+    # --- gathering ------------------------------------------------------------------------------
+
+    def may_gather(self, needs: Labels) -> bool:
+        """Whether a job with these needs may gather now: enough nodes are there, and no other does.
+
+        Nodes that run other jobs count: they may be free soon.
+        """
+        with self._connection.pipeline(transaction=False) as pipeline:
+            pipeline.exists(keys.GATHERING)
+            pipeline.exists(keys.gang_retry(line_of(needs)))
+            if any(pipeline.execute()):
+                return False
+        return self.num_suitable(needs) >= num_nodes(needs)
+
+    def num_suitable(self, needs: Labels) -> int:
+        """Return how many nodes may take part in a job with these needs, now or later."""
+        own = of_node(needs)
+        return sum(
+            node.state == READY
+            and not node.is_draining
+            and TRAIN in node.queues
+            and GANG_ADDRESS in node.labels
+            and not unmet(own, {**node.labels, SCHEMA: str(node.schema)})
+            for node in NodeRegistry(self._connection).all()
+        )
+
+    def open(self, job_id: str, leader: str, node: str, needs: Labels) -> str | None:
+        """Begin to gather nodes for a job; return the token, None while another job gathers."""
+        token = secrets.token_hex(8)
+        fields = {
+            "token": token,
+            "leader": leader,
+            "node": node,
+            "size": str(num_nodes(needs)),
+            "needs": line_of(of_node(needs)),
+        }
+        pairs = [text for pair in fields.items() for text in pair]
+        times = (str(_GATHERING_MS), str(_GANG_MS))
+        opened = self._eval(_OPEN, keys.GATHERING, keys.gang(job_id))(job_id, *times, *pairs)
+        return token if opened else None
+
+    def close(self, job_id: str, token: str) -> int:
+        """Close the gang if all seats are taken; return how many are, -1 if it is over."""
+        all_keys = (keys.GATHERING, keys.gang(job_id), Job.key_for(job_id))
+        times = (str(_GATHERING_MS), str(_GANG_MS))
+        return int(self._eval(_CLOSE, *all_keys)(job_id, token, *times, keys.lease("")))
+
+    def give_up(self, job_id: str, token: str, needs: Labels, *, pause_s: float) -> None:
+        """Release the nodes that came: too few did. Jobs with these needs wait for `pause_s`."""
+        self._connection.set(keys.gang_retry(line_of(needs)), 1, px=max(int(pause_s * 1000), 1))
+        self.dissolve(job_id, token)
+
+    def dissolve(self, job_id: str, token: str) -> None:
+        """Release all nodes of a gang."""
+        self._eval(_DISSOLVE, keys.GATHERING, keys.gang(job_id))(job_id, token)
+
+    # --- seats ----------------------------------------------------------------------------------
+
+    def join(self, job_id: str, worker: str, home_key: str, node: str) -> str | None:
+        """Take a seat for a node; return the gang's token, None if there is no seat for it."""
+        seat = orjson.dumps(asdict(Seat(node))).decode()
+        script = self._eval(_JOIN, keys.GATHERING, keys.gang(job_id))
+        token = script(job_id, worker, home_key, seat)
+        return None if token is None else keys.text(token)
+
+    def report(self, job_id: str, token: str, worker: str, seat: Seat) -> bool:
+        """Store the state of a seat; False if the gang is gone, or the worker has no seat in it."""
+        state = orjson.dumps(asdict(seat)).decode()
+        return bool(self._eval(_REPORT, keys.gang(job_id))(token, f"{SEAT}{worker}", state))
+
+    def leave(self, job_id: str, token: str, worker: str) -> bool:
+        """Give a seat back; False once the execution has begun."""
+        return bool(self._eval(_LEAVE, keys.gang(job_id))(token, f"{SEAT}{worker}"))
+
+    # --- the execution --------------------------------------------------------------------------
+
+    def begin(self, job_id: str, token: str, number: int, claim: Execution) -> bool:
+        """Note the execution that the gang runs; False if the gang is gone."""
+        fields = {"execution": str(number), "claim": claim.composite_key}
+        return self._write(job_id, token, fields)
+
+    def listen(self, job_id: str, token: str, host: str, port: int) -> bool:
+        """Note where rank 0 listens: the others may start."""
+        return self._write(job_id, token, {"host": host, "port": str(port)})
+
+    def end(self, job_id: str, token: str) -> bool:
+        """Ask all nodes to end their ranks; False if the gang is gone."""
+        return self._write(job_id, token, {"end": "1"})
+
+    def gang(self, job_id: str, *, renew: bool = False) -> Gang | None:
+        """Return the gang of a job; `renew`: keep it, as its leader."""
+        if renew:
+            self._connection.pexpire(keys.gang(job_id), _GANG_MS)
+        return read_gang(self._connection, job_id)
+
+    def _write(self, job_id: str, token: str, fields: Mapping[str, str]) -> bool:
+        pairs = [text for pair in fields.items() for text in pair]
+        return bool(self._eval(_WRITE, keys.gang(job_id))(token, *pairs))
+
+    def _eval(self, script: str, *all_keys: str) -> Any:
+        def call(*arguments: str) -> Any:
+            return self._connection.eval(script, len(all_keys), *all_keys, *arguments)
+
+        return call

@@ -1,0 +1,93 @@
+"""How a worker gives up its jobs: on a signal, after its number of jobs, and with its lease.
+
+A machine that was suspended, or whose network is cut, cannot renew the lease: other workers may
+have its jobs when it continues.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from typing import Any
+
+from ..queue.clocks import clock
+from .held import Held
+
+log = logging.getLogger(__name__)
+
+_DRAIN_TIMEOUT_S = 1.0  # for Redis to come back when the worker is to end
+
+
+class Leaving:
+    """Whether a worker takes jobs, lets them end, or has them save and ends."""
+
+    def __init__(self, held: Held, *, max_jobs: int | None) -> None:
+        """`max_jobs`: after these the worker closes; None: no limit."""
+        self.draining = False  # jobs save and are requeued
+        self.closing = False  # jobs run to their end, and no more are taken
+        self.num_taken = 0
+        self.has_given_back = False  # all jobs, since the lease ran out
+        self._held = held
+        self._max_jobs = max_jobs
+        self._saved_at = 0.0  # when the last job ended whose end is not in Redis yet
+
+    def catch_signals(self) -> None:
+        """SIGTERM: drain. SIGUSR1: close."""
+        signal.signal(signal.SIGTERM, self._drain)
+        signal.signal(signal.SIGUSR1, self._close)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def _drain(self, *_: Any) -> None:
+        self.draining = True
+
+    def _close(self, *_: Any) -> None:
+        self.closing = True
+
+    def is_closing(self) -> bool:
+        """Whether it takes no more jobs: on request, or as it has taken its number of them."""
+        return self.closing or (self._max_jobs is not None and self.num_taken >= self._max_jobs)
+
+    def is_leaving(self) -> bool:
+        """Whether it takes no more jobs, for any of the reasons."""
+        return self.draining or self.is_closing()
+
+    def has_closed(self) -> bool:
+        """Whether it closes, and neither runs a job nor may receive another one."""
+        is_idle = not self._held.taken and not self._held.mailbox.is_waiting
+        return self.is_closing() and is_idle
+
+    def is_done(self, down_since: float | None) -> bool:
+        """Whether nothing is left to do, or nothing that can be done without Redis.
+
+        Jobs whose end Redis did not receive stay started there. They are requeued later, and
+        resume from their last checkpoint or finish with the result on disk. `down_since`: when
+        Redis became unreachable; None: it is reachable.
+        """
+        attempts, seats = self._held.attempts, self._held.gangs.seats.taken
+        has_seat = any(down_since is None or seat.settle is None for seat in seats)
+        if down_since is None or not attempts:
+            return not attempts and not has_seat
+        if any(attempt.settle is None for attempt in attempts):
+            self._saved_at = clock()
+            return False
+        return clock() - max(down_since, self._saved_at) > _DRAIN_TIMEOUT_S
+
+    def enforce_lease(self) -> None:
+        """End all jobs before the lease runs out: after that, other machines may take them."""
+        is_over = self.is_lease_over()
+        if is_over and self._held.attempts and not self.has_given_back:
+            log.error(
+                "%s: could not renew its lease for %g s: ending its jobs, other workers may take "
+                "them",
+                self._held.name,
+                self._held.lease.usable_s,
+            )
+        if is_over:
+            for attempt in self._held.attempts:
+                attempt.give_back()  # in every tick: a horse may have been forked just now
+            self._held.gangs.seats.give_back()
+        self.has_given_back = is_over
+
+    def is_lease_over(self) -> bool:
+        """Whether other workers may soon take its jobs."""
+        return self._held.is_shared and self._held.lease.is_running_out()
