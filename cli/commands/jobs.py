@@ -119,13 +119,15 @@ def _waits_for(job: dict[str, Any]) -> str:
 
 
 @click.command()
-@click.option("--all", "all_", is_flag=True, help="Answers (infer, encode), too.")
+@click.option(
+    "--all", "all_", is_flag=True, help="Include answers: jobs of the kinds infer and encode."
+)
 @click.option(
     "--kind",
     "kinds",
     multiple=True,
     type=click.Choice(list(KINDS)),
-    help="Only jobs of that kind. May be repeated.  [default: those that train, and eval]",
+    help="Only jobs of this kind. May be repeated.  [default: training kinds and eval]",
 )
 @click.option(
     "--status",
@@ -133,20 +135,21 @@ def _waits_for(job: dict[str, Any]) -> str:
     multiple=True,
     type=click.Choice([*STATUSES, *_WORDS]),
     metavar="STATUS",
-    help=f"Only jobs of that status: {', '.join(STATUSES)}, or a word such as running, waiting or "
-    "ended. May be repeated.  [default: all]",
+    help=f"Only jobs with this status: {', '.join(STATUSES)}; or running, waiting or ended. "
+    "May be repeated.  [default: all]",
 )
 @click.option(
     "--name",
     metavar="PATTERN",
-    help="Only jobs with that name; * and ? stand for any characters.  [default: all]",
+    help="Only jobs whose name matches PATTERN, in which * and ? are wildcards.  [default: all]",
 )
 @click.option(
     "--tag",
     "tags",
     multiple=True,
     metavar="TAG",
-    help="Only jobs with that tag. May be repeated: jobs with all of them.  [default: all]",
+    help="Only jobs with this tag. May be repeated: only jobs that have all of the tags.  "
+    "[default: all]",
 )
 @click.option(
     "--limit",
@@ -154,7 +157,7 @@ def _waits_for(job: dict[str, Any]) -> str:
     default=_LIMIT,
     show_default=True,
     metavar="N",
-    help="Most jobs to list.",
+    help="Maximum number of jobs to list.",
 )
 @common_options
 @click.pass_obj
@@ -239,7 +242,10 @@ def _took_s(job: dict[str, Any], now: float) -> float | None:
 @click.command()
 @job_argument
 @click.option(
-    "--source", "has_source", is_flag=True, help="Show the code and versions that it ran instead."
+    "--source",
+    "has_source",
+    is_flag=True,
+    help="Show instead the code and the library versions that the job ran.",
 )
 @common_options
 @click.pass_obj
@@ -277,7 +283,7 @@ def show(app: App, job: str | None, has_source: bool) -> None:
         elif name == "status":
             shown[name] = render.status(_status(found))
         elif name == "seconds_per_step":
-            shown["pace"] = f"{render.duration(value)}/step"
+            shown["step time"] = render.duration(value)
         elif name == "eta_s":
             shown["eta"] = render.duration(value)
         elif name == "result":

@@ -12,15 +12,20 @@ from ..view import render
 
 @click.command()
 @click.argument("model", metavar="[NAME=]PATH")
-@click.option("--once", is_flag=True, help="Do not load it again at the next start of the daemon.")
+@click.option(
+    "--once",
+    is_flag=True,
+    help="Keep it only until the daemon stops; do not load it again at the next start.",
+)
 @common_options
 @click.pass_obj
 def load(app: App, model: str, once: bool) -> None:
     """Load a model and keep it in memory.
 
-    [NAME=]PATH[,dtype=…][,task=…][,precision=…]: PATH is a folder or a hub id; without NAME its
-    last part is the name. The name of a configured or loaded model loads that one again. Running
-    jobs are not disturbed. The model is loaded at every start of the daemon until `unload`.
+    [NAME=]PATH[,dtype=…][,task=…][,precision=…]: PATH is a folder or a hub id; the default NAME is
+    the last part of PATH. The name of a configured or loaded model alone loads that model again,
+    with its current files. Running jobs are not affected. Until `warmd unload`, the model is also
+    loaded at every start of the daemon.
     """
     from ...daemon.client import control
     from ..view.fetching import FetchProgress
