@@ -52,7 +52,7 @@ SECTIONS = {
         "eval": ("evaluate", "Evaluate MODELs on a data set and compare them."),
     },
     "Keep models loaded": {
-        "load": ("models", "Load a model and keep it in memory."),
+        "load": ("models", "Load models and keep them in memory."),
         "unload": ("models", "Unload a model."),
         "models": ("models", "List the loaded models."),
     },

@@ -220,7 +220,7 @@ def jobs(
     headers = ["JOB", *labeled, "MODEL", "STATUS", ">STEP", "CREATED", ">TOOK", "ERROR"]
     is_narrow = bool(kinds or statuses or name or tags)
     empty = (
-        "no such job" if is_narrow or all_ else "no training yet; answers, too: warmd jobs --all"
+        "no job matches" if is_narrow or all_ else "no training yet; answers, too: warmd jobs --all"
     )
     render.print_table(headers, rows, empty=empty)
     if has_more and sys.stderr.isatty():

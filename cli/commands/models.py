@@ -11,7 +11,7 @@ from ..view import render
 
 
 @click.command()
-@click.argument("model", metavar="[NAME=]PATH")
+@click.argument("models", metavar="[NAME=]PATH...", nargs=-1, required=True)
 @click.option(
     "--once",
     is_flag=True,
@@ -19,24 +19,25 @@ from ..view import render
 )
 @common_options
 @click.pass_obj
-def load(app: App, model: str, once: bool) -> None:
-    """Load a model and keep it in memory.
+def load(app: App, models: tuple[str, ...], once: bool) -> None:
+    """Load models and keep them in memory.
 
     [NAME=]PATH[,dtype=…][,task=…][,precision=…]: PATH is a folder or a hub id; the default NAME is
     the last part of PATH. The name of a configured or loaded model alone loads that model again,
-    with its current files. Running jobs are not affected. Until `warmd unload`, the model is also
+    with its current files. Running jobs are not affected. Until `warmd unload`, the models are also
     loaded at every start of the daemon.
     """
     from ...daemon.client import control
     from ..view.fetching import FetchProgress
 
     config = app.config()
-    named = control.named_model(config, model, FetchProgress())
-    loaded = control.load_model(config, named, is_kept=not once)
+    named = [control.named_model(config, model, FetchProgress()) for model in models]
+    loaded = [control.load_model(config, model, is_kept=not once) for model in named]
     if app.as_json:
-        render.json_line(loaded)
+        for model in loaded:
+            render.json_line(model)
     else:
-        print_models([loaded])
+        print_models(loaded)
 
 
 @click.command()

@@ -377,12 +377,22 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
             self.reward_functions(training)
         config = model_config or {}
         limit = config.get("text_config", config).get("max_position_embeddings")
-        wanted = (self.max_prompt_length or 1) + (self.max_completion_length or 1)
-        if limit is not None and wanted > limit:
+        if limit is not None:
+            self._check_positions(limit)
+
+    def _check_positions(self, limit: int) -> None:
+        """Check that the lengths of prompt and completion fit into the positions of the model."""
+        prompt = self.max_prompt_length or 1
+        if prompt >= limit:
+            raise SpecError(
+                "max_prompt_length",
+                f"must be below {limit} (the positions of {self.model}), got {prompt}",
+            )
+        if (self.max_completion_length or 1) > limit - prompt:
             raise SpecError(
                 "max_completion_length",
-                f"must be at most {limit} (the positions of {self.model}) together with the "
-                f"prompt, got {wanted}",
+                f"must be at most {limit - prompt} ({self.model} has {limit} positions, the prompt "
+                f"takes {prompt}), got {self.max_completion_length}",
             )
 
     def _check_reward_log(self) -> None:

@@ -126,7 +126,17 @@ def test_options_that_do_not_fit_together_are_refused_by_name(options, message):
     [
         ({"reward": ["no_such_module:f"]}, "reward: no_such_module:f must import"),
         ({"report_to": ["trackio"]}, "report_to: must be installed, got trackio"),
-        ({"max_prompt_length": 60}, "max_completion_length: must be at most 64"),
+        (
+            {"max_prompt_length": 60},
+            "max_completion_length: must be at most 4 (demo has 64 positions, the prompt takes 60), "
+            "got 6",
+        ),
+        (
+            {"max_completion_length": 4000},
+            "max_completion_length: must be at most 63 (demo has 64 positions, the prompt takes 1), "
+            "got 4000",
+        ),
+        ({"max_prompt_length": 64}, "max_prompt_length: must be below 64 (the positions of demo)"),
         ({"samples": 100_000}, "samples: must be at most"),
         ({"eval_samples": 100_000}, "eval_samples: must be at most"),
         ({"dataset": "nowhere.jsonl"}, "dataset: must be a JSONL, CSV or Parquet file"),
