@@ -128,13 +128,13 @@ def test_options_that_do_not_fit_together_are_refused_by_name(options, message):
         ({"report_to": ["trackio"]}, "report_to: must be installed, got trackio"),
         (
             {"max_prompt_length": 60},
-            "max_completion_length: must be at most 4 (demo has 64 positions, the prompt takes 60), "
-            "got 6",
+            "max_completion_length: must be at most 4 "
+            "(demo has 64 positions, the prompt takes 60), got 6",
         ),
         (
             {"max_completion_length": 4000},
-            "max_completion_length: must be at most 63 (demo has 64 positions, the prompt takes 1), "
-            "got 4000",
+            "max_completion_length: must be at most 63 "
+            "(demo has 64 positions, the prompt takes 1), got 4000",
         ),
         ({"max_prompt_length": 64}, "max_prompt_length: must be below 64 (the positions of demo)"),
         ({"samples": 100_000}, "samples: must be at most"),
