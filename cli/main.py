@@ -79,9 +79,9 @@ SECTIONS = {
     "Look at jobs": {
         "tail": ("watch", "Follow JOB until it ends."),
         "jobs": ("jobs", "List training jobs and evaluations, newest first."),
-        "show": ("jobs", "Show everything about JOB."),
+        "show": ("show", "Show everything about JOB."),
         "digest": ("digest", "Summarize what happened since a point in time."),
-        "result": ("jobs", "Print the result of JOB."),
+        "result": ("show", "Print the result of JOB."),
         "samples": ("samples", "Show completions on which GRPO JOB was trained."),
         "leaderboard": ("leaderboard", "List all evaluations on DATASET, best first."),
         "diff": ("diff", "Compare two jobs: options, data, code and results."),

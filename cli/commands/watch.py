@@ -14,8 +14,8 @@ from ..view import render
 from ..view.describe import describe
 from ..view.live import LiveLine, has_live_lines
 from ..view.progress import Progress
-from .jobs import answers_of
 from .samples import sample_lines
+from .show import answers_of
 
 if TYPE_CHECKING:
     from ...daemon.client.client import Client
