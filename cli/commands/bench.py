@@ -27,7 +27,7 @@ from ..shared.job_argument import complete_job
 from ..shared.option_values import gathered
 from ..shared.spec_options import file_options, spec_option
 from ..view import render
-from ..view.projection import Pace, headers, pace_of, projection
+from ..view.projection import StepTimes, headers, projection, step_times
 from .watch import wait
 from .works import Measure, show, work_options
 
@@ -44,9 +44,9 @@ WARM_UP = 3  # steps: the first touches all memory of the optimizer for the firs
 def bench() -> None:
     """Compare KIND with the stock library, or project a long job.
 
-    Prints a table of WORKs: the medians of both sides, which alternate; the limit of the hardware
-    by the measured float32 GEMM throughput and memory bandwidth (FLOOR); and the share of it that
-    warmd reaches (SHARE).
+    Both sides run the same workloads alternately; the table shows their medians. FLOOR is the limit
+    of the hardware, computed from its measured float32 GEMM throughput and memory bandwidth; SHARE
+    is how close warmd comes to that limit.
     """
 
 
@@ -159,9 +159,9 @@ def _mlm_command() -> click.Command:
             report_to=(),
         )
         with _finished(app, client, short, init) as events:
-            pace = pace_of(events, warm_up=WARM_UP, eval_every=spec.eval_every)
+            times = step_times(events, warm_up=WARM_UP, eval_every=spec.eval_every)
             begin = next(event for event in events if event["type"] == "begin")
-        _show_projection(app, spec, pace, begin, None if job is None else _checkpoint(client, job))
+        _show_projection(app, spec, times, begin, None if job is None else _checkpoint(client, job))
 
     return click.command(
         "mlm",
@@ -170,7 +170,8 @@ def _mlm_command() -> click.Command:
                 ["--job"],
                 metavar="JOB",
                 shell_complete=complete_job,
-                help="Measure with that job's options; project from its latest checkpoint, too.",
+                help="Job whose options are measured; the projection also starts from its latest "
+                "checkpoint.",
             ),
             click.Option(
                 ["--measured"],
@@ -178,14 +179,14 @@ def _mlm_command() -> click.Command:
                 default=10,
                 show_default=True,
                 metavar="N",
-                help=f"Steps to measure, after {WARM_UP} to warm up.",
+                help=f"Number of steps to measure, after {WARM_UP} warmup steps.",
             ),
             *work_options(works.MLM, pairs=MANY_PAIRS),
             *map(spec_option, options.values()),
             *file_options(),
         ],
         help="Compare micro-steps with torch's kernels, or project how long an MLM job takes.\n\n"
-        "With --job or options of `submit mlm` it runs a short job and projects from it.",
+        "With --job or options of `submit mlm`, a short job is run and its speed extrapolated.",
     )(common_options(callback))
 
 
@@ -250,17 +251,17 @@ def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
 
 
 def _show_projection(
-    app: App, spec: MlmSpec, pace: Pace, begin: Mapping[str, Any], checkpoint: int | None
+    app: App, spec: MlmSpec, times: StepTimes, begin: Mapping[str, Any], checkpoint: int | None
 ) -> None:
     now = time.time()
-    rows = projection(pace, now=now, checkpoint=checkpoint, steps_total=spec.steps_total)
+    rows = projection(times, now=now, checkpoint=checkpoint, steps_total=spec.steps_total)
     if app.as_json:
         render.json_line(
             {
                 "kind": spec.kind,
-                **asdict(pace),
+                **asdict(times),
                 "warm_up": WARM_UP,
-                "micro_step_s": pace.step_s / spec.gradient_accumulation,
+                "micro_step_s": times.step_s / spec.gradient_accumulation,
                 "parameters": begin["parameters"],
                 "device": begin["device"],
                 "threads": begin["threads"],
@@ -269,7 +270,7 @@ def _show_projection(
             }
         )
         return
-    note(_summary(spec, pace, begin))
+    note(_summary(spec, times, begin))
     render.print_table(
         headers(checkpoint),
         [
@@ -293,15 +294,15 @@ def _resumed(row: Mapping[str, Any], now: float) -> list[str]:
     ]
 
 
-def _summary(spec: MlmSpec, pace: Pace, begin: Mapping[str, Any]) -> str:
+def _summary(spec: MlmSpec, times: StepTimes, begin: Mapping[str, Any]) -> str:
     micro_steps = spec.gradient_accumulation
-    said = f"{render.duration(pace.step_s)} a step, the median of {pace.num_steps}"
+    text = f"{render.duration(times.step_s)} a step, the median of {times.num_steps}"
     if micro_steps > 1:
-        said += f" ({micro_steps} micro-steps of {render.duration(pace.step_s / micro_steps)})"
-    said += (
+        text += f" ({micro_steps} micro-steps of {render.duration(times.step_s / micro_steps)})"
+    text += (
         f"; {begin['parameters'] / 1e6:.3g} M parameters, {spec.batch_size} x {spec.seq_len} "
         f"tokens, {begin['device']}, {begin['threads']} threads"
     )
-    if pace.eval_s is not None:
-        said += f"; an evaluation of {render.duration(pace.eval_s)} every {pace.eval_every} steps"
-    return said
+    if times.eval_s is not None:
+        text += f"; an evaluation of {render.duration(times.eval_s)} every {times.eval_every} steps"
+    return text

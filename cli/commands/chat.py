@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model", required=False, metavar="[MODEL]")
-@click.option("--system", help="System message that opens the chat.")
+@click.option("--system", help="System message at the start of the chat.")
 @click.option("--max-tokens", metavar="N", help="Maximum number of tokens in an answer.")
 @click.option("--temperature", metavar="X", help="Sampling temperature (0 = greedy).")
 @click.option("--seed", metavar="N", help="Random seed for sampling.")
@@ -79,7 +79,7 @@ def _spec(values: dict[str, Any], messages: list[dict[str, str]]) -> Any:
 def _talk(client: Client, values: dict[str, Any]) -> int:
     messages: list[dict[str, str]] = []
     code = 0
-    while (line := _ask()) is not None and line.strip() not in _LEAVE:
+    while (line := _read_message()) is not None and line.strip() not in _LEAVE:
         if not line.strip():
             continue
         if line.strip() == "/help":
@@ -99,7 +99,7 @@ def _talk(client: Client, values: dict[str, Any]) -> int:
 _LEAVE = ("/bye", "/exit", "/quit")
 
 
-def _ask() -> str | None:
+def _read_message() -> str | None:
     """Read the next message; None when there are no more."""
     if not sys.stdin.isatty():
         line = sys.stdin.readline()

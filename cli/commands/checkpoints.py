@@ -108,7 +108,7 @@ def _damaged() -> str:
 def verify(app: App, job: str | None, step: int | None) -> int:
     """Read every file of the checkpoints of JOB, and compare it with its checksum.
 
-    Exits with 1 when one is damaged.
+    Exit code 1: a file is damaged.
     """
     from ...daemon.runs.checkpoints import size_bytes, verify as verify_one
 
@@ -145,17 +145,17 @@ def verify(app: App, job: str | None, step: int | None) -> int:
     "--keep",
     type=click.IntRange(min=1, max=10_000),
     metavar="N",
-    help="Keep the newest N.  [default: the job's own --keep]",
+    help="Number of newest checkpoints to keep.  [default: the job's own --keep]",
 )
-@click.option("--yes", is_flag=True, help="Remove them; without it they are only listed.")
+@click.option("--yes", is_flag=True, help="Remove them; without --yes they are only listed.")
 @common_options
 @click.pass_obj
 def prune(app: App, job: str | None, keep: int | None, yes: bool) -> None:
-    """List the checkpoints of JOB that need not be kept; with --yes remove them.
+    """List the checkpoints of JOB that can be removed; with --yes, remove them.
 
-    The newest stay, and the best one. Damaged ones do not count, and the latest whole
-    checkpoint is never removed. A running job is refused: it prunes when it saves. Without JOB: the
-    only job of the command line that has checkpoints.
+    The newest ones and the best one are kept. Damaged ones do not count as kept, and the latest
+    whole checkpoint is never removed. A running job is refused: it removes old checkpoints itself.
+    Without JOB: the only job submitted on the command line that has checkpoints.
     """
     from ...daemon.runs import weights
     from ...daemon.runs.checkpoints import remove, size_bytes
@@ -204,13 +204,18 @@ def _freed_bytes(path: Path) -> int:
     "--step",
     type=int,
     metavar="N",
-    help="The checkpoint of that step.  [default: the final model, else the latest whole one]",
+    help="Step of the checkpoint to export.  [default: the final model, else the latest whole "
+    "checkpoint]",
 )
 @click.option(
-    "--with-optimizer", is_flag=True, help="Include all that a Trainer needs to resume from it."
+    "--with-optimizer",
+    is_flag=True,
+    help="Include the optimizer state and all else that a Trainer needs to resume.",
 )
 @click.option(
-    "--merge", is_flag=True, help="Write a model: the base with the LoRA adapter of JOB merged."
+    "--merge",
+    is_flag=True,
+    help="Merge the LoRA adapter of JOB into its base model and export the result.",
 )
 @common_options
 @click.pass_obj
@@ -219,8 +224,8 @@ def export(
 ) -> None:
     """Copy a model of JOB to the new folder DEST, for `from_pretrained`.
 
-    Weights, configuration and tokenizer: whole, or not at all. Of a LoRA job this is the adapter,
-    which needs its base model; with --merge it is a model of its own.
+    Exports weights, configuration and tokenizer; if that fails, DEST is not created. For a LoRA job
+    these are the adapter's, which needs its base model; --merge exports a complete model.
     """
     from ...daemon.runs import weights
     from ...daemon.runs.checkpoints import size_bytes

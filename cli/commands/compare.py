@@ -41,9 +41,9 @@ _GAP = 3  # columns of the terminal between the two texts
 def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
     """Compare the answers to PROMPTs before and after a training.
 
-    JOB@STEP compares with that checkpoint; instead of JOB an adapter's folder may be given. Both
-    models answer at the same time, with the same seed and precision; a loaded model is not loaded
-    again. Exits with 1 when an answer failed.
+    JOB `-` is the latest training. JOB@STEP compares with that checkpoint; instead of JOB an
+    adapter's folder may be given. Both models answer at the same time, with the same seed and
+    precision; a loaded model is not loaded again. Exits with 1 when an answer failed.
     """
     app = click.get_current_context().ensure_object(App)
     values: dict[str, Any] = {
@@ -53,7 +53,7 @@ def _compare(job: str, prompts: tuple[str, ...], **given: Any) -> int:
     }
     values.setdefault("seed", secrets.randbits(_SEED_BITS))
     client = app.client()
-    models = _of_adapter(app, job) or (_base(client, job), _trained(client, job))
+    models = _of_adapter(app, job) or _before_and_after(client, job)
     values.setdefault("precision", models[0].precision)
     jobs: list[str] = []
     try:
@@ -109,23 +109,21 @@ def _of_adapter(app: App, text: str) -> tuple[ModelConfig, ModelConfig] | None:
     return named, ModelConfig(name=folder.name, path=str(folder))
 
 
-def _base(client: Client, text: str) -> ModelConfig:
-    """The model that a training job started from. Raises Conflict for a job of another kind."""
+def _before_and_after(client: Client, text: str) -> tuple[ModelConfig, ModelConfig]:
+    """The model that a training job started from, and the weights of `JOB` or `JOB@STEP`.
+
+    `-` is the latest training. Raises Conflict for a job that trains nothing.
+    """
     from ...configs.config import ModelConfig
 
-    job_id = client.find(text.partition("@")[0])
+    job, at, step = text.partition("@")
+    job_id = client.find(job, is_training=True)
     document = client.rundir(job_id).read_spec()
     if "model" not in document or spec_class(document["kind"]).queue != TRAIN:
         raise Conflict(f"job: {job_id} started from no model: there is nothing to compare with")
-    return ModelConfig(**document["model"])
-
-
-def _trained(client: Client, text: str) -> ModelConfig:
-    """The weights trained by the job, under a unique name."""
-    from ...configs.config import ModelConfig
-
-    weights = client.weights(text)
-    return ModelConfig(name=weights.name, path=str(weights.folder))
+    weights = client.weights(f"{job_id}{at}{step}")
+    trained = ModelConfig(name=weights.name, path=str(weights.folder))
+    return ModelConfig(**document["model"]), trained
 
 
 def _answer(client: Client, job_id: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     "--redis",
     "redis_url",
     metavar="URL",
-    help="Redis to use (redis://, rediss:// or unix://).  [default: an embedded one]",
+    help="URL of the Redis to use (redis://, rediss:// or unix://).  [default: an embedded one]",
 )
 @click.option(
     "--workers",
@@ -139,7 +139,7 @@ def stage_line(progress: Mapping[str, Any]) -> str:
 def stop(app: App, now: bool) -> None:
     """Stop the daemon; unfinished jobs resume at the next start.
 
-    Running jobs save a checkpoint first, which can take as long as a step.
+    Running jobs end their current step and save a checkpoint first.
     """
     from ...daemon.client import control
 

@@ -18,16 +18,18 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _EXIT_CODES = {"finished": 0, "failed": 1}
-_HINT = "a job file with `stages` makes one"
+_HINT = "a job file with `stages` starts one"
 _ENDED = ("finished", "failed", "canceled")
 
 
 @click.group(subcommand_metavar="COMMAND [OPTIONS]...")
 @common_options
 def curriculum() -> None:
-    """Show curricula: their stages, and what was decided at the gates.
+    """Show curricula: their stages and the decisions at the gates.
 
-    A job file with `stages` makes one: `warmd submit KIND --config FILE`.
+    A curriculum trains a model in stages. At a gate, the models before and after a stage answer the
+    same held-out questions; a stage that made the model worse is rolled back and repeated. To start
+    one, submit a job file with `stages`: `warmd submit KIND --config FILE`.
     """
 
 
@@ -36,7 +38,7 @@ def curriculum() -> None:
 @common_options
 @click.pass_obj
 def show(app: App, curriculum: str | None) -> None:
-    """Show CURRICULUM (default: the latest): attempts at its stages, and decisions."""
+    """Show the stages of CURRICULUM (default: the latest) and the decisions at its gates."""
     client = app.reader()
     newest = client.curricula(1) if curriculum is None else ()
     show_curriculum(app, client, group_named(client, "curriculum", curriculum, newest, _HINT))

@@ -17,24 +17,29 @@ _LONGEST_CELL = 300  # characters of an example's column
 @click.group(subcommand_metavar="show|clear [OPTIONS]...")
 @common_options
 def data() -> None:
-    """Show what is in a data set, or remove cached tokens."""
+    """Inspect a data set, or clear the token cache."""
 
 
 @data.command()
 @click.argument("dataset")
-@click.option("--model", metavar="NAME", help="Model whose tokens are counted; else characters.")
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="Model whose tokenizer measures lengths.  [default: none; lengths in characters]",
+)
 @click.option(
     "--columns",
     multiple=True,
     metavar="FIELD=COLUMN,...",
-    help="Columns of the dataset under other names; may be repeated.",
+    help="Column names of the dataset, where they differ from the usual ones. May be repeated.",
 )
 @common_options
 @click.pass_obj
 def show(app: App, dataset: str, model: str | None, columns: tuple[str, ...]) -> None:
-    """Show rows, columns, lengths and examples of DATASET, and what each job kind makes of it.
+    """Show columns, lengths and examples of DATASET, and which job kinds can use it.
 
-    DATASET is what `warmd submit --dataset` takes. Default options are assumed. Needs no daemon.
+    DATASET is a file, a folder or a hub data set, as for `warmd submit --dataset`. For each kind,
+    the records are read with the default options: USABLE and BAD count them. Needs no daemon.
     """
     from ...daemon.client.data import survey_of
 
@@ -100,9 +105,9 @@ def _cell(value: Any) -> str:
 @common_options
 @click.pass_obj
 def clear(app: App) -> None:
-    """Remove the tokens kept of data sets.
+    """Remove the cached tokens of all data sets.
 
-    Running jobs keep theirs; a later job tokenizes its rows again.
+    Running jobs are not affected. Later jobs tokenize their data sets again.
     """
     from ...daemon.client.data import clear_tokens
 

@@ -26,17 +26,17 @@ _GROUPS = "Sweeps and curricula"
     default="12h",
     show_default=True,
     metavar="TIME",
-    help="Start: 18:00 (the latest), 2026-11-21 18:00, or an age such as 12h.",
+    help="Start of the period: 18:00 (the latest one), 2026-11-21 18:00, or an age such as 12h.",
 )
 @click.option("--markdown", is_flag=True, help="Print Markdown.")
 @common_options
 @click.pass_obj
 def digest(app: App, since: str, markdown: bool) -> None:
-    """Summarize what happened since a time.
+    """Summarize what happened since a point in time.
 
-    Training jobs that finished, failed or were stopped, each with its evaluation; interruptions
-    and what they cost; what still runs, and until when; sweeps with their best values, curricula
-    with their decisions; free disk space. Reads the run directories where no daemon runs.
+    Lists training jobs that finished, failed or were stopped, with their evaluations; interruptions
+    and the time that they cost; running jobs with their estimated end; sweeps with their best
+    values; curricula with their decisions; and the free disk space. Works without a daemon.
     """
     begin = parse_past("since", since, now=datetime.now().astimezone())
     found = app.reader().digest(since=begin.timestamp())

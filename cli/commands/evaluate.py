@@ -27,11 +27,12 @@ _OPTIONS = {n: o for n, o in spec_class(_KIND).options().items() if n != "model"
 def _evaluate(
     models: tuple[str, ...], config_file: Path | None, settings: tuple[str, ...], **given: Any
 ) -> int:
-    """Measure MODELs on a data set, and compare them.
+    """Evaluate MODELs on a data set and compare them.
 
-    A MODEL is a warm model, a finished job, JOB@STEP, a folder of a model or an adapter, or a hub
-    id. Each gets a job; the second and later ones are compared with the first, question by
-    question. Ctrl-C leaves the jobs running. Exit code: 0 finished, 1 failed, 4 stopped.
+    A MODEL is a warm model, a finished job, JOB@STEP, the folder of a model or an adapter, or a hub
+    id. Each MODEL is evaluated by a job of its own, and each after the first is compared with the
+    first, question by question. Ctrl-C leaves the jobs running. Exit code: 0 finished, 1 failed,
+    4 stopped.
     """
     app = click.get_current_context().ensure_object(App)
     client = app.client()

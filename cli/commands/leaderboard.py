@@ -15,11 +15,12 @@ from ..view import render
 @common_options
 @click.pass_obj
 def leaderboard(app: App, dataset: str) -> None:
-    """List all evaluations of DATASET, best first.
+    """List all evaluations on DATASET, best first.
 
-    DATASET is a file, a folder, a hub data set or arithmetic. It is known by its content: a copy
-    under another name has the same evaluations. Those of another task or of fewer questions are
-    ranked apart. Each is compared with the best one question by question. Needs no daemon.
+    DATASET is a file, a folder, a hub data set or arithmetic. It is identified by its content: a
+    copy under another name has the same evaluations. Evaluations with different tasks or numbers of
+    questions are ranked separately. Each one is compared with the best, question by question.
+    Needs no daemon.
     """
     entries = app.reader().leaderboard(dataset)
     if app.as_json:

@@ -37,7 +37,7 @@ _POLL_S = 0.2  # between two reads of a followed file
 @common_options
 @click.pass_obj
 def logs(app: App, job: str | None, follow: bool, lines: int) -> None:
-    """Show the log of the daemon, or of JOB (`-`: the latest)."""
+    """Show the log of the daemon or of JOB (`-`: the latest job)."""
     from ...daemon.host.home import Home
 
     path = Home(app.config().home).log if job is None else _job_log(app, job)

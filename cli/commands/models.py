@@ -11,27 +11,33 @@ from ..view import render
 
 
 @click.command()
-@click.argument("model", metavar="[NAME=]PATH")
-@click.option("--once", is_flag=True, help="Do not load it again at the next start of the daemon.")
+@click.argument("models", metavar="[NAME=]PATH...", nargs=-1, required=True)
+@click.option(
+    "--once",
+    is_flag=True,
+    help="Keep it only until the daemon stops; do not load it again at the next start.",
+)
 @common_options
 @click.pass_obj
-def load(app: App, model: str, once: bool) -> None:
-    """Load a model and keep it in memory.
+def load(app: App, models: tuple[str, ...], once: bool) -> None:
+    """Load models and keep them in memory.
 
-    [NAME=]PATH[,dtype=…][,task=…][,precision=…]: PATH is a folder or a hub id; without NAME its
-    last part is the name. The name of a configured or loaded model loads that one again. Running
-    jobs are not disturbed. The model is loaded at every start of the daemon until `unload`.
+    [NAME=]PATH[,dtype=…][,task=…][,precision=…]: PATH is a folder or a hub id; the default NAME is
+    the last part of PATH. The name of a configured or loaded model alone loads that model again,
+    with its current files. Running jobs are not affected. Until `warmd unload`, the models are also
+    loaded at every start of the daemon.
     """
     from ...daemon.client import control
     from ..view.fetching import FetchProgress
 
     config = app.config()
-    named = control.named_model(config, model, FetchProgress())
-    loaded = control.load_model(config, named, is_kept=not once)
+    named = [control.named_model(config, model, FetchProgress()) for model in models]
+    loaded = [control.load_model(config, model, is_kept=not once) for model in named]
     if app.as_json:
-        render.json_line(loaded)
+        for model in loaded:
+            render.json_line(model)
     else:
-        print_models([loaded])
+        print_models(loaded)
 
 
 @click.command()

@@ -65,7 +65,8 @@ def _shared_options(function: AnyFunction) -> AnyFunction:
 @click.option(
     "--labels",
     metavar="LABELS",
-    help="Labels of this machine for `submit --needs`, such as gpu=h200,zone=b.  [default: none]",
+    help="Labels of this machine, such as gpu=h200,zone=b; jobs request them with `submit "
+    "--needs`.  [default: none]",
 )
 @click.option(
     "--idle-exit",
@@ -75,7 +76,7 @@ def _shared_options(function: AnyFunction) -> AnyFunction:
 @click.option(
     "--max-jobs",
     metavar="N",
-    help="Number of jobs after which the node takes no more and leaves.  [default: unlimited]",
+    help="Number of jobs to run; then the node takes no more and leaves.  [default: unlimited]",
 )
 @common_options
 @click.pass_obj
@@ -91,8 +92,8 @@ def node(
 ) -> int:
     """Run jobs of a shared Redis on this machine, in the foreground.
 
-    A node has workers and warm models, and neither a Redis nor a gateway of its own. On SIGTERM its
-    jobs save a checkpoint and resume elsewhere; `warmd drain` lets them end first.
+    A node has workers and warm models, but no Redis and no gateway. On SIGTERM its jobs save a
+    checkpoint and resume on another node; with `warmd drain` they end first.
     """
     given = {
         "redis_url": redis_url,
@@ -131,7 +132,7 @@ def gateway(
 ) -> int:
     """Run only the HTTP API of a shared Redis, in the foreground.
 
-    Nodes run the jobs of its requests.
+    Its requests become jobs, which nodes run.
     """
     given = {
         "redis_url": redis_url,
@@ -208,11 +209,11 @@ def _readable(found: Node) -> dict[str, str]:
 
 @click.command()
 @click.argument("node", metavar="NODE")
-@click.option("--wait", is_flag=True, help="Return when the node has left.")
+@click.option("--wait", is_flag=True, help="Wait until the node has left.")
 @common_options
 @click.pass_obj
 def drain(app: App, node: str, wait: bool) -> None:
-    """Drain NODE: it takes no more jobs and leaves when its jobs have ended.
+    """Let NODE end its jobs, take no more, and leave.
 
     NODE is a name that `warmd nodes` lists, or a unique prefix of one.
     """

@@ -19,7 +19,7 @@ from ..view import render
 def note(app: App, job: str, text: str | None) -> None:
     """Add a note to JOB, or print its notes.
 
-    A note does not change what the job computes. `warmd show` prints it, too.
+    Notes have no effect on the job. `warmd show` prints them as well.
     """
     client = app.reader()
     job_id = client.find(job)

@@ -12,16 +12,19 @@ from ..view import render
 @click.group()
 @common_options
 def notify() -> None:
-    """Send a test notification."""
+    """Test the delivery of notifications.
+
+    With the setting `notify`, a command or a URL, the daemon reports jobs that end or have trouble.
+    """
 
 
 @notify.command()
 @common_options
 @click.pass_obj
 def test(app: App) -> None:
-    """Deliver one notification, as the daemon does at the end of a job.
+    """Send a test notification, in the way in which the daemon sends them.
 
-    Reads the settings that a daemon would start with. Exit code 1: it could not be delivered.
+    Uses the settings with which the daemon would start. Exit code 1: it could not be delivered.
     """
     from ...daemon.notify.delivery import deliver, sample
 

@@ -35,21 +35,22 @@ _HEIGHT = 13  # rows of a chart, its x axis left out
     "metrics",
     multiple=True,
     metavar="NAME",
-    help="A field of the events, such as loss, grad_norm or eval_mlm_acc. May be repeated.  "
-    "[default: loss, reward and accuracies]",
+    help="Metric to plot: a field of the events, such as loss, grad_norm or eval_mlm_acc. May be "
+    "repeated.  [default: loss, reward and accuracies]",
 )
 @click.option(
     "--png",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write a PNG file instead; needs warmd[plot].",
+    help="Write a PNG file instead; needs pip install 'warmd[plot]'.",
 )
 @click.option(
     "--smooth",
     type=click.IntRange(min=1, max=10_000_000),
     metavar="N",
-    help="Moving average over about N points, drawn over the pale raw curve; 1: raw only.  "
-    f"[default: a twentieth of the points, 1 below {FEWEST_SMOOTHED} and for evaluations]",
+    help="Length of the moving average in points; the raw curve is drawn faintly behind it. "
+    "1: only the raw curve.  [default: a twentieth of the points; 1 for evaluations and below "
+    f"{FEWEST_SMOOTHED} points]",
 )
 @common_options
 @click.pass_obj

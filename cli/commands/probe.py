@@ -15,10 +15,11 @@ _TIMEOUT_S = 5.0
 @common_options
 @click.pass_obj
 def probe(app: App, what: str) -> None:
-    """Exit with 0 if the daemon is live or ready, for containers.
+    """Check whether the daemon is live or ready, for containers.
 
-    Otherwise exits with 3 and prints the reason. live: its main loop runs, also while it loads
-    models or waits for Redis; if it is not live, restart it. ready: all its workers accept jobs.
+    live: its main loop runs, even while it loads models or waits for Redis. If it is not live,
+    restart it. ready: all its workers accept jobs. Exit code: 0 yes; 3 no, and the reason is
+    printed.
     """
     from ...daemon.client import control
 

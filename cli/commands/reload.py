@@ -17,12 +17,12 @@ from ..view.live import ClockLine, has_live_lines
 @common_options
 @click.pass_obj
 def reload(app: App) -> None:
-    """Replace zygote and workers after an upgrade; running jobs end undisturbed.
+    """Replace zygote and workers after an upgrade, without interrupting jobs.
 
     A new zygote starts next to the old one and takes its place when it is ready; if it cannot
-    start, nothing changes. Workers follow: one that runs training jobs when its last job has ended,
-    and its queue waits until then. Supervisor, gateway and Redis stay as they are: `warmd stop` and
-    `warmd start` replace them.
+    start, nothing changes. Then the workers are replaced. A worker with a running training job is
+    replaced when that job has ended; until then, waiting training jobs do not start. Supervisor,
+    gateway and Redis are not replaced: that takes `warmd stop` and `warmd start`.
     """
     from ...daemon.client import control
 

@@ -45,19 +45,19 @@ def rm(app: App, jobs: tuple[str, ...]) -> None:
     "--older-than",
     required=True,
     metavar="AGE",
-    help="Minimum time since the end of the job: 30d, 12h.",
+    help="Minimum time since the end of a job: 30d, 12h.",
 )
 @click.option(
     "--status",
     default=",".join(_ENDED),
     show_default=True,
     metavar="STATUS,...",
-    help="Only jobs of these statuses.",
+    help="Only jobs with these statuses.",
 )
 @click.option(
     "--keep-models",
     is_flag=True,
-    help="Keep jobs that made a model; remove only their checkpoints and initial weights.",
+    help="Keep jobs that produced a model; remove only their checkpoints and initial weights.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @common_options
@@ -65,7 +65,7 @@ def rm(app: App, jobs: tuple[str, ...]) -> None:
 def clean(app: App, older_than: str, status: str, keep_models: bool, dry_run: bool) -> None:
     """Remove jobs that ended some time ago.
 
-    Running and waiting jobs stay, and jobs that another job still needs.
+    Running and waiting jobs are kept, and so are jobs that another job still needs.
     """
     statuses = _statuses(status)
     age_s = parse_duration("older_than", older_than)

@@ -20,10 +20,10 @@ from ..view import render
 @common_options
 @click.pass_obj
 def samples(app: App, job: str | None, step: int | None) -> None:
-    """Show completions that GRPO JOB was trained on.
+    """Show completions on which GRPO JOB was trained.
 
-    Those of STEP, else of its latest step. `submit grpo --log-completions N` decides how many are
-    kept of a step. Reads the run directory; needs no daemon.
+    Without STEP: those of its latest step. `submit grpo --log-completions N` sets how many of each
+    step are kept. Needs no daemon.
     """
     from ...daemon.runs import events
 

@@ -17,10 +17,10 @@ from ..view import render
 @common_options
 @click.pass_obj
 def cancel(app: App, job: str | None) -> None:
-    """Remove JOB from its queue, or save and stop it.
+    """Remove waiting JOB from its queue, or save and stop running JOB.
 
-    A running job commits a checkpoint, from which `resume` continues. Without JOB: the only running
-    job of the command line, else the only waiting one.
+    A running job saves a checkpoint, from which `warmd resume` continues. Without JOB: the only
+    running job that was submitted on the command line, otherwise the only waiting one.
     """
     client = app.client()
     job_id = target(app, client, job, "cancel", runs, waits)
@@ -34,7 +34,8 @@ def cancel(app: App, job: str | None) -> None:
 def kill(app: App, job: str | None) -> None:
     """Stop JOB now; work since its last checkpoint is lost.
 
-    Without JOB: the only running job of the command line, else the only waiting one.
+    Without JOB: the only running job that was submitted on the command line, otherwise the only
+    waiting one.
     """
     client = app.client()
     job_id = target(app, client, job, "kill", runs, waits)
@@ -46,15 +47,16 @@ def kill(app: App, job: str | None) -> None:
 @click.option(
     "--release",
     is_flag=True,
-    help="Save and end the process, to free its memory: for a long pause or across a restart.",
+    help="Save the job and end its process, which frees its memory; for a long pause or a restart.",
 )
 @common_options
 @click.pass_obj
 def pause(app: App, job: str | None, release: bool) -> None:
     """Pause JOB at the end of its current step.
 
-    A running job keeps its memory, and continues at once on `unpause`. A waiting job leaves its
-    queue. Without JOB: the only running job of the command line, else the only waiting one.
+    A running job stays in memory and continues at once on `warmd unpause`. A waiting job leaves its
+    queue. Without JOB: the only running job that was submitted on the command line, otherwise the
+    only waiting one.
     """
     client = app.client()
     command = "pause --release" if release else "pause"
@@ -69,7 +71,7 @@ def pause(app: App, job: str | None, release: bool) -> None:
 def unpause(app: App, job: str | None) -> None:
     """Continue paused JOB.
 
-    A job that left its queue returns to the front of it. Without JOB: the only paused job.
+    A waiting job returns to the front of its queue. Without JOB: the only paused job.
     """
     client = app.client()
     job_id = target(app, client, job, "unpause", is_paused)
@@ -78,24 +80,24 @@ def unpause(app: App, job: str | None) -> None:
 
 @click.command()
 @job_argument
-@click.option("--steps", metavar="N", help="New total number of steps.  [default: as before]")
-@click.option("--learning-rate", metavar="X", help="New learning rate.  [default: as before]")
+@click.option("--steps", metavar="N", help="New total number of steps.  [default: unchanged]")
+@click.option("--learning-rate", metavar="X", help="New learning rate.  [default: unchanged]")
 @click.option(
     "--save-every",
     metavar="TEXT",
-    help="Steps (25) or minutes (10m) between checkpoints.  [default: as before]",
+    help="New interval between checkpoints: steps (25) or minutes (10m).  [default: unchanged]",
 )
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Change another option that may change on resume. May be repeated.",
+    help="New value of another option that may change on resume. May be repeated.",
 )
 @click.option(
     "--strict",
     is_flag=True,
-    help="Refuse when the code of a reward has changed since the checkpoint.",
+    help="Refuse to resume if the code of a reward has changed since the checkpoint.",
 )
 @common_options
 @click.pass_obj
@@ -104,8 +106,8 @@ def resume(
 ) -> None:
     """Queue JOB again after cancel, kill or failure.
 
-    It resumes from its latest checkpoint. The learning rate follows its schedule for the new
-    number of steps.
+    It resumes from its latest checkpoint. With --steps, the learning-rate schedule is that of the
+    new number of steps.
     """
     client = app.client()
     job_id = client.find_any(job)

@@ -85,25 +85,26 @@ def _request_options() -> list[click.Option]:
         GroupedOption(
             ["--name"],
             metavar="NAME",
-            help="Name of the job, which commands take in place of its id.  [default: none]",
+            help="Name of the job; commands accept it in place of the id.  [default: none]",
         ),
         GroupedOption(
             ["--tag", "tags"],
             multiple=True,
             metavar="TAG",
-            help="Tag of the job, for `jobs --tag`. May be repeated.  [default: none]",
+            help="Tag of the job; `warmd jobs --tag TAG` lists the jobs that have it. May be "
+            "repeated.  [default: none]",
         ),
-        GroupedOption(["--front"], is_flag=True, help="Queue the job before all waiting jobs."),
+        GroupedOption(["--front"], is_flag=True, help="Put the job at the front of its queue."),
         GroupedOption(
             ["--after"],
             metavar="JOB",
             shell_complete=complete_job,
-            help="Start only after that job has finished.",
+            help="Job that must finish before this one starts.",
         ),
         GroupedOption(
             ["--at"],
             metavar="TIME",
-            help="Local time to queue the job at: 18:30 or 2026-11-21 18:30.",
+            help="Local time at which the job is queued: 18:30 or 2026-11-21 18:30.",
         ),
         GroupedOption(
             ["--in", "in_"],
@@ -113,8 +114,8 @@ def _request_options() -> list[click.Option]:
         GroupedOption(
             ["--needs"],
             metavar="LABELS",
-            help="Labels that the machine must have: gpu=h200,memory=40G (amounts: at least).  "
-            "[default: none]",
+            help="Labels that a machine must have to run the job, such as gpu=h200,memory=40G (of "
+            "an amount: at least as much).  [default: none]",
         ),
         GroupedOption(
             ["--retries"],
@@ -122,7 +123,7 @@ def _request_options() -> list[click.Option]:
             type=click.IntRange(min=0, max=1000),
             default=0,
             show_default=True,
-            help="Number of retries when the job fails.",
+            help="Number of retries if the job fails.",
         ),
         GroupedOption(
             ["--timeout"],
@@ -132,12 +133,13 @@ def _request_options() -> list[click.Option]:
         GroupedOption(
             ["--wait"],
             is_flag=True,
-            help="Follow the job to its end; exit code 0: finished, 1: failed, 4: stopped.",
+            help="Follow the job until it ends. Exit code: 0 finished, 1 failed, 4 stopped.",
         ),
         GroupedOption(
             ["--dry-run"],
             is_flag=True,
-            help="Check the job and print what it would take; queue nothing.",
+            help="Check all options and estimate time, memory and disk space, without queueing "
+            "the job.",
         ),
     ]
 
@@ -176,7 +178,7 @@ def _like_command() -> click.Command:
         LIKE,
         cls=GroupedCommand,
         params=[*sweep_options(), *origin_options("grpo"), *_request_options()],
-        help="Queue a job with the options of another; KIND is that of the other.",
+        help="Queue a job with the options and the kind of another job.",
     )(common_options(callback))
 
 

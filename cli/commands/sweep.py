@@ -19,14 +19,17 @@ if TYPE_CHECKING:
     from ...daemon.client.client import Client
 
 _POLL_S = 0.5
-_HINT = "`warmd submit KIND --sweep OPTION=VALUE,…` makes one"
+_HINT = "`warmd submit KIND --sweep OPTION=VALUE,…` starts one"
 _ENDED = ("finished", "failed", "stopped", "canceled")
 
 
 @click.group(subcommand_metavar="COMMAND [OPTIONS]...")
 @common_options
 def sweep() -> None:
-    """Show sweeps, and which of their combinations is best."""
+    """Show sweeps and their best combinations of options.
+
+    `warmd submit KIND --sweep OPTION=VALUE,…` starts one.
+    """
 
 
 @sweep.command()
@@ -34,10 +37,11 @@ def sweep() -> None:
 @common_options
 @click.pass_obj
 def show(app: App, sweep: str | None) -> None:
-    """Show SWEEP (default: the latest): scores, intervals over seeds, the best.
+    """Show the score of each combination of SWEEP (default: the latest sweep).
 
-    A score is the metric on held-out data, or the mean over the last tenth of the steps. Scores of
-    combinations that were not continued are those of the step at which they were dropped.
+    A score is the metric on held-out data, or its mean over the last tenth of the training steps.
+    With several seeds: the mean over the seeds and its 95 % interval. A combination that was
+    dropped early has the score of its last step.
     """
     client = app.reader()
     newest = client.sweeps(1) if sweep is None else ()
@@ -151,55 +155,57 @@ def sweep_options() -> list[click.Option]:
             heading="Sweep",
             multiple=True,
             metavar="OPTION=VALUE,…",
-            help="Values of an option, each for jobs of its own; several options: all combinations "
-            "of their values. With --search also a range, as 1e-6..1e-3:log.  [default: one job]",
+            help="Values of an option to compare. May be repeated: all combinations of the values "
+            "are trained. With --search also a range, such as 1e-6..1e-3:log.  [default: one job]",
         ),
         GroupedOption(
             ["--seeds"],
             heading="Sweep",
             metavar="N",
-            help="Jobs per combination, with the seeds seed, seed + 1, …  [default: 1]",
+            help="Number of jobs per combination, with seeds --seed, --seed + 1, …  [default: 1]",
         ),
         GroupedOption(
             ["--array"],
             heading="Sweep",
             metavar="N",
-            help="Number of jobs with the seeds seed, seed + 1, …; {index} in text options is "
+            help="Number of jobs with seeds --seed, --seed + 1, …; {index} in text options is "
             "replaced by 0, 1, …  [default: one job]",
         ),
         GroupedOption(
             ["--halving"],
             heading="Sweep",
             metavar="N",
-            help="Successive halving: compare all combinations after a part of the steps, and "
-            "continue the best 1/N of them for N times as many.  [default: train all to the end]",
+            help="Successive halving: train all combinations for a fraction of the steps, "
+            "continue the best 1/N of them up to N times as many steps, and so on.  [default: "
+            "train all to the end]",
         ),
         GroupedOption(
             ["--search"],
             heading="Sweep",
             type=click.Choice(["optuna"]),
-            help="Choose the values of each trial by the scores of those before it, with Optuna "
-            "(pip install 'warmd[optuna]').  [default: all combinations]",
+            help="Search algorithm that chooses the values of each trial from the scores of "
+            "earlier trials; needs pip install 'warmd[optuna]'.  [default: all combinations]",
         ),
         GroupedOption(
             ["--trials"],
             heading="Sweep",
             metavar="N",
-            help="Combinations that a search tries.  [default: 20]",
+            help="Number of combinations that --search tries.  [default: 20]",
         ),
         GroupedOption(
             ["--parallel"],
             heading="Sweep",
             metavar="N",
-            help="Combinations that a search tries at the same time.  [default: the number of "
-            "workers that train]",
+            help="Number of combinations that --search tries at the same time.  [default: the "
+            "number of training workers]",
         ),
         GroupedOption(
             ["--metric"],
             heading="Sweep",
             metavar="NAME",
-            help="Metric of the comparison: eval_NAME of held-out data, or one of the steps, by "
-            "its mean over the last tenth.  [default: reward or loss, held-out if there is data]",
+            help="Metric by which combinations are compared: eval_NAME on held-out data, or the "
+            "mean of NAME over the last tenth of the training steps.  [default: reward or loss, "
+            "on held-out data if there is some]",
         ),
     ]
 

@@ -19,8 +19,8 @@ from ..view import render
 def ui(app: App) -> None:
     """Open the dashboard in the browser.
 
-    Prints its address. In an SSH session, prints the command that makes it reachable from your own
-    machine.
+    Prints its address. In an SSH session, also prints the SSH command that forwards the dashboard
+    to your own machine.
     """
     from ...daemon.client import control
 

@@ -24,16 +24,16 @@ def _on_a_gpu(is_deterministic: bool) -> str:
     default=4,
     show_default=True,
     metavar="N",
-    help="Number of its first steps to run.",
+    help="Number of steps to run.",
 )
 @common_options
 @click.pass_obj
 def verify_resume(app: App, job: str | None, steps: int) -> int:
-    """Verify on the first steps of JOB that its resume is exact.
+    """Verify that JOB can be interrupted and resumed with the same results.
 
-    Runs the steps twice, in two jobs at the front of the queue that are removed afterwards: once
-    undisturbed, once with a stop and a kill -9 at a random moment. Compares all results bit for
-    bit. Exits with 1 when something differs.
+    Runs the first steps of JOB twice, in two temporary jobs at the front of the queue: one without
+    interruption, one with a stop and a kill -9 at a random moment. Then compares all results bit by
+    bit. Exit code 1: something differs.
     """
     from ...daemon.client.verify_resume import verify
 

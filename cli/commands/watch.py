@@ -14,8 +14,8 @@ from ..view import render
 from ..view.describe import describe
 from ..view.live import LiveLine, has_live_lines
 from ..view.progress import Progress
-from .jobs import answers_of
 from .samples import sample_lines
+from .show import answers_of
 
 if TYPE_CHECKING:
     from ...daemon.client.client import Client
@@ -27,14 +27,14 @@ EXIT_CODES = {"finished": 0, "failed": 1, "stopped": 4, "canceled": 4}
 
 @click.command()
 @job_argument
-@click.option("--samples", is_flag=True, help="Show completions of each GRPO step, too.")
+@click.option("--samples", is_flag=True, help="Show completions of each GRPO step as well.")
 @common_options
 @click.pass_obj
 def tail(app: App, job: str | None, samples: bool) -> int:
     """Follow JOB until it ends.
 
-    Shows its events from the first one on. Ctrl-C leaves the job running. Exit code: 0 finished,
-    1 failed, 4 stopped. A curriculum is followed from stage to stage, a sweep by its progress.
+    Shows all events of the job, from the first. JOB can also be a sweep or a curriculum. Ctrl-C
+    leaves it running. Exit code: 0 finished, 1 failed, 4 stopped.
     """
     client = app.reader()
     job_id = client.find_any(job)

@@ -29,7 +29,7 @@ def work_options(works: Mapping[str, object], *, pairs: int) -> list[click.Param
             ["--work"],
             type=click.Choice(list(works)),
             multiple=True,
-            help=f"What to measure; may be repeated.  [default: {', '.join(usual(works))}]",
+            help=f"Workload to measure. May be repeated.  [default: {', '.join(usual(works))}]",
         ),
         click.Option(
             ["--pairs"],
@@ -37,7 +37,7 @@ def work_options(works: Mapping[str, object], *, pairs: int) -> list[click.Param
             default=pairs,
             show_default=True,
             metavar="N",
-            help="Measurements of each side, alternating.",
+            help="Number of measurements per side, alternating.",
         ),
         click.Option(
             ["--threads"],

@@ -75,8 +75,8 @@ INIT_FROM = GroupedOption(
     heading=GROUPS["model"],
     metavar="JOB[@STEP]",
     shell_complete=complete_job,
-    help="Initial weights: the final model of a job, or its checkpoint at STEP; "
-    "-: the latest job that trained such a model.",
+    help="Initial weights: the final model of JOB, or its checkpoint at STEP. -: the latest job "
+    "that trained a model of this type.",
 )
 
 
@@ -93,7 +93,7 @@ def file_options() -> list[click.Option]:
             ["--set", "settings"],
             multiple=True,
             metavar="KEY=VALUE",
-            help="One option; takes precedence over --config. May be repeated.",
+            help="Value of one option; takes precedence over --config. May be repeated.",
         ),
     ]
 
@@ -106,7 +106,7 @@ def origin_options(kind: str) -> list[click.Option]:
             ["--like"],
             metavar="JOB",
             shell_complete=complete_job,
-            help="Job whose options are the defaults of this one; all others take precedence.",
+            help="Job whose options are copied. Options given in any other way take precedence.",
         ),
     ]
     return [INIT_FROM, *options] if spec_class(kind).takes_weights else options

@@ -48,11 +48,13 @@ OPTION_HABITS = {
     "model-name-or-path": "model",
     "num-samples": "samples",
     "num-train-epochs": "epochs",
+    "lora-r": "lora",
     "per-device-train-batch-size": "batch-size",
     "reward-funcs": "reward",
     "save-steps": "save-every",
     "eval-steps": "eval-every",
     "time": "timeout",
+    "use-peft": "lora",
     "wd": "weight-decay",
 }
 

@@ -65,23 +65,23 @@ def _values(fields: Mapping[str, Any]) -> list[str]:
 
 
 def _stall(event: Event) -> str:
-    said = f"stalled: {_after(event)} the {event.get('activity', 'step')} has taken "
-    said += f"{render.duration(event.get('seconds'))} and has not ended"
+    text = f"stalled: {_after(event)} the {event.get('activity', 'step')} has taken "
+    text += f"{render.duration(event.get('seconds'))} and has not ended"
     if event.get("median_s") is not None:
-        said += f"; the median is {render.duration(event['median_s'])}"
+        text += f"; the median is {render.duration(event['median_s'])}"
     if event.get("stack"):
-        said += f"; stack: {render.one_line(event['stack'])}"
+        text += f"; stack: {render.one_line(event['stack'])}"
     elif event.get("state"):
-        said += f"; no stack came: its process is in state {render.one_line(event['state'])}"
-    return said
+        text += f"; no stack came: its process is in state {render.one_line(event['state'])}"
+    return text
 
 
 def _divergence(event: Event) -> str:
-    said = f"diverges at step {event['step']}: {event.get('metric', 'the loss')} is "
-    said += _number(event.get("value"))
+    text = f"diverges at step {event['step']}: {event.get('metric', 'the loss')} is "
+    text += _number(event.get("value"))
     if event.get("median") is not None:
-        said += f", its median {_number(event['median'])}"
-    return said
+        text += f", its median {_number(event['median'])}"
+    return text
 
 
 def _paused(event: Event) -> str:
@@ -103,18 +103,18 @@ def _extended(event: Event) -> str:
 
 
 def _save_failed(event: Event) -> str:
-    said = f"no checkpoint of step {event['step']}: {event.get('error') or 'it failed'}"
+    text = f"no checkpoint of step {event['step']}: {event.get('error') or 'it failed'}"
     if event.get("seconds") is not None:
-        said += f" (after {render.duration(event['seconds'])})"
-    return said
+        text += f" (after {render.duration(event['seconds'])})"
+    return text
 
 
 def _progress(event: Event) -> str:
-    said = f"{event['activity']}: " if event.get("activity") else ""
+    text = f"{event['activity']}: " if event.get("activity") else ""
     if event.get("done") is not None:
         total = f"/{event['total']}" if event.get("total") else ""
-        said += f"{event['done']}{total} {event.get('unit', 'records')}"
-    return said.removesuffix(": ") or "progress"
+        text += f"{event['done']}{total} {event.get('unit', 'records')}"
+    return text.removesuffix(": ") or "progress"
 
 
 def _warning(event: Event) -> str:

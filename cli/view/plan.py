@@ -60,10 +60,10 @@ def _time(found: JobEstimate, seconds: Amount) -> str:
             "no job like this has run in this home"
         )
     named = ", ".join(found.jobs[:_NAMED])
-    pace = render.duration(found.step_s)
+    each = render.duration(found.step_s)
     unit = "step" if found.steps is not None else "record"
     data = "" if found.is_same_data else ", which had other data"
-    return f"{text}; measured: {pace} a {unit}, as in {named}{data}"
+    return f"{text}; measured: {each} a {unit}, as in {named}{data}"
 
 
 def _memory(found: JobEstimate, peak: Amount) -> str:

@@ -14,7 +14,7 @@ STEPS = (100, 500, 1_000, 3_500, 6_500, 10_000)  # rows of a projection
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class StepTimes:
     """The measured durations of a training, in seconds."""
 
     step_s: float  # the median of `num_steps`
@@ -31,7 +31,7 @@ class Pace:
         return seconds
 
 
-def pace_of(events: Iterable[Mapping[str, Any]], *, warm_up: int, eval_every: int) -> Pace:
+def step_times(events: Iterable[Mapping[str, Any]], *, warm_up: int, eval_every: int) -> StepTimes:
     """Measure the steps after the first `warm_up` of a training's one execution.
 
     By the times between their events: what lies between two steps counts. Raises JobFailed where
@@ -48,7 +48,7 @@ def pace_of(events: Iterable[Mapping[str, Any]], *, warm_up: int, eval_every: in
         raise JobFailed(f"the job ended after {len(ends)} steps: there is nothing to measure")
     began = {event["type"]: event["time"] for event in events if event["type"] in _BEGINS}
     evals = [event["seconds"] for event in events if event["type"] == "eval" and "seconds" in event]
-    return Pace(
+    return StepTimes(
         step_s=statistics.median(spans),
         num_steps=len(spans),
         startup_s=began["begin"] - began["started"] if len(began) == len(_BEGINS) else 0.0,
@@ -61,7 +61,7 @@ _BEGINS = ("started", "begin")
 
 
 def projection(
-    pace: Pace, *, now: float, checkpoint: int | None, steps_total: int
+    times: StepTimes, *, now: float, checkpoint: int | None, steps_total: int
 ) -> list[dict[str, Any]]:
     """Return a row for each of `STEPS`, and for the job's own number of steps.
 
@@ -70,10 +70,12 @@ def projection(
     """
     rows = []
     for steps in sorted({*STEPS, steps_total}):
-        seconds = pace.startup_s + pace.seconds(0, steps)
+        seconds = times.startup_s + times.seconds(0, steps)
         row: dict[str, Any] = {"steps": steps, "hours": seconds / 3600, "ends_at": now + seconds}
         if checkpoint is not None:
-            left = pace.startup_s + pace.seconds(checkpoint, steps) if steps > checkpoint else None
+            left = (
+                times.startup_s + times.seconds(checkpoint, steps) if steps > checkpoint else None
+            )
             row["hours_left"] = None if left is None else left / 3600
             row["resumed_ends_at"] = None if left is None else now + left
         rows.append(row)

@@ -216,9 +216,9 @@ class Session:
         """
         wanted = _words(status)
         # A paused job is a started or scheduled one to Redis.
-        asked = None if wanted is None else {*wanted} - {"paused"} | _PAUSABLE
+        statuses = None if wanted is None else {*wanted} - {"paused"} | _PAUSABLE
         found = self._client.jobs(
-            statuses=asked,
+            statuses=statuses,
             kinds=_words(kind),
             labels=Labels(name=name, tags=tuple(tags)),
             limit=limit if wanted is None else None,
@@ -276,7 +276,7 @@ class Session:
         try:
             for piece in self._client.text(job.id):
                 if piece is None:
-                    raise JobFailed(f"{job.id}: its process died: ask again")
+                    raise JobFailed(f"{job.id}: its process died: submit it again")
                 yield piece
             has_ended = True
         finally:

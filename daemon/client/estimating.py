@@ -1,8 +1,8 @@
 """Estimates of a job before it is queued: time, memory, disk, here and on other hardware.
 
 Time and memory are those of jobs like it that have run in this home; without one, time is computed
-by the floor model (jobs/bench/floor.py) from the measured limits of this machine. What is said of
-other hardware is always computed.
+by the floor model (jobs/bench/floor.py) from the measured limits of this machine. Estimates for
+other hardware are always computed.
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ class JobEstimate:
 
 @dataclass(frozen=True)
 class _Run:
-    """A similar job: its pace, in seconds per step or per record, and what it took."""
+    """A similar job: its seconds per step or per record, and what it took."""
 
     job_id: str
-    pace_s: float
+    step_s: float
     low_s: float
     high_s: float
     between_s: float
@@ -176,15 +176,15 @@ class Estimating(ClientConnection):
         estimate = Estimate()
         for event in reversed(recent):
             estimate.update(event)
-        pace, span = estimate.seconds_per_step, estimate.step_range_s
-        if pace is None or span is None:
+        step_s, span = estimate.seconds_per_step, estimate.step_range_s
+        if step_s is None or span is None:
             rate = estimate.rows_per_s
             if rate is None:
                 return None
-            pace, span = 1 / rate, (1 / rate, 1 / rate)
+            step_s, span = 1 / rate, (1 / rate, 1 / rate)
         return _Run(
             job_id,
-            pace,
+            step_s,
             *span,
             between_s=estimate.seconds_between_steps,
             peak_bytes=_first(recent, "finished", "peak_bytes"),
@@ -260,12 +260,12 @@ def _work_of(
 
 
 def _measured(found: JobEstimate, runs: list[_Run], count: int | None) -> JobEstimate:
-    pace = statistics.median(run.pace_s + run.between_s for run in runs)
+    step_s = statistics.median(run.step_s + run.between_s for run in runs)
     seconds = None
     if count is not None:
         seconds = Amount(
             source=MEASURED,
-            value=count * pace,
+            value=count * step_s,
             low=count * min(run.low_s + run.between_s for run in runs),
             high=count * max(run.high_s + run.between_s for run in runs),
         )
@@ -273,7 +273,7 @@ def _measured(found: JobEstimate, runs: list[_Run], count: int | None) -> JobEst
     return replace(
         found,
         seconds=seconds,
-        step_s=statistics.median(run.pace_s for run in runs),
+        step_s=statistics.median(run.step_s for run in runs),
         jobs=tuple(run.job_id for run in runs),
         is_same_data=runs[0].is_same_data,
         peak_bytes=_of_all(peaks) if peaks else None,

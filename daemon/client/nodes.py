@@ -1,4 +1,4 @@
-"""The nodes that share a Redis: which there are, and asking one to leave."""
+"""The nodes that share a Redis: their list, and draining one."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Template:
 class Submitting(ClientConnection):
     """Checks and queues new jobs."""
 
-    fetch_report: FetchReport | None = None  # is told of models that are fetched meanwhile
+    fetch_report: FetchReport | None = None  # receives the progress of models that are fetched
 
     def weights(self, text: str, kind: str | None = None) -> Weights:
         """Return the verified weights of `JOB` (its final model) or `JOB@STEP`. Needs no Redis.

@@ -14,7 +14,7 @@ from ..store.remote import RemoteRuns
 
 
 class FetchReport(Protocol):
-    """What is told of a model that is fetched from the run store."""
+    """Receives the progress of a model that is fetched from the run store."""
 
     def begin(self, job_id: str, total_bytes: int) -> None:
         """A model begins to be fetched."""

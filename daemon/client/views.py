@@ -126,7 +126,7 @@ def _view(
     for event in reversed(recent):
         estimate.update(event)
     estimate.steps_total = steps_total
-    pace = estimate.seconds_per_step
+    step_s = estimate.seconds_per_step
     labeled = labels.read(RunDir(rundir))
     failures = (event["error"] for event in recent if event["type"] == "failed")
     error = next(failures, None) or _last_line(job._exc_info)
@@ -168,7 +168,7 @@ def _view(
         "nodes": list(nodes.names),
         "awaited_nodes": nodes.awaited if position is None else None,
         "worker": job.worker_name if status == "started" else None,
-        "seconds_per_step": None if pace is None else round(pace, 4),
+        "seconds_per_step": None if step_s is None else round(step_s, 4),
         "eta_s": estimate.eta_s(now) if is_computing else None,
         "retries_left": notes.retries_left,
     }

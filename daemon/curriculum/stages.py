@@ -4,7 +4,7 @@ A decision follows from the paired comparison of both models' answers to the sam
 McNemar test or paired bootstrap, `jobs/statistics.py`):
 
   worse      roll back to the stage's beginning, with half the learning rate, at most twice
-  undecided  ask twice as many questions, up to a limit; then as not worse
+  undecided  compare on twice as many questions, up to a limit; then as not worse
   else       continue with the next stage
 
 Ids of jobs are on disk before the jobs are submitted, and decisions before they take effect: a
@@ -53,7 +53,7 @@ def advance(store: JobStore, runs: Path, folder: CurriculumFolder) -> None:
     """Do the due actions; it becomes inactive when none is left. Raises RedisError."""
     with folder.changing():
         plan = folder.read()
-        while (state := folder.state()).phase == RUNNING and _turn(
+        while (state := folder.state()).phase == RUNNING and _advance(
             store, runs, folder, plan, state
         ):
             pass
@@ -61,7 +61,7 @@ def advance(store: JobStore, runs: Path, folder: CurriculumFolder) -> None:
         folder.set_active(state.phase == RUNNING)
 
 
-def _turn(
+def _advance(
     store: JobStore, runs: Path, folder: CurriculumFolder, plan: Curriculum, state: State
 ) -> bool:
     """Do one thing; return whether the state has changed."""

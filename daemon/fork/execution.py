@@ -90,7 +90,7 @@ def execute(
         elif control.reason == "pause":
             events.emit("paused", step=stopped.step, released=True)
         else:
-            events.emit("stopped", step=stopped.step, reason=f"asked to {control.reason}")
+            events.emit("stopped", step=stopped.step, reason=f"requested: {control.reason}")
         return JobOutcome(job_id, "stopped", reason=control.reason)
     except Superseded:
         raise  # nothing more is written here, not even an event

@@ -75,7 +75,7 @@ def _become_process(plan: HorsePlan) -> None:
 
 def _run_jobs(channel: Channel, request: RunJob, models: WarmModels, own: OwnDevice | None) -> None:
     """`own`: the device, where it has been chosen."""
-    connection = WorkerConnection(channel, request, forget_model=models.forget_in_fork)
+    connection = WorkerConnection(channel, request, unload_model=models.unload_in_fork)
     connection.send(HorseStarted(os.getpid()))
     _hold_files(models, request.model)
     own = own or own_device(request.device, request.gpu_memory / 100)
@@ -175,7 +175,7 @@ def _run_one(
         outcome = JobOutcome(job_id, "failed", error=f"run directory: {error}", is_logged=False)
     sys.stdout.flush()
     sys.stderr.flush()
-    connection.forget(job_id)
+    connection.drop_job(job_id)
     connection.send(outcome)
 
 

@@ -220,8 +220,8 @@ class WarmModels:
             except NotServedUnmerged as error:  # it has just changed
                 raise Conflict(f"model: {config.name} has changed: submit again") from error
 
-    def forget_in_fork(self, name: str) -> None:
-        """Forget an adapter; jobs that run with it keep it."""
+    def unload_in_fork(self, name: str) -> None:
+        """Unload an adapter in this fork; jobs that run with it keep it."""
         with self._attaching:
             if name in self.loaded and self.loaded[name].base is not None:
                 self._remove(name)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from ..host.channel import Channel
 from ..host.descendants import end_descendants
-from ..host.messages import ForgetModel, JobEvent, Message, PauseJob, RunJob, StopJob
+from ..host.messages import DropAdapter, JobEvent, Message, PauseJob, RunJob, StopJob
 
 _BATCH_S = 0.01  # how long an event waits for events of other jobs
 _MAX_END_S = 1.0  # for a job's processes to die when the horse ends at once
@@ -33,11 +33,11 @@ class WorkerConnection:
     """Sends messages to the worker; a thread reads what comes in."""
 
     def __init__(
-        self, channel: Channel, request: RunJob, *, forget_model: Callable[[str], None]
+        self, channel: Channel, request: RunJob, *, unload_model: Callable[[str], None]
     ) -> None:
-        """`request`: the first job; the zygote has received it. `forget_model`: for ForgetModel."""
+        """`request`: the first job; the zygote has received it. `unload_model`: for DropAdapter."""
         self.channel = channel
-        self._forget_model = forget_model
+        self._unload_model = unload_model
         self._controls = {request.job_id: JobControl()}  # by job id
         self._requests = [request]
         self._arrived = threading.Condition()
@@ -79,8 +79,8 @@ class WorkerConnection:
                 case PauseJob() if message.job in self._controls:
                     pause = self._controls[message.job].pause
                     pause.set() if message.is_paused else pause.clear()
-                case ForgetModel():
-                    self._forget_model(message.name)
+                case DropAdapter():
+                    self._unload_model(message.name)
         self._end_process()
 
     def _end_process(self) -> NoReturn:
@@ -97,7 +97,7 @@ class WorkerConnection:
             request = self._requests.pop(0)
             return request, self._controls[request.job_id]
 
-    def forget(self, job_id: str) -> None:
+    def drop_job(self, job_id: str) -> None:
         """Ignore further requests for a job: it has ended."""
         self._controls.pop(job_id, None)
 

@@ -34,7 +34,6 @@ from ..host.messages import (
     BootProgress,
     ChildReady,
     Failure,
-    ForgetModel,
     HorseExit,
     HorsePlan,
     LoadFolder,
@@ -43,7 +42,6 @@ from ..host.messages import (
     Message,
     Model as ModelReply,
     ModelsLoaded,
-    RetireHorse,
     RunJob,
     Unloaded,
     UnloadModel,
@@ -56,6 +54,7 @@ from ..host.messages import (
 )
 from ..host.parent_death import end_with_parent
 from . import horse, zygote_memory
+from .horses import Horse, Horses
 from .libraries import ENVIRONMENT, import_libraries, pause_openmp
 from .models import Loaded, WarmModels
 from .standby import Standby, Standbys
@@ -76,7 +75,7 @@ class Zygote:
         """`standbys`: one plan for each standby horse."""
         self.home = home
         self.models = WarmModels(budget_bytes, holds_files=True, digests=home.weight_digests)
-        self.horses: dict[int, Horse] = {}
+        self.horses = Horses()
         self.standbys = Standbys(standbys)
         self.imports_s = 0.0
         self.started = time.time()
@@ -167,10 +166,7 @@ class Zygote:
         self._moving = None
         self.standbys.dismiss()
         self.standbys = Standbys(())  # no more of them
-        for user in self.horses.values():
-            if user.is_resident and not user.is_retired:
-                user.is_retired = True
-                user.channel.send_nowait(RetireHorse())
+        self.horses.retire_all()
         waiting, _, _ = select.select([listener], [], [], 0)
         return not (waiting or self._callers or self.horses)
 
@@ -238,7 +234,7 @@ class Zygote:
                 return ModelReply(self._ensure(request.model).to_json())
             case UnloadModel():
                 kept_for = self.models.unload(request.name)
-                self._retire_residents()
+                self.horses.retire_outdated(self.models.loaded)
                 self._report_loaded()
                 return Unloaded(request.name, kept_for)
             case Malformed():
@@ -251,15 +247,13 @@ class Zygote:
                     memory_bytes=_resident_bytes(),
                     settled=self._moving is None,
                     budget_bytes=self.models.budget_bytes,
-                    horses=[h.to_json(pid) for pid, h in self.horses.items()],
+                    horses=self.horses.to_json(),
                     standbys=self.standbys.pids(),
                     models=[m.to_json() for m in self.models.loaded.values()],
                 )
 
     def _ensure(self, model: LocalModel) -> Loaded:
-        # Models of resident horses may be unloaded: such a horse may be idle, and is retired then.
-        users = [horse for horse in self.horses.values() if not horse.is_resident]
-        in_use = {horse.model for horse in users if horse.model is not None}
+        in_use = self.horses.models_in_use()
         found = self.models.loaded.get(model.config.name)
         try:
             loaded = self.models.ensure(model.config, _folder(model), in_use=in_use)
@@ -268,7 +262,7 @@ class Zygote:
                 self._report_loaded()
             return loaded
         finally:
-            self._retire_residents()
+            self.horses.retire_outdated(self.models.loaded)
 
     def _release_to_writers(self) -> None:
         """Unload models whose files other processes wait to write; horses have own leases."""
@@ -277,31 +271,12 @@ class Zygote:
                 continue  # an adapter, unloaded with its base
             log.warning("zygote: %s: its files are being written to: the next use reloads it", name)
             self.models.drop(name)
-            self._retire_residents()
+            self.horses.retire_outdated(self.models.loaded)
             self._report_loaded()
 
     def _report_loaded(self) -> None:
         self.standbys.dismiss()  # their models are outdated
         _report(ModelsLoaded([model.config for model in self.models.loaded.values()]))
-
-    def _retire_residents(self) -> None:
-        """Retire resident horses whose model is no longer the loaded one, by their workers.
-
-        A horse lives as long as its base; adapters that are no longer loaded are forgotten.
-        """
-        for user in self.horses.values():
-            if not user.is_resident or user.is_retired or user.root is None:
-                continue
-            root = self.models.loaded.get(user.root)
-            if root is None or root.loaded_at != user.root_loaded_at:
-                user.is_retired = True
-                user.channel.send_nowait(RetireHorse())
-                continue
-            for name, loaded_at in list(user.adapters.items()):
-                adapter = self.models.loaded.get(name)
-                if adapter is None or adapter.loaded_at != loaded_at:
-                    del user.adapters[name]
-                    user.channel.send_nowait(ForgetModel(name))
 
     def _fork(self, channel: Channel, request: RunJob) -> None:
         """Fork a horse for a job; it inherits the connection to the worker.
@@ -313,13 +288,15 @@ class Zygote:
         is_model_changed = model is not None and model.is_reloaded
         if model is not None:
             model.is_reloaded = False
+        found = None
         if model is not None and request.isolation == "resident":
-            for found, user in self.horses.items():
-                if user.serves(request.worker, self.models.root(model)):
-                    user.note(model)
-                    channel.send(UseHorse(found, is_model_changed))
-                    channel.close()
-                    return
+            found = self.horses.serving(request.worker, self.models.root(model))
+        if model is not None and found is not None:
+            horse_pid, resident = found
+            resident.note(model)
+            channel.send(UseHorse(horse_pid, is_model_changed))
+            channel.close()
+            return
         request = replace(request, is_model_changed=is_model_changed, forked_at=time.monotonic())
         pid = self._hand_over(channel, request)
         if pid is None:
@@ -330,7 +307,7 @@ class Zygote:
 
             pid = self._fork_process(run)
         root = None if model is None else self.models.root(model)
-        self.horses[pid] = Horse(channel, request, model, root)
+        self.horses.add(pid, Horse(channel, request, model, root))
 
     def _hand_over(self, channel: Channel, request: RunJob) -> int | None:
         """Give a job to a standby horse; return its process id, None if there is none."""
@@ -370,7 +347,7 @@ class Zygote:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for sock in self._own_sockets:
                 sock.close()
-            for other in (*self._callers, *(horse.channel for horse in self.horses.values())):
+            for other in (*self._callers, *(one.channel for one in self.horses)):
                 other.close()
             self.standbys.close_in_fork()
             self._selector.close()
@@ -391,9 +368,9 @@ class Zygote:
             if pid == 0:
                 return
             self.standbys.note_death(pid)
-            ended = self.horses.pop(pid, None)
+            ended = self.horses.remove(pid)
             # All other children of this process are orphans of a horse that was killed.
-            kill_children(spare=[*self.horses, *self.standbys.pids()])
+            kill_children(spare=[*self.horses.pids(), *self.standbys.pids()])
             if ended is None:
                 continue
             scale = 1 if sys.platform == "darwin" else 1024
@@ -403,39 +380,6 @@ class Zygote:
             self._idle_since = time.monotonic()
             if self._forks >= _FORKS_PER_MOVE:
                 self._forks, self._moving = 0, zygote_memory.move()
-
-
-class Horse:
-    """A running horse, as the zygote sees it."""
-
-    def __init__(
-        self, channel: Channel, request: RunJob, model: Loaded | None, root: Loaded | None
-    ) -> None:
-        """`root`: the base of an adapter, any other model itself."""
-        self.channel = channel
-        self.model = model.config.name if model is not None else None
-        self.root = root.config.name if root is not None else None
-        self.root_loaded_at = root.loaded_at if root is not None else None
-        self.adapters: dict[str, float] = {}  # that it has: when each was loaded
-        self.is_resident = request.isolation == "resident"
-        self.is_retired = False
-        self.worker = request.worker
-        if model is not None:
-            self.note(model)
-
-    def serves(self, worker: str, root: Loaded) -> bool:
-        """Whether it runs jobs of a worker with a base or its adapters."""
-        is_current = self.is_resident and not self.is_retired and self.worker == worker
-        is_same = self.root == root.config.name and self.root_loaded_at == root.loaded_at
-        return is_current and is_same
-
-    def note(self, model: Loaded) -> None:
-        """Note that it is given a job with a model."""
-        if model.base is not None:
-            self.adapters[model.config.name] = model.loaded_at
-
-    def to_json(self, pid: int) -> dict[str, Any]:
-        return {"pid": pid, "worker": self.worker, "memory_bytes": memory.resident_bytes(pid)}
 
 
 def _resident_bytes() -> int:

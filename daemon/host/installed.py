@@ -63,14 +63,14 @@ def refreshed(before: Installed) -> dict[str, Package]:
 
 def changes(before: Installed, after: Installed) -> list[str]:
     """Return in words how packages differ: `torch 2.8.0 -> 2.9.0`."""
-    said = []
+    found = []
     for name, old in before.items():
         new = after[name]
         if new.version != old.version:
-            said.append(f"{name} {old.version} -> {new.version}")
+            found.append(f"{name} {old.version} -> {new.version}")
         elif new.digest != old.digest:
-            said.append(f"{name} {old.version} with other files")
-    return said
+            found.append(f"{name} {old.version} with other files")
+    return found
 
 
 def protocol() -> str:

@@ -6,9 +6,9 @@
 | supervisor | client | control socket | Stopping, Model, Unloaded, Models, Status, Ready, Failure |
 | supervisor | zygote | zygote socket | LoadFolder, UnloadModel, GetStatus |
 | zygote | supervisor | zygote socket | Model, Unloaded, ZygoteStatus, Failure |
-| worker | zygote, horse | horse connection | RunJob, StopJob, PauseJob, ForgetModel |
+| worker | zygote, horse | horse connection | RunJob, StopJob, PauseJob, DropAdapter |
 | horse | worker | horse connection | HorseStarted, JobEvent, JobActivity, GangListening, … |
-| zygote | worker | horse connection | HorseExit, RetireHorse, UseHorse, ForgetModel, Failure |
+| zygote | worker | horse connection | HorseExit, RetireHorse, UseHorse, DropAdapter, Failure |
 | download process | its owner | its stdin and stdout | DownloadProgress, Downloaded, Failure |
 | supervisor | its children | stdin | ZygoteSettings, WorkerSettings, … |
 | children | supervisor | stdout | Alive, BootProgress, ModelsLoaded, ChildReady, JobsHeld, … |
@@ -443,7 +443,7 @@ class UseHorse(Message, op="use_horse"):
 
 
 @dataclass(frozen=True)
-class ForgetModel(Message, op="forget"):
+class DropAdapter(Message, op="forget"):
     """An adapter was unloaded or loaded again: request the next job with it of the zygote."""
 
     name: str

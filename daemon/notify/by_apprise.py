@@ -19,11 +19,11 @@ def main() -> int:
         from apprise import Apprise
     except ImportError:
         return NOT_INSTALLED
-    asked = orjson.loads(sys.stdin.buffer.read())
+    request = orjson.loads(sys.stdin.buffer.read())
     service = Apprise()
-    if not service.add(asked["address"]):
+    if not service.add(request["address"]):
         return UNKNOWN
-    return 0 if service.notify(body=asked["text"], title="") else REFUSED
+    return 0 if service.notify(body=request["text"], title="") else REFUSED
 
 
 if __name__ == "__main__":

@@ -94,9 +94,9 @@ def _post(url: str, body: bytes, timeout_s: float) -> str | None:
 
 def _send(address: str, notification: Notification, timeout_s: float) -> str | None:
     """Send the text by Apprise, whose services are chat, mail, telephones and many more."""
-    asked = orjson.dumps({"address": address, "text": notification.text})
+    request = orjson.dumps({"address": address, "text": notification.text})
     command = [sys.executable, "-m", by_apprise.__name__]
-    code = _ended(command, asked, dict(os.environ), timeout_s)
+    code = _ended(command, request, dict(os.environ), timeout_s)
     if code is None:
         return f"apprise took longer than {timeout_s:g} s"
     return _APPRISE_PROBLEMS.get(code, f"apprise ended with exit code {code}") if code else None

@@ -9,14 +9,14 @@ from typing import Any
 
 from . import events
 
-# Steps that the pace is judged by: enough to pass over a slow one, few enough to follow a change.
+# Steps whose median counts: enough to ignore a slow one, few enough to follow a change.
 _RECENT = 20
 
 
 class Estimate:
     """How far a job is, and when it will be done.
 
-    The pace of the steps is the median of the recent ones, without the evaluations and checkpoints
+    The time per step is the median of the recent steps, without the evaluations and checkpoints
     between them. These have their own share in the ETA: what they have taken so far, spread over
     the steps up to the latest of them.
     """
@@ -120,19 +120,20 @@ class Estimate:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """The median of the recent steps alone, or None before the second one of an execution."""
-        return statistics.median(self._steps_alone()) if self._durations else None
+        """The median time of the recent steps; None before the second one of an execution."""
+        return statistics.median(self._step_times()) if self._durations else None
 
     @property
     def step_range_s(self) -> tuple[float, float] | None:
-        """The first and the last decile of the recent steps alone, or None as for the median."""
-        alone = sorted(self._steps_alone())
-        if not alone:
+        """The first and the last decile of these times; None as for the median."""
+        times = sorted(self._step_times())
+        if not times:
             return None
-        cut = len(alone) // 10
-        return alone[cut], alone[-1 - cut]
+        cut = len(times) // 10
+        return times[cut], times[-1 - cut]
 
-    def _steps_alone(self) -> list[float]:
+    def _step_times(self) -> list[float]:
+        """The times of the recent steps, without the evaluations and checkpoints between them."""
         after: dict[int, float] = {}
         for (step, _), seconds in self._between.items():
             after[step] = after.get(step, 0.0) + seconds
@@ -147,7 +148,7 @@ class Estimate:
         return sum(self._between.values()) / max(latest - self._first_step + 1, 1)
 
     def eta_s(self, now: float) -> float | None:
-        """Return the seconds until the last step or row at the recent pace, None if unknown.
+        """Return the seconds until the last step or row at the recent rate, None if unknown.
 
         The estimate is constant while a step takes longer than usual, and if the clock was set back
         since the last step.
@@ -156,11 +157,11 @@ class Estimate:
         if rate is not None and self.rows_total is not None and self.activity is None:
             at, done = self._rows[-1]
             return max((self.rows_total - done) / rate - (now - at), 0.0)
-        pace = self.seconds_per_step
-        if pace is None or self.steps_total is None or self._known is None:
+        step_s = self.seconds_per_step
+        if step_s is None or self.steps_total is None or self._known is None:
             return None
         step, at = self._known
-        pace += self.seconds_between_steps
-        left = pace * (self.steps_total - step)
+        step_s += self.seconds_between_steps
+        left = step_s * (self.steps_total - step)
         since = max(now - at, 0.0)
-        return max(left - min(since, pace * max(self.step - step + 1, 1)), 0.0)
+        return max(left - min(since, step_s * max(self.step - step + 1, 1)), 0.0)

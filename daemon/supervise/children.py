@@ -130,7 +130,7 @@ class WorkerChild(Child):
         self.redis_name = ""
         self.held: list[str] = []  # jobs that it reported last
         self.taken = 0  # number of jobs by all its processes
-        self.is_closing = False  # it was asked to take no more jobs
+        self.is_closing = False  # it takes no more jobs
         self._taken_now = 0  # number of jobs by the current one
 
     def start(self, *args: Any, **kwargs: Any) -> None:

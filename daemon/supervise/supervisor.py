@@ -119,7 +119,10 @@ class Supervisor:
     # --- main loop --------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Run until asked to stop; return the exit code. Raises WarmdError if it cannot start."""
+        """Run until a stop is requested; return the exit code.
+
+        Raises WarmdError if it cannot start.
+        """
         if self.config.runs_folder is not None:
             self.home.link_runs(self.config.runs_folder)
         self.home.create()

@@ -21,7 +21,7 @@ from ...configs.units import format_size
 from ...jobs.errors import LOST_CONTEXT_EXIT
 from ..host.channel import Channel
 from ..host.messages import (
-    ForgetModel,
+    DropAdapter,
     HorseExit,
     HorseStarted,
     LocalModel,
@@ -81,7 +81,7 @@ class Horse:
                     self.is_leaving = True
                 case UseHorse():
                     self.instead = message
-                case ForgetModel():
+                case DropAdapter():
                     self.models = [m for m in self.models if _name(m) != message.name]
                     self.send(message)
                 case _:

@@ -22,7 +22,7 @@ from .run_fetches import RunFetch
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 1.0  # between two checks whether uploads fail
+_CHECK_S = 1.0  # between two checks whether uploads fail
 
 
 class StoredRuns:
@@ -32,7 +32,7 @@ class StoredRuns:
         self._home = home
         self._bucket = bucket
         self._pending = PendingUploads(home)
-        self._looked = 0.0
+        self._checked_at = 0.0
         self._marked: set[tuple[str, int]] = set()  # executions whose end was noted
 
     def begin(self, attempt: Attempt) -> None:
@@ -95,9 +95,9 @@ class StoredRuns:
         return pending is None or pending.execution != execution
 
     def _report_problem(self, attempts: Sequence[Attempt]) -> None:
-        if time.monotonic() - self._looked < _LOOK_S:
+        if time.monotonic() - self._checked_at < _CHECK_S:
             return
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
         problem: str | None = None
         with suppress(OSError):
             problem = self._pending.problem()

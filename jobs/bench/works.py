@@ -168,14 +168,14 @@ class DpoWork:
         ]
 
     def floor_s(self, parameters: int, flops: float, bytes_s: float, *, steps: int) -> float:
-        """Return the seconds that a step's products and AdamW take at least, on average.
+        """Return the seconds that the GEMMs and AdamW of a step take at least, on average.
 
         The prompt counts once for both completions, the head at the tokens of completions.
         """
         lengths = self.lengths(steps)
         tokens = sum(prompt + chosen + rejected - 2 for prompt, chosen, rejected in lengths) / steps
         scored = sum(chosen + rejected for _, chosen, rejected in lengths) / steps
-        # Forward, two products backward, and the forward pass of the reference.
+        # One GEMM forward, two backward, and the forward pass of the reference.
         operations = 8 * (tokens * (parameters - self.shape.head) + scored * self.shape.head)
         # AdamW reads four arrays and writes three.
         return operations / flops + 4 * 7 * parameters / bytes_s

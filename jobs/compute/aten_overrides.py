@@ -27,7 +27,7 @@ from . import onednn as onednn_linear
 from .levels import levels
 
 # Smaller GEMMs are left to torch: the call overhead dominates. GEMV is bound by memory bandwidth.
-MIN_PRODUCT = 2**16  # multiplications
+MIN_MULTIPLICATIONS = 2**16
 MIN_SIDE = 2  # rows, columns and depth
 MIN_DROPPED = 2**12  # elements of an input of dropout
 # Dropout with a probability closer to 0 or 1 is left to torch. Here probabilities are rounded to
@@ -106,16 +106,16 @@ def _install(onednn: bool) -> Any:
 
 def _mm(stock: Any, keys: Any, a: Tensor, b: Tensor) -> Tensor:
     if _is_worth_it(a, b):
-        return _product(a, b, None)
-    product: Tensor = stock.call_boxed(keys, a, b)
-    return product
+        return _matmul(a, b, None)
+    result: Tensor = stock.call_boxed(keys, a, b)
+    return result
 
 
 def _addmm(
     stock: Any, keys: Any, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
     if beta == alpha == 1 and bias.shape == b.shape[1:] and _is_worth_it(a, b):
-        return _product(a, b, bias)
+        return _matmul(a, b, bias)
     total: Tensor = stock.call_boxed(keys, bias, a, b, beta=beta, alpha=alpha)
     return total
 
@@ -124,15 +124,15 @@ def _is_worth_it(a: Tensor, b: Tensor) -> bool:
     if a.dtype is not torch.float32:
         return False
     (rows, depth), columns = a.shape, b.shape[1]
-    return min(rows, depth, columns) >= MIN_SIDE and rows * depth * columns >= MIN_PRODUCT
+    return min(rows, depth, columns) >= MIN_SIDE and rows * depth * columns >= MIN_MULTIPLICATIONS
 
 
-def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def _matmul(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     if a.shape[1] != b.shape[0] or b.dtype is not a.dtype:
         raise RuntimeError(f"matrices {tuple(a.shape)} and {tuple(b.shape)} of {b.dtype}")
     # oneDNN's GEMM for any strides.
-    product: Tensor = onednn_linear.linear(a, b.t(), bias)
-    return product
+    result: Tensor = onednn_linear.linear(a, b.t(), bias)
+    return result
 
 
 def _dropout(stock: Any, keys: Any, x: Tensor, p: float, train: bool) -> Tensor:

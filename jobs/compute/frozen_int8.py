@@ -31,26 +31,26 @@ class FrozenInt8Linear(nn.Linear):
         if self.bias is not None:
             self.bias.requires_grad_(False)
         weight = [linear.weight.detach()]
-        self._product = int8_linear(weight, None if self.bias is None else self.bias.detach())
+        self._int8 = int8_linear(weight, None if self.bias is None else self.bias.detach())
         self._integers, self._scale = integers_of(weight, torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, cast(Any, _Product).apply(x, self))
+        return cast(Tensor, cast(Any, _Int8Linear).apply(x, self))
 
-    def product(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         """Return y for x (..., in), without a gradient."""
-        return self._product(x)
+        return self._int8(x)
 
     def transposed(self, y: Tensor) -> Tensor:
         """Return y W for y (..., out) in float32, W as quantized."""
         return y @ self._integers.float().mul_(self._scale[:, None])
 
 
-class _Product(torch.autograd.Function):
+class _Int8Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: FrozenInt8Linear) -> Tensor:
         ctx.layer = layer
-        return layer.product(x)
+        return layer.multiply(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

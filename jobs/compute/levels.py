@@ -274,14 +274,14 @@ def _path() -> Path | None:
     folder = cache.folder()
     if folder is None:
         return None
-    asked = [
+    settings = [
         processor_name(),
         instructions(),
         torch.__version__,
         str(onednn.is_available()),
     ]
-    asked += [os.environ.get(name, "") for name in _CAPS]
-    return folder / f"levels-{xxhash.xxh3_64_hexdigest(chr(0).join(asked).encode())}.json"
+    settings += [os.environ.get(name, "") for name in _CAPS]
+    return folder / f"levels-{xxhash.xxh3_64_hexdigest(chr(0).join(settings).encode())}.json"
 
 
 def main() -> None:

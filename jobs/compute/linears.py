@@ -61,22 +61,22 @@ class LazilyPackedLinear:
 _warned: set[str] = set()  # precisions that are not served here and were logged
 
 
-def served_precision(asked: str, weight: torch.Tensor) -> str:
-    """Return the precision that is served for `asked`: "int8", "bf16" or "native".
+def served_precision(requested: str, weight: torch.Tensor) -> str:
+    """Return the precision that is served for `requested`: "int8", "bf16" or "native".
 
     On a CPU `levels` decides. A GPU with bf16 serves it for int8, too: torch's int8 GEMM needs more
     than 16 rows there, and single-sequence decode has one.
     """
-    if asked not in ("int8", "bf16"):
+    if requested not in ("int8", "bf16"):
         return NATIVE
     if has_bfloat16(weight.device):
         return NATIVE if weight.dtype == torch.bfloat16 else "bf16"  # no copy of the same weights
     if weight.device.type != "cpu":
         return NATIVE
-    served = levels().served(asked)
-    if served != asked and asked not in _warned:
-        _warned.add(asked)
-        log.warning("%s", why_not(asked))
+    served = levels().served(requested)
+    if served != requested and requested not in _warned:
+        _warned.add(requested)
+        log.warning("%s", why_not(requested))
     return served
 
 

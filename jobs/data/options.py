@@ -20,12 +20,14 @@ class RecordsSpec(Spec, ABC):
 
     columns: tuple[str, ...] = option(
         (),
-        "columns of the dataset under other names: FIELD=COLUMN,… such as "
-        "question=problem,answer=solution",
+        "column names of the dataset, where they differ from the usual ones: FIELD=COLUMN,… such "
+        "as question=problem,answer=solution",
         group="data",
     )
     skip_bad_rows: bool = option(
-        False, "skip and count unusable records instead of refusing the job", group="data"
+        False,
+        "unusable records are skipped and counted; otherwise the job is refused",
+        group="data",
     )
 
     @property

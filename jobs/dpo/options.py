@@ -28,7 +28,7 @@ REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/acc
 
 @dataclass(frozen=True, kw_only=True)
 class DpoSpec(RowTrainingSpec):
-    """Train a decoder by DPO: on prompts, each with a chosen and a rejected completion."""
+    """Train a causal language model by DPO: prompts with a chosen and a rejected completion."""
 
     kind: ClassVar[str] = "dpo"
     http: ClassVar[HttpMethod | None] = HttpMethod(
@@ -55,8 +55,8 @@ class DpoSpec(RowTrainingSpec):
     max_length: int | None = override(
         RowTrainingSpec,
         "max_length",
-        help="maximum length in tokens of a prompt with one completion; longer ones are cut at "
-        "the end",
+        help="maximum length in tokens of a prompt with one of its completions; longer ones are "
+        "cut at the end",
     )
 
     learning_rate: float | None = override(
@@ -70,8 +70,8 @@ class DpoSpec(RowTrainingSpec):
     )
     beta: float = option(
         0.1,
-        "strength of the tie to the initial weights (ipo: tau); larger values keep the model "
-        "closer to them",
+        "beta of the loss (tau with ipo); larger values keep the model closer to the initial "
+        "weights",
         group="optimization",
         above=0,
         maximum=1000,

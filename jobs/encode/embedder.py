@@ -103,7 +103,7 @@ class Embedder:
 
     def encode(self, rows: Sequence[TokenizedPassage]) -> Floats:
         """Return the embeddings (n, width) float32 of one batch."""
-        return self._encode(rows, self._products())
+        return self._encode(rows, self._kernels())
 
     def prepare(self, sample: Sequence[TokenizedPassage]) -> None:
         """Quantize the weights if int8 is requested, and compare with float32 on `sample`."""
@@ -114,7 +114,7 @@ class Embedder:
         pairs = [
             [
                 torch.from_numpy(self._encode([row], way))
-                for way in (fast_kernels(), self._products())
+                for way in (fast_kernels(), self._kernels())
             ]
             for row in chosen
         ]
@@ -133,19 +133,19 @@ class Embedder:
             "rows": len(cosines),
         }
 
-    def _products(self) -> AbstractContextManager[Any]:
+    def _kernels(self) -> AbstractContextManager[Any]:
         if self._is_int8:
             assert self._shared.int8 is not None, "prepare comes first"
             return self._shared.int8.in_place()
         return fast_kernels()
 
-    def _length(self, asked: int | None) -> int:
+    def _length(self, requested: int | None) -> int:
         limits = [self._tokenizer.model_max_length, positions(self._model)]
         limit = min(limit for limit in limits if limit is not None)
-        if asked is not None and asked > limit:
-            raise JobFailed(f"max_length: must be at most {limit} for this model, got {asked}")
+        if requested is not None and requested > limit:
+            raise JobFailed(f"max_length: must be at most {limit} for this model, got {requested}")
         usual = getattr(self._model.config, "trained_length", None) or USUAL_LENGTH
-        return min(usual, limit) if asked is None else asked
+        return min(usual, limit) if requested is None else requested
 
     # Tokens.
 
@@ -187,12 +187,12 @@ class Embedder:
     # The model.
 
     def _encode(
-        self, rows: Sequence[TokenizedPassage], products: AbstractContextManager[Any]
+        self, rows: Sequence[TokenizedPassage], kernels: AbstractContextManager[Any]
     ) -> Floats:
         lengths = [len(row.ids) for row in rows]
         mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
         mask = mask.to(self._device)
-        with torch.inference_mode(), products:
+        with torch.inference_mode(), kernels:
             hidden = self._hidden(rows, mask if min(lengths) < max(lengths) else None).float()
             pooled = hidden[:, 0] if self._pooling == "cls" else _mean(hidden, mask)
             vectors = F.normalize(pooled, dim=-1) if self._normalize else pooled

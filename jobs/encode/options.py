@@ -39,7 +39,7 @@ class EncodeSpec(Spec):
     )
     chains: bool = option(
         False,
-        "graph context: code is followed by its chains of the knowledge graph, as in training "
+        "graph context: the chains of the knowledge graph follow the code, as in training "
         "(code-graph encoder only)",
         group="data",
     )
@@ -63,7 +63,7 @@ class EncodeSpec(Spec):
     dtype: str = option(
         NATIVE,
         "precision of the computation; native: the dtype of the model; int8: W8A8 dynamic "
-        "quantization, faster, with its accuracy in the result",
+        "quantization, faster; the result reports its accuracy",
         group="model",
         choices=(NATIVE, "int8"),
         former_names=FORMER_NAMES,

@@ -34,7 +34,7 @@ from .cuda_steps import CudaSteps
 from .kv_cache import CHUNK, KVCache
 from .layer_ops import LayerOps, TorchLayerOps
 from .layers import Layer, layer_of, num_deep_layers, text_model
-from .low_rank import Adapted, add_products, among, base_layer
+from .low_rank import Adapted, add_updates, among, base_layer
 from .parts import Attend, Part
 from .rope import Rope
 from .span_attention import Attention
@@ -299,7 +299,7 @@ class Decoder:
 
         def apply(linear: Linear, name: str, x: torch.Tensor) -> torch.Tensor:
             y = self._linear(linear, x)
-            add_products(adapted, number, name, x, y)
+            add_updates(adapted, number, name, x, y)
             return y
 
         h = rowwise.rms_norm(x, layer.attention_norm)

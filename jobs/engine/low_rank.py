@@ -1,4 +1,4 @@
-"""LoRA adapters in the decoder: low-rank products, added to its linear layers and never merged.
+"""LoRA adapters in the decoder: low-rank updates, added to its linear layers and never merged.
 
 y = W x + (alpha / r) B A x (Hu et al. 2021, arXiv:2106.09685). The model's own layers are not
 changed, so sequences of different adapters share its GEMMs in one batch, and a training packs its
@@ -26,13 +26,13 @@ FUSED = {
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
-_JOINED = "joined"  # part of a product that covers a whole fused layer
+_JOINED = "joined"  # part of a update that covers a whole fused layer
 _numbers = count(1)
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """The low-rank product of one layer, scale * B A: A (r, in), B (out, r)."""
+    """The low-rank update of one layer, scale * B A: A (r, in), B (out, r)."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -42,12 +42,12 @@ class LowRank:
 
     @property
     def is_joined(self) -> bool:
-        """Whether it is several products in one, see `Adapter.joined`."""
+        """Whether it is several updates in one, see `Adapter.joined`."""
         return self.part == _JOINED
 
 
 class Adapter:
-    """The low-rank products of one adapter, by layer number and name of the fused layer."""
+    """The low-rank updates of one adapter, by layer number and name of the fused layer."""
 
     def __init__(
         self, layers: Sequence[Mapping[str, Sequence[LowRank]]], *, is_batch_invariant: bool
@@ -66,16 +66,16 @@ class Adapter:
 
         It shares the weights of the model, and so has all later updates.
         """
-        return cls([_products(layer) for layer in layers], is_batch_invariant=False)
+        return cls([_updates(layer) for layer in layers], is_batch_invariant=False)
 
     def joined(self) -> Adapter:
-        """Return a copy of the weights as they are now, with one product per fused layer.
+        """Return a copy of the weights as they are now, with one update per fused layer.
 
         Two small GEMMs instead of up to six, and the scale in B: for a generation during which the
         weights do not change.
         """
         found = [
-            {name: [_joined(products)] if products else [] for name, products in layer.items()}
+            {name: [_joined(updates)] if updates else [] for name, updates in layer.items()}
             for layer in self.layers
         ]
         return Adapter(found, is_batch_invariant=self.is_batch_invariant)
@@ -88,8 +88,8 @@ class Adapter:
         """
         found = [
             {
-                name: [replace(p, a=p.a.float(), b=p.b.float()) for p in products]
-                for name, products in _products(layer).items()
+                name: [replace(p, a=p.a.float(), b=p.b.float()) for p in updates]
+                for name, updates in _updates(layer).items()
             }
             for layer in layers
         ]
@@ -98,8 +98,8 @@ class Adapter:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """All weights of the adapter."""
-        products = (p for layer in self.layers for of_fused in layer.values() for p in of_fused)
-        return [tensor for product in products for tensor in (product.a, product.b)]
+        updates = (p for layer in self.layers for of_fused in layer.values() for p in of_fused)
+        return [tensor for update in updates for tensor in (update.a, update.b)]
 
     @property
     def num_parameters(self) -> int:
@@ -112,9 +112,9 @@ class Adapter:
     def merge_into(self, layers: Sequence[Any]) -> None:
         """Replace the weights of decoder layers by merged ones, W + scale * B A."""
         for layer, of_layer in zip(layers, self.layers, strict=True):
-            for product in (p for of_fused in of_layer.values() for p in of_fused):
-                linear = layer.get_submodule(product.part)
-                change = (product.b @ product.a * product.scale).to(linear.weight.dtype)
+            for update in (p for of_fused in of_layer.values() for p in of_fused):
+                linear = layer.get_submodule(update.part)
+                change = (update.b @ update.a * update.scale).to(linear.weight.dtype)
                 linear.weight = torch.nn.Parameter(linear.weight.detach() + change)
 
 
@@ -125,22 +125,22 @@ class Adapted(NamedTuple):
     rows: slice | torch.Tensor = slice(None)
 
 
-def add_products(
+def add_updates(
     adapted: Sequence[Adapted], layer: int, name: str, x: torch.Tensor, y: torch.Tensor
 ) -> None:
-    """Add each adapter's product to y (tokens, out), the result of a fused layer for x."""
+    """Add each adapter's update to y (tokens, out), the result of a fused layer for x."""
     for adapter, rows in adapted:
-        products = adapter.layers[layer][name]
-        if not products:
+        updates = adapter.layers[layer][name]
+        if not updates:
             continue
-        own = x[rows].to(products[0].a.dtype)
-        if isinstance(rows, slice) and products[0].is_joined and y.dtype == own.dtype:
-            y[:, products[0].outputs].addmm_(own @ products[0].a.t(), products[0].b.t())
+        own = x[rows].to(updates[0].a.dtype)
+        if isinstance(rows, slice) and updates[0].is_joined and y.dtype == own.dtype:
+            y[:, updates[0].outputs].addmm_(own @ updates[0].a.t(), updates[0].b.t())
             continue
-        for product in products:
-            h = _linear(own, product.a, adapter.is_batch_invariant)
-            h = _linear(h, product.b, adapter.is_batch_invariant).mul_(product.scale)
-            y[rows, product.outputs] += h.to(y.dtype)
+        for update in updates:
+            h = _linear(own, update.a, adapter.is_batch_invariant)
+            h = _linear(h, update.b, adapter.is_batch_invariant).mul_(update.scale)
+            y[rows, update.outputs] += h.to(y.dtype)
 
 
 def among(adapted: Sequence[Adapted], tokens: torch.Tensor) -> list[Adapted]:
@@ -207,22 +207,22 @@ def _row_by_row(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.cat([functional.linear(row, weight) for row in torch.split(x, 1)])
 
 
-def _joined(products: Sequence[LowRank]) -> LowRank:
-    """Return the products of a fused layer as one: A stacked, B block-diagonal with the scales."""
-    begin, end = products[0].outputs.start, products[-1].outputs.stop
-    ranks = [len(product.a) for product in products]
-    b = products[0].b.new_zeros(end - begin, sum(ranks))
+def _joined(updates: Sequence[LowRank]) -> LowRank:
+    """Return the updates of a fused layer as one: A stacked, B block-diagonal with the scales."""
+    begin, end = updates[0].outputs.start, updates[-1].outputs.stop
+    ranks = [len(update.a) for update in updates]
+    b = updates[0].b.new_zeros(end - begin, sum(ranks))
     column = 0
-    for product, rank in zip(products, ranks, strict=True):
-        rows = slice(product.outputs.start - begin, product.outputs.stop - begin)
-        b[rows, column : column + rank] = product.b * product.scale
+    for update, rank in zip(updates, ranks, strict=True):
+        rows = slice(update.outputs.start - begin, update.outputs.stop - begin)
+        b[rows, column : column + rank] = update.b * update.scale
         column += rank
-    a = torch.cat([product.a for product in products])
+    a = torch.cat([update.a for update in updates])
     return LowRank(a, b, 1.0, _JOINED, slice(begin, end))
 
 
-def _products(layer: Any) -> dict[str, list[LowRank]]:
-    """Return the low-rank products in a decoder layer of a PeftModel, by fused layer."""
+def _updates(layer: Any) -> dict[str, list[LowRank]]:
+    """Return the low-rank updates in a decoder layer of a PeftModel, by fused layer."""
     return {name: _of_fused(layer, parts) for name, parts in FUSED.items()}
 
 

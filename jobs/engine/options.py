@@ -21,7 +21,7 @@ class SamplingSpec(Spec):
     )
     top_k: int = option(
         0,
-        "number of most likely tokens to sample from (top-k; 0: all)",
+        "number of most likely tokens from which the next one is sampled (top-k; 0: all)",
         group="sampling",
         minimum=0,
         maximum=MOST_TOKENS,

@@ -269,7 +269,9 @@ class Engine:
         """Bytes reserved for running sequences, with those that a prompt will fork into."""
         sequences = [(s.request, s.request.num_completions) for s in self._prefilling]
         sequences += [(s.request, 1) for s in self._decoding]
-        return sum(self._runner.num_bytes(_capacity(asked)) * count for asked, count in sequences)
+        return sum(
+            self._runner.num_bytes(_capacity(requested)) * count for requested, count in sequences
+        )
 
     def _schedule_prefill(self) -> list[tuple[Sequence, Part]]:
         """Choose the prompt tokens of this step, in whole chunks, round robin over prompts."""

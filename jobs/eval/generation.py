@@ -13,7 +13,7 @@ from ..rewards.prompts import Prompt, encode
 from ..rewards.scoring import Score
 from ..statistics import majority, pass_at_k
 from . import gsm8k
-from .asking import Answer
+from .answers import Answer
 from .options import EvalSpec
 from .questions import Question
 

@@ -75,7 +75,7 @@ def _evaluate(
     """Append the rows that are missing; return the precision that the model was served in."""
     from ..compute.levels import compute_summary
     from ..engine.engines import engine_of
-    from .asking import ask, cancel_on_exit
+    from .answers import answered, cancel_on_exit
     from .tasks import task_of
 
     engine = engine_of(warm, spec.precision or warm.precision)
@@ -93,7 +93,7 @@ def _evaluate(
                 yield task.requests(number, questions[number], is_canceled)
 
         try:
-            for subject, answers in ask(engine, work()):
+            for subject, answers in answered(engine, work()):
                 number = len(journal.rows)
                 head = {
                     "row": number + 1,

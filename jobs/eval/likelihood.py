@@ -16,7 +16,7 @@ from typing import Any
 from ..context import WarmModel
 from ..engine.request import Request, Sampling
 from ..errors import JobFailed
-from .asking import Answer
+from .answers import Answer
 from .questions import Question
 
 _GREEDY = Sampling(temperature=0)

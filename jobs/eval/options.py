@@ -42,7 +42,7 @@ _CHECK_S = 1.0  # for counting the tokens of prompts at submission
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
-    """Measure a model on a data set: rewards, GSM8K, multiple choice or perplexity."""
+    """Evaluate a model on a data set: rewards, GSM8K, multiple choice or perplexity."""
 
     kind: ClassVar[str] = "eval"
     queue: ClassVar[str] = INFER
@@ -53,22 +53,22 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
 
     task: str = option(
         REWARD,
-        "task; reward: completions scored by rewards; gsm8k, gsm8k-cot: GSM8K as in "
-        "lm-evaluation-harness, 5 examples or 8 with chains of thought; choice: multiple choice by "
-        "log-likelihood; perplexity: of texts",
+        "evaluation task; reward: completions scored by reward functions; gsm8k: GSM8K, 5-shot, "
+        "as in lm-evaluation-harness; gsm8k-cot: the same, 8-shot with chains of thought; choice: "
+        "multiple choice by log-likelihood; perplexity: perplexity of texts",
         group="data",
         choices=TASKS,
     )
     dataset: str | None = option(
         None,
         "JSONL, CSV or Parquet file, folder of them or hub data set (owner/name:config:split) of "
-        "records, or arithmetic (built-in problems); perplexity takes text files, too",
+        "records, or arithmetic (built-in problems); for perplexity also text files",
         group="data",
         default_text=f"arithmetic for reward, {_GSM8K_TEST} for gsm8k",
     )
     samples: int | None = option(
         None,
-        "number of questions, from the top of the dataset",
+        "number of questions, from the start of the dataset",
         group="data",
         default_text="all",
         minimum=1,
@@ -76,14 +76,14 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
     )
     template: str | None = option(
         None,
-        "prompt template with {question}, of the tasks reward and choice; prompt records are used "
+        "prompt template with {question} (tasks reward and choice); prompt records are used "
         "unchanged",
         group="data",
         default_text=f"{DEFAULT_TEMPLATE!r} for reward, {_CHOICE_TEMPLATE!r} for choice",
     )
     examples: int | None = option(
         None,
-        "number of solved examples before the question (few-shot), of gsm8k and gsm8k-cot",
+        "number of few-shot examples before each question (tasks gsm8k and gsm8k-cot)",
         group="data",
         default_text="5 for gsm8k, 8 for gsm8k-cot",
         minimum=0,
@@ -91,7 +91,7 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
     )
     examples_dataset: str | None = option(
         None,
-        "data set that the examples of gsm8k are drawn from",
+        "data set from which the few-shot examples of gsm8k are drawn",
         group="data",
         default_text=_GSM8K_TRAIN,
     )
@@ -100,7 +100,7 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
     )
     system: str | None = option(None, "system message at the start of a chat", group="data")
 
-    model: str = option("demo", "warm model to measure", group="model")
+    model: str = option("demo", "warm model to evaluate", group="model")
     precision: str | None = option(
         None,
         "precision of the computation; native: the dtype of the model; bf16: where it is faster, "
@@ -114,8 +114,8 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
     reward_timeout: float | None = override(
         RewardsSpec,
         "reward_timeout",
-        help="time limit of the functions of yours for a question, in seconds; they run in a "
-        "process of their own",
+        help="time limit in seconds for your own reward functions per question; they are then "
+        "called in a separate process",
         default_text="no limit",
     )
 
@@ -132,7 +132,8 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
     )
     stop: tuple[str, ...] = option(
         (),
-        "stop sequence: text that ends a completion and is not part of it; gsm8k has its own",
+        "stop sequence: text that ends a completion and is not part of it; the gsm8k tasks define "
+        "theirs",
         group="sampling",
     )
     repeats: int = option(
@@ -144,22 +145,22 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
 
     pass_k: tuple[int, ...] = option(
         (),
-        "k of pass@k: the probability that one of k completions is right, estimated without bias "
-        "from all repeats",
+        "k of pass@k: the probability that at least one of k completions is correct (unbiased "
+        "estimate from all repeats)",
         group="evaluation",
         minimum=1,
         maximum=_MOST_REPEATS,
     )
     maj_k: tuple[int, ...] = option(
         (),
-        "k of maj@k: whether the most frequent answer of the first k completions is right (gsm8k)",
+        "k of maj@k: accuracy of the most frequent answer among the first k completions (gsm8k)",
         group="evaluation",
         minimum=1,
         maximum=_MOST_REPEATS,
     )
     against: str | None = option(
         None,
-        "eval job on the same questions to compare with, question by question",
+        "eval job on the same questions, with which the answers are compared question by question",
         group="evaluation",
     )
 
@@ -217,8 +218,8 @@ class EvalSpec(RecordsSpec, RewardsSpec, SamplingSpec):
         found = self.raw_questions(reading)
         if self.variant is None:
             return found
-        asked = [str(question.problem.prompt) for question in found]
-        prompts = gsm8k.prompts(self.variant, asked, self._examples(), self.num_examples)
+        texts = [str(question.problem.prompt) for question in found]
+        prompts = gsm8k.prompts(self.variant, texts, self._examples(), self.num_examples)
         return [questions.with_prompt(q, text) for q, text in zip(found, prompts, strict=True)]
 
     def raw_questions(self, reading: Reading | None = None) -> list[Question]:

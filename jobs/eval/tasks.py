@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ..context import WarmModel
 from ..engine.request import Request
 from ..rewards.scoring import scorer
-from .asking import Answer
+from .answers import Answer
 from .generation import Generation
 from .likelihood import MultipleChoice, Perplexity
 from .options import CHOICE, PERPLEXITY, EvalSpec

@@ -127,7 +127,7 @@ def _config(spec: GrpoSpec, ctx: Context, warm: WarmModel, prompts: Sequence[Pro
     max_completion_length = completion_room(
         prompts,
         limit=getattr(warm.model.config.get_text_config(), "max_position_embeddings", None),
-        asked=spec.max_completion_length,
+        requested=spec.max_completion_length,
         default=warm.model.generation_config.max_new_tokens or COMPLETION_LENGTH,
     )
     return GRPOConfig(

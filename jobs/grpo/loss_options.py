@@ -30,7 +30,7 @@ class LossSpec(Spec):
     )
     multi_objective_aggregation: str = option(
         SUM_FIRST,
-        "order of summing several rewards and normalizing them (normalize_then_sum: GDPO)",
+        "order in which several rewards are summed and normalized (normalize_then_sum: GDPO)",
         group="reward",
         choices=(SUM_FIRST, NORMALIZE_FIRST),
     )
@@ -58,8 +58,8 @@ class LossSpec(Spec):
     )
     delta: float | None = option(
         None,
-        "upper limit of the probability ratio also for negative advantages (two-sided clipping, "
-        "INTELLECT-2)",
+        "upper limit of the probability ratio for negative advantages as well (two-sided "
+        "clipping, INTELLECT-2)",
         group="loss",
         default_text="no limit",
         above=0,
@@ -67,18 +67,18 @@ class LossSpec(Spec):
     )
     importance_sampling_level: str = option(
         "token",
-        "level of the probability ratio: per token, or one per sequence (GSPO)",
+        "level of the probability ratio: one per token, or one per sequence (GSPO)",
         group="loss",
         choices=("token", "sequence"),
     )
     mask_truncated_completions: bool = option(
         False,
-        "exclusion of completions that reached max_completion_length from the loss",
+        "no loss on truncated completions, those that reached max_completion_length",
         group="loss",
     )
     top_entropy_quantile: float = option(
         1.0,
-        "share of the tokens, those of highest entropy, that the loss is computed on",
+        "fraction of the tokens, those with the highest entropy, on which the loss is computed",
         group="loss",
         above=0,
         maximum=1,
@@ -101,8 +101,8 @@ class LossSpec(Spec):
     )
     entropy_target: float | None = option(
         None,
-        "entropy, in nats per token, up to which the entropy bonus applies and its coefficient "
-        "grows; above it, the coefficient shrinks",
+        "target entropy in nats per token: below it, the entropy bonus applies and its "
+        "coefficient grows; above it, the coefficient shrinks",
         group="loss",
         default_text="constant coefficient",
         minimum=0,
@@ -139,13 +139,13 @@ class LossSpec(Spec):
     )
     ref_model_mixup_alpha: float = option(
         0.6,
-        "share of the policy in an update of the reference model (with ref_model_sync_steps)",
+        "weight of the policy in an update of the reference model (with ref_model_sync_steps)",
         group="loss",
         above=0,
         maximum=1,
     )
     use_bias_correction_kl: bool = option(
-        True, "multiplication of the KL term by the probability ratio (with beta)", group="loss"
+        True, "KL term multiplied by the probability ratio (with beta)", group="loss"
     )
     sapo_temperature_pos: float = option(
         1.0,
@@ -163,28 +163,28 @@ class LossSpec(Spec):
     )
     vespo_k_pos: float = option(
         2.0,
-        "power of the sequence weight, advantage not negative (loss_type vespo)",
+        "exponent of the sequence weight for advantages of at least 0 (loss_type vespo)",
         group="loss",
         minimum=0,
         maximum=1000,
     )
     vespo_lambda_pos: float = option(
         3.0,
-        "decay of the sequence weight, advantage not negative (loss_type vespo)",
+        "decay of the sequence weight for advantages of at least 0 (loss_type vespo)",
         group="loss",
         minimum=0,
         maximum=1000,
     )
     vespo_k_neg: float = option(
         3.0,
-        "power of the sequence weight, negative advantage (loss_type vespo)",
+        "exponent of the sequence weight for negative advantages (loss_type vespo)",
         group="loss",
         minimum=0,
         maximum=1000,
     )
     vespo_lambda_neg: float = option(
         2.0,
-        "decay of the sequence weight, negative advantage (loss_type vespo)",
+        "decay of the sequence weight for negative advantages (loss_type vespo)",
         group="loss",
         minimum=0,
         maximum=1000,

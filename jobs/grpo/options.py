@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,14 +13,12 @@ from ..data.options import Content, RecordsSpec
 from ..data.reader import Reading
 from ..data.sources import TAKES, located
 from ..engine.options import SamplingSpec
-from ..errors import JobFailed, SpecError
+from ..errors import SpecError
 from ..files.jsonl import Place
-from ..models import chat_templates
 from ..models.architectures import check_generates
-from ..models.tokenizer_folder import TokenizerFolder
 from ..rewards import problems
 from ..rewards.options import RewardsSpec
-from ..rewards.prompts import field_of, messages_of, too_long
+from ..rewards.prompts import messages_of
 from ..spec import HttpMethod, option, override, path_of
 from ..training.eval_options import EvaluatedSpec
 from ..training.options import (
@@ -34,11 +31,11 @@ from ..training.options import (
 )
 from ..user_code.modules import own_modules
 from .loss_options import LossSpec
+from .prompt_checks import check_prompts
 
 MOST_QUESTIONS = 16  # occurrences of {question} in the template
 MICRO_BATCH = 8  # default maximum, in completions
 COMPLETION_LENGTH = 64  # default, in tokens
-_CHECK_S = 1.0  # for rendering and counting the tokens of prompts at submit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +70,8 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
     )
     samples: int | None = option(
         80,
-        "number of training prompts, from the top of the dataset; all: those that are not held out",
+        "number of training prompts, from the start of the dataset; all: every prompt that is not "
+        "held out",
         group="data",
         minimum=1,
         maximum=MOST_ROWS,
@@ -117,7 +115,7 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
     top_k: int = override(SamplingSpec, "top_k", maximum=MOST_TOKENS)
     min_p: float | None = option(
         None,
-        "minimum probability of a token, as a share of that of the most likely one (min-p)",
+        "minimum probability of a token, relative to the most likely one (min-p)",
         group="sampling",
         default_text="no minimum",
         minimum=0,
@@ -125,24 +123,24 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
     )
     rollout_dtype: str = option(
         "float32",
-        "precision of generation; int8: quantized weights, on a CPU only; the loss corrects for "
-        "the difference by importance sampling",
+        "precision of generation; int8: quantized weights (CPU only); importance sampling in the "
+        "loss corrects for the difference",
         group="sampling",
         choices=("float32", "int8"),
     )
 
     resample: int = option(
         0,
-        "rounds in which groups whose rewards are all equal are replaced by those of the next "
-        "prompts (dynamic sampling, DAPO; 0: none)",
+        "maximum rounds of dynamic sampling (DAPO), in which groups whose rewards are all equal "
+        "are replaced by groups of the next prompts (0: none)",
         group="sampling",
         minimum=0,
         maximum=1000,
     )
     replay: int = option(
         0,
-        "successful completions kept per prompt, one of which replaces a completion of a group "
-        "that only fails (experience replay, ARPO: 8; 0: none)",
+        "successful completions kept per prompt for experience replay (ARPO: 8); in a group "
+        "without success, one of them replaces a completion (0: none)",
         group="sampling",
         minimum=0,
         maximum=1000,
@@ -187,18 +185,18 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
         EvaluatedSpec,
         "eval_samples",
         default=0,
-        help="number of held-out prompts whose reward is measured (0: all of eval_dataset, "
-        "otherwise none)",
+        help="number of held-out prompts on which rewards are measured (0: all of eval_dataset, "
+        "or none without one)",
         default_text=None,
     )
     reward_log: str | None = option(
         None,
-        "new JSONL file for each completion with its step, row and rewards",
+        "new JSONL file, to which each completion is written with its step, row and rewards",
         group="evaluation",
         default_text="none",
     )
     log_completions: int = option(
-        2, "completions in each step event", group="evaluation", minimum=0, maximum=1000
+        2, "number of completions in each step event", group="evaluation", minimum=0, maximum=1000
     )
 
     @property
@@ -379,12 +377,22 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
             self.reward_functions(training)
         config = model_config or {}
         limit = config.get("text_config", config).get("max_position_embeddings")
-        wanted = (self.max_prompt_length or 1) + (self.max_completion_length or 1)
-        if limit is not None and wanted > limit:
+        if limit is not None:
+            self._check_positions(limit)
+
+    def _check_positions(self, limit: int) -> None:
+        """Check that the lengths of prompt and completion fit into the positions of the model."""
+        prompt = self.max_prompt_length or 1
+        if prompt >= limit:
+            raise SpecError(
+                "max_prompt_length",
+                f"must be below {limit} (the positions of {self.model}), got {prompt}",
+            )
+        if (self.max_completion_length or 1) > limit - prompt:
             raise SpecError(
                 "max_completion_length",
-                f"must be at most {limit} (the positions of {self.model}) together with the "
-                f"prompt, got {wanted}",
+                f"must be at most {limit - prompt} ({self.model} has {limit} positions, the prompt "
+                f"takes {prompt}), got {self.max_completion_length}",
             )
 
     def _check_reward_log(self) -> None:
@@ -397,56 +405,12 @@ class GrpoSpec(RecordsSpec, LossSpec, RewardsSpec, EvaluatedSpec, SamplingSpec):
             raise SpecError("reward_log", f"must be in a folder that can be written to, got {path}")
 
     def check_model_files(self, folder: Path) -> None:
-        """Check prompt lengths with the tokenizer of the model, for at most 1 s. Raises SpecError.
-
-        Chats are rendered by the model's template. Prompts beyond this time, and models that only
-        transformers can read, are checked when the job begins.
-        """
-        until = time.monotonic() + _CHECK_S
-        found = [*self.training_problems(), *self.held_out_problems()]
-        has_chats = self.chat_template or any(not isinstance(p.prompt, str) for p in found)
-        files = TokenizerFolder(folder)
-        if has_chats and files.lacks_chat_template():
-            raise SpecError(*chat_templates.NO_TEMPLATE)
-        texts = self._texts(found, files.chat_template() if has_chats else None, until)
-        limit = files.positions()
-        if limit is None or self.max_prompt_length is not None:
-            for _ in texts:  # raises for chats that the template rejects
-                pass
-            return
-        room = limit - (self.max_completion_length or 1)
-        longer = files.longer_than(room, texts, until=until)
-        if longer is not None:
-            raise SpecError(*too_long(*longer, limit))
-
-    def _texts(
-        self,
-        found: Sequence[problems.Problem],
-        template: chat_templates.ChatTemplate | None,
-        until: float,
-    ) -> Iterator[tuple[int, str]]:
-        """Yield the row and the text of each prompt, while there is time.
-
-        Raises SpecError for a chat that the template rejects.
-        """
-        for problem in found:
-            messages = messages_of(problem, chat_template=self.chat_template, system=self.system)
-            if messages is None:
-                assert isinstance(problem.prompt, str)
-                yield problem.row, problem.prompt
-                continue
-            if template is None:
-                continue
-            left_s = until - time.monotonic()
-            if left_s <= 0:
-                return
-            field = field_of(problem)
-            try:
-                text = chat_templates.render(template, messages, field=field, limit_s=left_s)
-            except chat_templates.TooSlow:
-                return
-            except JobFailed as error:
-                if isinstance(error.__cause__, chat_templates.Refused):
-                    raise SpecError("dataset", str(error).removeprefix("dataset: ")) from None
-                return  # perhaps a package that this environment lacks
-            yield problem.row, text
+        """Check prompts with the tokenizer of the model, for at most 1 s. Raises SpecError."""
+        check_prompts(
+            [*self.training_problems(), *self.held_out_problems()],
+            folder,
+            chat_template=self.chat_template,
+            system=self.system,
+            max_prompt_length=self.max_prompt_length,
+            max_completion_length=self.max_completion_length,
+        )

@@ -8,6 +8,7 @@ the loss uses the log-probabilities of the policy that sampled it. Imports torch
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -77,3 +78,16 @@ class ReplayBuffer:
         ):
             completion = Completion(ids.tolist(), entropies.tolist(), logps.tolist())
             self._stored[row].append(Stored(completion, scores))
+
+
+def replayed_fields(groups: Sequence[Group], like: Tensor) -> dict[str, Tensor]:
+    """Return what PackedTrainer needs of replayed completions; `like`: (B, C)."""
+    logps = torch.zeros(like.shape)
+    is_replayed = torch.zeros(len(like), dtype=torch.bool)
+    for number, group in enumerate(groups):
+        if group.replayed:
+            first = number * len(group.completions)
+            values = group.completions[0].logps
+            logps[first, : len(values)] = torch.tensor(values)
+            is_replayed[first] = True
+    return {"is_replayed": is_replayed.to(like.device), "replayed_logps": logps.to(like.device)}

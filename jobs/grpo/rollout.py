@@ -207,8 +207,8 @@ def _read(
         cache.fill(key, value, of_rows)
         return pack.attend(layer, query, key, value, shape.scale)[0]
 
-    turns = decoder.rope.at(pack.positions[0].cpu())
-    states = decoder.hidden(decoder.embedding[pack.ids[0]], *turns, attend, adapted=adapted)
+    rotation = decoder.rope.at(pack.positions[0].cpu())
+    states = decoder.hidden(decoder.embedding[pack.ids[0]], *rotation, attend, adapted=adapted)
     return states[[place.stop - 1 for place in of_rows]], cache
 
 

@@ -6,9 +6,7 @@ GRPO: Shao et al. 2024, arXiv:2402.03300. Imports trl: only `run` of the GRPO ki
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,25 +27,21 @@ from ..training.deprecations import no_deprecations
 from ..training.evaluation import EvaluatingTrainer
 from ..training.options import TrainingSpec
 from ..user_code.modules import SOURCES, changed, digests
+from .flat_rewards import FlatRewards
 from .groups import Group, Weights
 from .loss_options import NORMALIZE_FIRST
-from .packed_trainer import DRIFT, PackedTrainer
+from .packed_trainer import DRIFT
 from .prompt_order import EpochSampler, PromptStream
-from .replay import ReplayBuffer
+from .replay import ReplayBuffer, replayed_fields
 from .reward_log import RewardLog
-from .reward_process import RewardFailed, RewardProcess
-from .rollout import run_of
+from .reward_process import RewardProcess
+from .scored_trainer import ScoredTrainer
 
 SHOWN_CHARACTERS = 200  # of a prompt or completion in an event
 EVAL_BATCH = 16
-FLAT_STEPS = 20  # steps without unequal rewards in any group, after which it warns
-MOST_FAILURES = 10  # consecutive groups whose rewards fail, after which the job fails
-
-# Outcome of the rewards of a group: None, or the row of its prompt and the reason of the failure.
-Outcome = tuple[int, str] | None
 
 
-class GroupTrainer(EvaluatingTrainer, PackedTrainer):
+class GroupTrainer(EvaluatingTrainer, ScoredTrainer):
     """A GRPOTrainer inside a job.
 
     `reference` is the frozen model of the KL term (beta > 0); None for a LoRA adapter, whose
@@ -91,7 +85,6 @@ class GroupTrainer(EvaluatingTrainer, PackedTrainer):
         eval_every: int = 0,
     ) -> None:
         self.config: Any = config
-        self.rewards = rewards
         self.data = dict(data)
         self._prompts = list(prompts)
         self.held_out = held_out
@@ -102,7 +95,7 @@ class GroupTrainer(EvaluatingTrainer, PackedTrainer):
         self.samples_shown = samples_shown
         self.reward_before: float | None = None
         self._prompt_ids = {prompt.text: prompt.ids for prompt in prompts}
-        self._flat_steps = 0  # consecutive steps without a group of unequal rewards
+        self._flat_rewards = FlatRewards()
         self._is_flat = False  # whether the latest completions have no such group
         self._rollout: dict[str, Any] = {}  # event fields of the current completions
         self._chosen: list[Group] | None = None  # for TRL, instead of sampling and scoring
@@ -112,8 +105,6 @@ class GroupTrainer(EvaluatingTrainer, PackedTrainer):
             cast(Any, config).reward_weights, config.multi_objective_aggregation == NORMALIZE_FIRST
         )
         self._replay = ReplayBuffer(replay, self._weights) if replay else None
-        self._reward_process = reward_process
-        self._failures = 0  # consecutive groups whose rewards failed
         self._reward_log = reward_log
         # With beta > 0, GRPOTrainer would load the reference model from disk.
         beta, config.beta = config.beta, 0.0
@@ -126,6 +117,8 @@ class GroupTrainer(EvaluatingTrainer, PackedTrainer):
             processing_class=tokenizer,
             train_dataset=_dataset(prompts, data["data"]),
             reward_funcs=as_trl_calls(rewards, prompts),
+            rewards=rewards,
+            reward_process=reward_process,
             eval_every=eval_every if held_out else None,
         )
         if rollout_dtype == "int8" and self.most_tokens is None:
@@ -177,13 +170,13 @@ class GroupTrainer(EvaluatingTrainer, PackedTrainer):
             "micro_steps": self._step,
             "completions": self._buffered_inputs if is_reused else None,
             "rollout": self._rollout,
-            "flat_steps": self._flat_steps,
+            "flat_steps": self._flat_rewards.steps,
             "entropy_coef": self.entropy_coef,
             "last_entropy": self._last_world_entropy,
             "reference": self._moved_reference(),
             "prompts_taken": self._stream.position,
             "replay": None if self._replay is None else self._replay.state(),
-            "reward_failures": self._failures,
+            "reward_failures": self.reward_failures,
         }
 
     def _moved_reference(self) -> list[torch.Tensor] | None:
@@ -204,11 +197,11 @@ class GroupTrainer(EvaluatingTrainer, PackedTrainer):
         self._step = state["micro_steps"]
         self._buffered_inputs = self._prepare_input(state["completions"])
         self._rollout = state["rollout"]
-        self._flat_steps = state.get("flat_steps", 0)
+        self._flat_rewards.steps = state.get("flat_steps", 0)
         self.entropy_coef = state.get("entropy_coef", self.entropy_coef)
         self._last_world_entropy = state.get("last_entropy", self._last_world_entropy)
         self._stream.position = state.get("prompts_taken", 0)
-        self._failures = state.get("reward_failures", 0)
+        self.reward_failures = state.get("reward_failures", 0)
         if self._replay is not None:
             self._replay.load_state(state["replay"])
         if state.get("reference") is not None:
@@ -263,7 +256,7 @@ class GroupTrainer(EvaluatingTrainer, PackedTrainer):
             finally:
                 self._chosen = None
         if any(group.replayed for group in groups):
-            batch |= _behavior(groups, batch["completion_ids"])
+            batch |= replayed_fields(groups, batch["completion_ids"])
         metrics = {name: values[-1] for name, values in self._metrics["train"].items() if values}
         self._is_flat = metrics.get("frac_reward_zero_std") == 1
         self._rollout = {
@@ -308,7 +301,7 @@ class GroupTrainer(EvaluatingTrainer, PackedTrainer):
         self._generate_single_turn([prompt.ids for prompt in prompts], None, {}, size)
         ids = [completion.ids for completion in self.written]
         texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)
-        scores = self._scores_of_groups(prompts, texts, ids, size)
+        scores = self.scores_of_groups(prompts, texts, ids, size)
         groups = [
             Group(row, self.written[start : start + size], scores[start : start + size])
             for row, start in zip(rows, range(0, len(ids), size), strict=True)
@@ -337,21 +330,13 @@ class GroupTrainer(EvaluatingTrainer, PackedTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         super().log(logs, start_time)
-        if "loss" in logs:
-            self._warn_of_equal_rewards()
-
-    def _warn_of_equal_rewards(self) -> None:
-        """Warn once after many steps in which all groups had equal rewards (advantages 0)."""
-        self._flat_steps = self._flat_steps + 1 if self._is_flat else 0
-        if self._flat_steps == FLAT_STEPS:
-            self.job.emit(
-                "warning",
-                step=self.state.global_step,
-                message=f"nothing is being learned: for {FLAT_STEPS} steps, all completions of "
-                f"each group had the same reward (now {self._rollout['reward']:.4g}), so every "
-                "advantage is 0. The task may be too hard or too easy for this model, or the "
-                "reward does not match its output: see `warmd samples`",
-            )
+        if "loss" not in logs:
+            return
+        warning = self._flat_rewards.count(
+            is_flat=self._is_flat, reward=self._rollout.get("reward", 0.0)
+        )
+        if warning is not None:
+            self.job.emit("warning", step=self.state.global_step, message=warning)
 
     def step_fields(self, logs: dict[str, Any]) -> dict[str, Any]:
         fields = {
@@ -396,7 +381,7 @@ class GroupTrainer(EvaluatingTrainer, PackedTrainer):
         with no_deprecations():
             ids, _ = self._generate_single_turn([prompt.ids for prompt in prompts], None, {}, 1)
         completions = self.processing_class.batch_decode(ids, skip_special_tokens=True)
-        scores = self._scores(prompts, completions, ids, len(ids))
+        scores = self.scores(prompts, completions, ids, len(ids))
         # Discard what the rewards logged: it belongs to no step.
         self._pending_extra_logs.clear()
         self._pending_metrics.clear()
@@ -413,112 +398,13 @@ class GroupTrainer(EvaluatingTrainer, PackedTrainer):
 
     # Rewards.
 
-    def _scores_of_groups(
-        self,
-        rows: Sequence[Prompt],
-        completions: list[str],
-        completion_ids: Sequence[list[int]],
-        size: int,
-    ) -> torch.Tensor:
-        """Return the scores of `_scores`; with several ranks, each scores a part of the groups."""
-        if self.ranks.size == 1:
-            return self._scores(rows, completions, completion_ids, size)
-        groups = run_of(len(rows) // size, self.ranks)
-        own = slice(groups.start * size, groups.stop * size)
-        extra, metrics = self._pending_extra_logs, self._pending_metrics
-        self._pending_extra_logs, self._pending_metrics = defaultdict(list), defaultdict(list)
-        ended: list[Outcome] = []
-        scores = torch.empty(0, len(self.rewards))
-        if groups.start < groups.stop:
-            scores = self._scores(rows[own], completions[own], completion_ids[own], size, ended)
-        logged = dict(self._pending_extra_logs), dict(self._pending_metrics)
-        self._pending_extra_logs, self._pending_metrics = extra, metrics
-        parts = self.ranks.gather((scores.cpu(), *logged, ended))
-        for _, of_rank, numbers, outcomes in parts:
-            for column, values in of_rank.items():
-                extra[column] += values
-            for name, values in numbers.items():
-                metrics[name] += values
-            self._count_failures(outcomes)
-        return torch.cat([part[0] for part in parts]).to(self.accelerator.device)
-
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: list[str], completion_ids_list: Any
     ) -> torch.Tensor:
         if self._chosen is not None:
             return torch.cat([group.scores for group in self._chosen])
         rows = [self._prompts[row["row"]] for row in inputs]
-        return self._scores(rows, completions, completion_ids_list, len(rows))
-
-    def _scores(
-        self,
-        rows: Sequence[Prompt],
-        completions: list[str],
-        completion_ids: Sequence[list[int]],
-        size: int,
-        ended: list[Outcome] | None = None,
-    ) -> torch.Tensor:
-        """Return the score of each completion by each reward: (B, R) float32, NaN for None.
-
-        `rows`: the prompt of each completion. `size`: completions that are left out together when
-        their rewards fail in the reward process. `ended` receives the outcomes there; None:
-        failures are counted at once.
-        """
-        if self._reward_process is not None:
-            parts = [slice(start, start + size) for start in range(0, len(rows), size)]
-            found = []
-            for part in parts:
-                scores, outcome = self._scores_apart(
-                    self._reward_process, rows[part], completions[part], completion_ids[part]
-                )
-                found.append(scores)
-                if ended is None:
-                    self._count_failures([outcome])
-                else:
-                    ended.append(outcome)
-            return torch.cat(found).to(self.accelerator.device)
-        inputs = [{"row": row} for row in rows]
-        prompts = [row.text for row in rows]
-        return cast(Any, super())._calculate_rewards(  # type: ignore[no-any-return]
-            inputs, prompts, completions, completion_ids
-        )
-
-    def _scores_apart(
-        self,
-        process: RewardProcess,
-        rows: Sequence[Prompt],
-        completions: list[str],
-        completion_ids: Sequence[list[int]],
-    ) -> tuple[torch.Tensor, Outcome]:
-        """Return scores from the process of the rewards, all NaN when they fail."""
-        try:
-            answer = process.score(rows, completions, completion_ids, asdict(self.state))
-        except RewardFailed as error:
-            nothing = torch.full((len(rows), len(self.rewards)), torch.nan)
-            return nothing, (rows[0].row, str(error))
-        for column, values in answer.extra.items():
-            self._log_completion_extra(column, values)
-        for name, numbers in answer.metrics.items():
-            for number in numbers:
-                self._log_metric(name, number)
-        scores = [[math.nan if one is None else one for one in row] for row in answer.scores]
-        return torch.tensor(scores), None
-
-    def _count_failures(self, ended: Sequence[Outcome]) -> None:
-        """Report failures of rewards. Raises JobFailed when too many follow each other."""
-        step = self.state.global_step + 1
-        for outcome in ended:
-            if outcome is None:
-                self._failures = 0
-                continue
-            self._failures += 1
-            row, message = outcome
-            self.job.emit("reward_failed", step=step, row=row, message=message)
-            if self._failures == MOST_FAILURES:
-                raise JobFailed(
-                    f"reward: must succeed for one of {MOST_FAILURES} consecutive groups, got "
-                    f"none; the last one: {message}"
-                )
+        return self.scores(rows, completions, completion_ids_list, len(rows))
 
     def _log_rewards(self, groups: Sequence[Group]) -> None:
         """Append the completions of this step to the reward log; warn where that fails."""
@@ -547,19 +433,6 @@ def _dataset(prompts: Sequence[Prompt], data: str) -> Dataset:
     """
     rows = [{"prompt": prompt.text, "row": index} for index, prompt in enumerate(prompts)]
     return Dataset(InMemoryTable.from_pylist(rows), fingerprint=data)
-
-
-def _behavior(groups: Sequence[Group], like: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the fields of replayed completions for PackedTrainer; like: (B, C)."""
-    logps = torch.zeros(like.shape)
-    is_replayed = torch.zeros(len(like), dtype=torch.bool)
-    for number, group in enumerate(groups):
-        if group.replayed:
-            first = number * len(group.completions)
-            values = group.completions[0].logps
-            logps[first, : len(values)] = torch.tensor(values)
-            is_replayed[first] = True
-    return {"is_replayed": is_replayed.to(like.device), "replayed_logps": logps.to(like.device)}
 
 
 def _truncated(text: str) -> str:

@@ -27,7 +27,7 @@ MOST_TOP = 20  # most likely tokens given with logprobs
 
 @dataclass(frozen=True, kw_only=True)
 class InferSpec(SamplingSpec):
-    """Generate text from prompts or chats, with images where the model takes them."""
+    """Generate text from prompts or chats, with images if the model accepts them."""
 
     kind: ClassVar[str] = "infer"
     queue: ClassVar[str] = INFER
@@ -45,14 +45,17 @@ class InferSpec(SamplingSpec):
         group="data",
     )
     input: str = option(
-        "", "JSONL file of records with prompt or messages; needs output", group="data"
+        "", "JSONL file of records with prompt or messages; goes with output", group="data"
     )
     output: str = option(
-        "", "JSONL file for the answers to input: one record each, in its order", group="data"
+        "",
+        "JSONL file for the answers: one record per record of input, in the same order",
+        group="data",
     )
     echo: bool = option(
         False,
-        "prompt at the start of each completion, with its log-probabilities if logprobs is given",
+        "prompt repeated at the start of each completion, with log-probabilities if logprobs is "
+        "given",
         group="data",
     )
     chat_template: bool = option(
@@ -70,7 +73,7 @@ class InferSpec(SamplingSpec):
     )
     max_pixels: int | None = option(
         None,
-        "maximum pixels of an image as the model sees it; larger images are scaled down",
+        "maximum number of pixels per image; larger images are scaled down",
         group="data",
         default_text="that of the model",
         minimum=28 * 28,
@@ -84,12 +87,12 @@ class InferSpec(SamplingSpec):
     )
     screen: str = option(
         "",
-        "screen size WIDTHxHEIGHT in pixels, to which actions are scaled; empty: the size of the "
-        "last image",
+        "screen size in pixels, WIDTHxHEIGHT, to which the coordinates of actions are scaled; "
+        "empty: the size of the last image",
         group="data",
     )
 
-    model: str = option("demo", "warm model that answers", group="model")
+    model: str = option("demo", "warm model that generates the text", group="model")
     precision: str | None = option(
         None,
         "precision of the computation; native: the dtype of the model; bf16: where it is faster, "
@@ -102,7 +105,7 @@ class InferSpec(SamplingSpec):
 
     max_tokens: int | None = option(
         None,
-        "maximum tokens per completion (0: only the prompt, with echo)",
+        "maximum tokens per completion (0, with echo: the prompt only)",
         group="sampling",
         default_text=f"{MAX_TOKENS}, or the positions that the prompt leaves",
         minimum=0,
@@ -127,8 +130,8 @@ class InferSpec(SamplingSpec):
     )
     logprobs: int | None = option(
         None,
-        "number of most likely tokens given with the log-probability of each token (0: that of "
-        "the token only)",
+        "number of most likely alternatives returned for each token with their log-probabilities "
+        "(0: only the token's own)",
         group="sampling",
         default_text="no log-probabilities",
         minimum=0,
@@ -136,7 +139,7 @@ class InferSpec(SamplingSpec):
     )
     json_schema: str = option(
         "",
-        "JSON Schema that constrains completions: a file or its text",
+        "JSON Schema that completions must match: a file or JSON text",
         group="sampling",
     )
     frequency_penalty: float = option(

@@ -154,7 +154,7 @@ class MlmSpec(RecordsSpec, TrainingSpec):
     )
     dropout: float | None = option(
         None,
-        "dropout probability, everywhere in the model",
+        "dropout probability of all layers",
         group="model",
         default_text="that of the model",
         minimum=0,
@@ -196,8 +196,8 @@ class MlmSpec(RecordsSpec, TrainingSpec):
 
     eval_dataset: str | None = option(
         None,
-        "held-out documents, of the same form as data; documents of data that equal one of them "
-        "are not trained on",
+        "held-out documents in the same format as data; their duplicates in data are not trained "
+        "on",
         group="evaluation",
         default_text="a part of data: see validation",
     )
@@ -243,13 +243,13 @@ class MlmSpec(RecordsSpec, TrainingSpec):
     @property
     def sizes(self) -> dict[str, Any]:
         """The given sizes of a new model, by the names of transformers."""
-        asked = {
+        given = {
             "hidden_size": self.hidden_size,
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,
             "intermediate_size": self.ffn_size,
         }
-        return {name: value for name, value in asked.items() if value is not None}
+        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def data_path(self) -> Path:

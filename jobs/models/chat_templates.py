@@ -89,9 +89,9 @@ def render(
         return text
     if "memory" in answer:
         raise TooLarge(f"{field}: the chat template {answer['memory']}")
-    said = answer.get("refused", answer.get("error"))
-    cause = Refused(said) if "refused" in answer else None
-    raise JobFailed(f"{field}: the chat template says: {said}") from cause
+    reason = answer.get("refused", answer.get("error"))
+    cause = Refused(reason) if "refused" in answer else None
+    raise JobFailed(f"{field}: the chat template says: {reason}") from cause
 
 
 def end_processes() -> None:

@@ -51,8 +51,8 @@ class TokenizerFolder:
         """Return the row and the tokens of the first text of more than `room`, None for none.
 
         None also where there is no tokenizer.json, and where `until` (of time.monotonic) comes
-        first; one text is counted in any case. Special tokens are not counted: what is said of
-        a text here is true whatever the tokenizer adds.
+        first; one text is counted in any case. Special tokens are not counted: the result for
+        a text holds whatever the tokenizer adds.
         """
         tokenizer: Any = None
         for row, text in texts:

@@ -32,8 +32,8 @@ class RewardsSpec(Spec):
     )
     reward_timeout: float | None = option(
         None,
-        "time limit of the rewards of a group, in seconds; they run in a process of their own, and "
-        "a group whose rewards fail is left out",
+        "time limit in seconds for the rewards of a group, which are then computed in a separate "
+        "process; a group whose rewards fail is left out",
         group="reward",
         default_text="no limit; a reward that fails ends the job",
         above=0,

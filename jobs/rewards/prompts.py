@@ -63,21 +63,21 @@ def encode(
 
 
 def completion_room(
-    prompts: Sequence[Prompt], *, limit: int | None, asked: int | None, default: int
+    prompts: Sequence[Prompt], *, limit: int | None, requested: int | None, default: int
 ) -> int:
     """Return the maximum completion length in tokens, after the longest of `prompts`.
 
-    `asked` is used unchanged; without it, `default` is reduced to the positions that remain of
+    `requested` is used unchanged; without it, `default` is reduced to the positions that remain of
     `limit` (None: no limit). Raises JobFailed naming the record that leaves too few.
     """
-    requested = default if asked is None else asked
+    length = default if requested is None else requested
     if limit is None:
-        return requested
+        return length
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
     room = limit - len(longest.ids)
-    if room < (1 if asked is None else asked):
+    if room < (1 if requested is None else requested):
         raise JobFailed(": ".join(too_long(longest.row, len(longest.ids), limit)))
-    return min(requested, room)
+    return min(length, room)
 
 
 def too_long(row: int, num_tokens: int | str, limit: int) -> tuple[str, str]:

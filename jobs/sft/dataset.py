@@ -184,17 +184,17 @@ class Tokenization:
         if prompt is None:
             ids = self.tokenizer(text=learned)["input_ids"]
             return Example(ids, list(ids))
-        alone = self.tokenizer(text=prompt)["input_ids"]
+        prompt_ids = self.tokenizer(text=prompt)["input_ids"]
         ids = self.tokenizer(text=prompt + learned)["input_ids"]
-        return Example(ids, self._labels(ids, alone))
+        return Example(ids, self._labels(ids, prompt_ids))
 
     def _chat_example(self, prompt: Any, learned: Messages, field: str) -> Example:
         chat = (prompt or []) + learned
         ids = self._chat_ids(chat, field)
         labels = list(ids)
         if prompt is not None:
-            alone = self._chat_ids(prompt, field, add_generation_prompt=True)
-            labels = self._labels(ids, alone)
+            prompt_ids = self._chat_ids(prompt, field, add_generation_prompt=True)
+            labels = self._labels(ids, prompt_ids)
         if self.assistant_only_loss:
             # The template has just rendered this chat within its limits.
             mask = self.tokenizer.apply_chat_template(

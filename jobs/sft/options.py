@@ -17,7 +17,7 @@ from .dataset import Source
 
 @dataclass(frozen=True, kw_only=True)
 class SftSpec(RowTrainingSpec):
-    """Fine-tune a decoder on prompts with completions, chats or texts (supervised)."""
+    """Fine-tune a causal language model (SFT) on prompts with completions, chats or texts."""
 
     kind: ClassVar[str] = "sft"
     http: ClassVar[HttpMethod | None] = HttpMethod(
@@ -45,14 +45,14 @@ class SftSpec(RowTrainingSpec):
     )
     assistant_only_loss: bool = option(
         False,
-        "loss on assistant turns only, as the chat template marks them; otherwise on the whole "
-        "chat, or on the completion",
+        "loss on assistant messages only, which the chat template must mark; otherwise on the "
+        "whole chat, or on the completion",
         group="data",
     )
     template: str = option(
         DEFAULT_TEMPLATE,
-        "prompt template with {question}, for question/answer records; the answer follows after "
-        "a space",
+        "prompt template with {question}, for question/answer records; a space and the answer "
+        "follow it",
         group="data",
     )
 

@@ -228,8 +228,8 @@ class CheckpointingTrainer(Trainer):
         """Report options changed since a checkpoint. Raises SpecError for a forbidden change."""
         changes = self.spec.changes(self.job.checkpoints.about(checkpoint).get("options", {}))
         if changes:
-            said = [f"{n} {shown(now)} (was {shown(then)})" for n, (then, now) in changes.items()]
-            self.job.emit("revised", changes=changes, message=", ".join(said))
+            texts = [f"{n} {shown(now)} (was {shown(then)})" for n, (then, now) in changes.items()]
+            self.job.emit("revised", changes=changes, message=", ".join(texts))
 
     def _report_extension(self, checkpoint: Path) -> None:
         before = orjson.loads((checkpoint / TRAINER_STATE_NAME).read_bytes())["max_steps"]

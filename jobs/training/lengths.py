@@ -9,18 +9,18 @@ from ..errors import JobFailed
 MAX_LENGTH = 1024  # tokens of a row, unless the options or the model's positions say otherwise
 
 
-def row_length(asked: int | None, positions: int | None) -> int:
+def row_length(requested: int | None, positions: int | None) -> int:
     """Return the maximum row length: as requested, or limited by the positions of a model."""
-    return asked or min(MAX_LENGTH, positions or MAX_LENGTH)
+    return requested or min(MAX_LENGTH, positions or MAX_LENGTH)
 
 
-def most_tokens_of_a_row(asked: int | None, model: Any, name: str) -> int:
+def most_tokens_of_a_row(requested: int | None, model: Any, name: str) -> int:
     """Return `row_length` for a model.
 
     Raises JobFailed if more tokens are requested than the model has positions.
     """
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    max_length = row_length(asked, limit)
+    max_length = row_length(requested, limit)
     if limit is not None and max_length > limit:
         raise JobFailed(
             f"max_length: must be at most {limit} (the positions of {name}), got {max_length}"

@@ -171,13 +171,13 @@ class TrainingSpec(Spec, ABC):
     )
     deterministic: bool = option(
         True,
-        "deterministic GPU kernels in the learning part of a step, for a bit-exact resume on the "
-        "same GPU model, driver and libraries; no effect on a CPU",
+        "deterministic GPU kernels for loss, gradients and update, so that a resume is bit-exact "
+        "on the same GPU model, driver and libraries; no effect on a CPU",
         group="optimization",
     )
     lora: int | None = option(
         None,
-        "rank of a LoRA adapter to train, with the weights of the model frozen",
+        "rank of the LoRA adapter that is trained instead of the model's own weights",
         group="lora",
         default_text="none: all weights are trained",
         minimum=1,
@@ -201,8 +201,8 @@ class TrainingSpec(Spec, ABC):
     )
     base_precision: str = option(
         NATIVE,
-        "precision of the frozen model below a LoRA adapter; int8: in generation and in the loss, "
-        "but for embeddings and vocabulary head (CPU only)",
+        "precision of the frozen base model of the LoRA adapter; int8: of all its layers except "
+        "embeddings and vocabulary head, for generation and loss (CPU only)",
         group="lora",
         choices=(NATIVE, "int8"),
     )
@@ -220,8 +220,8 @@ class TrainingSpec(Spec, ABC):
     )
     keep_best: str | None = option(
         None,
-        "metric of the step or eval events (loss, reward, mlm_acc, …) whose best checkpoint is "
-        "kept as well",
+        "metric (loss, reward, mlm_acc, …) whose best checkpoint is kept in addition to the "
+        "latest ones",
         group="checkpoints",
     )
     on_save_error: str = option(
@@ -233,7 +233,7 @@ class TrainingSpec(Spec, ABC):
     on_stall: str = option(
         "report",
         "action when a step takes more than ten times the median; stop: the job saves and fails, "
-        "and is killed when the step does not end",
+        "or is killed if the step does not end",
         group="stopping",
         choices=("report", "stop"),
     )

@@ -32,7 +32,8 @@ class RowTrainingSpec(RecordsSpec, EvaluatedSpec):
     )
     samples: int | None = option(
         None,
-        "number of training records, from the top of the dataset; all: those that are not held out",
+        "number of training records, from the start of the dataset; all: every record that is not "
+        "held out",
         group="data",
         default_text="all",
         minimum=1,

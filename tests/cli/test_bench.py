@@ -13,7 +13,7 @@ from shell import CLEAN_ENVIRON, warmd
 from transformers import BertConfig
 from waiting import wait_until
 
-from warmd.cli.view.projection import Pace, pace_of, projection
+from warmd.cli.view.projection import StepTimes, projection, step_times
 from warmd.jobs.errors import Conflict, JobFailed, NotFound
 
 COMMAND = [sys.executable, "-m", "warmd.cli"]
@@ -35,18 +35,20 @@ def run(*seconds: float) -> list[dict[str, Any]]:
 
 def test_the_pace_is_the_median_between_the_steps_after_the_warm_up():
     events = run(60, 50, 40, 2, 2, 30, 2, 2)
-    pace = pace_of([*events, event("eval", 999.0, 8, seconds=7.5)], warm_up=3, eval_every=50)
-    assert pace == Pace(step_s=2.0, num_steps=5, startup_s=4.0, eval_s=7.5, eval_every=50)
+    times = step_times([*events, event("eval", 999.0, 8, seconds=7.5)], warm_up=3, eval_every=50)
+    assert times == StepTimes(step_s=2.0, num_steps=5, startup_s=4.0, eval_s=7.5, eval_every=50)
 
 
 def test_a_job_without_steps_to_measure_is_said_to_have_none():
     with pytest.raises(JobFailed, match="after 3 steps: there is nothing to measure"):
-        pace_of(run(1, 1, 1), warm_up=3, eval_every=0)
+        step_times(run(1, 1, 1), warm_up=3, eval_every=0)
 
 
 def test_a_projection_counts_steps_and_the_evaluations_that_are_due():
-    pace = Pace(step_s=2.0, num_steps=10, startup_s=4.0, eval_s=30.0, eval_every=100)
-    rows = {row["steps"]: row for row in projection(pace, now=0, checkpoint=3500, steps_total=7000)}
+    times = StepTimes(step_s=2.0, num_steps=10, startup_s=4.0, eval_s=30.0, eval_every=100)
+    rows = {
+        row["steps"]: row for row in projection(times, now=0, checkpoint=3500, steps_total=7000)
+    }
     assert list(rows) == [100, 500, 1000, 3500, 6500, 7000, 10_000]
     assert rows[100] == {
         "steps": 100,

@@ -167,7 +167,7 @@ def test_a_closed_output_is_no_error(closed, tmp_path):
 def test_doctor_says_what_it_found_and_what_to_do_about_it(tmp_path):
     done = run("doctor", "--json", "--home", str(tmp_path / "new"))
     checks = {check["check"]: check for check in map(orjson.loads, done.stdout.splitlines())}
-    assert set(checks) >= {"python", "libraries", "home", "server", "memory", "fork", "threads"}
+    assert set(checks) >= {"python", "libraries", "home", "redis", "memory", "fork", "threads"}
     assert checks["daemon"]["result"] == "warn"
     assert "warmd start" in checks["daemon"]["advice"]
     assert not (tmp_path / "new").exists()

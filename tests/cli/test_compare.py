@@ -85,6 +85,15 @@ def test_compare_refuses_a_job_without_training(daemon, trained):
     assert compare(daemon, f"{trained}@77", "1+1=").is_refusal(2)
 
 
+def test_without_an_id_it_is_the_latest_training_and_not_the_latest_job(daemon):
+    latest = daemon.submit(reward="behaviours:length")
+    assert daemon.wait(latest)["status"] == "finished"
+    asked = warmd("run", "--model", "tiny", "--max-tokens", "1", "1+1=", home=daemon.home.path)
+    assert asked.code == 0
+    (row,) = compare(daemon, "--json", "-", "1+1=").objects
+    assert row["trained"]["model"] == latest
+
+
 def test_compare_reports_a_failed_completion_and_shows_the_others(daemon, trained):
     done = compare(daemon, trained, "1" * 100)
     assert done.code == 1

@@ -35,6 +35,7 @@ WIDTH = 80
         (["statsu"], "'warmd status'"),
         (["submit", "grpo", "--lr", "1e-5"], "'--learning-rate'"),
         (["submit", "grpo", "--max_steps", "3"], "'--steps'"),
+        (["submit", "grpo", "--use_peft"], "'--lora'"),
         (["submit", "grpo", "--num_generations", "3"], "'--num-generations'"),
         (["start", "--modle", "x"], "Did you mean '--model'"),
     ],
@@ -280,3 +281,13 @@ def test_chat_shows_how_to_leave_and_can_be_left(desk, tmp_path, leave):
     os.write(terminal, leave.encode())
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     os.close(terminal)
+
+
+def test_several_models_are_loaded_by_one_command(shared_daemon, tiny_model):
+    home = shared_daemon.home.path
+    done = warmd("load", "--json", f"one={tiny_model}", f"other={tiny_model}", home=home)
+    try:
+        assert [model["name"] for model in done.objects] == ["one", "other"]
+    finally:
+        for name in ("one", "other"):
+            assert warmd("unload", name, home=home).code == 0

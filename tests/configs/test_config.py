@@ -132,10 +132,10 @@ def test_a_list_replaces_the_list_of_a_lower_source(home):
 
 
 def test_a_higher_source_can_reset_a_setting_to_automatic(home):
-    text = "redis_url: redis://localhost\nmemory_budget: 1GB\nserver_binary: redis-server"
+    text = "redis_url: redis://localhost\nmemory_budget: 1GB\nredis_binary: redis-server"
     assert loaded(home, text).redis_url == "redis://localhost"
-    back = loaded(home, text, redis_url="embedded", memory_budget="auto", server_binary="auto")
-    assert (back.redis_url, back.memory_budget_bytes, back.server_binary) == (None, None, None)
+    back = loaded(home, text, redis_url="embedded", memory_budget="auto", redis_binary="auto")
+    assert (back.redis_url, back.memory_budget_bytes, back.redis_binary) == (None, None, None)
 
 
 def test_config_file_is_the_option_else_the_variable_else_the_one_in_the_home(home, tmp_path):
@@ -244,14 +244,32 @@ def test_former_names_of_the_native_precision_are_read(home):
     assert ModelConfig(name="m", path="builtin:demo", precision="own").precision == "native"
 
 
+def test_a_setting_may_have_the_name_of_earlier_versions(home, caplog):
+    with caplog.at_level("WARNING"):
+        config = loaded(home, "server_binary: redis-server")
+    assert config.redis_binary == "redis-server"
+    (line,) = caplog.messages
+    assert line.endswith("config.yaml: server_binary is now called redis_binary")
+    old = {"WARMD_SERVER_BINARY": "valkey-server"}
+    assert loaded(home, environ=old).redis_binary == "valkey-server"
+    new = {**old, "WARMD_REDIS_BINARY": "redis-server"}
+    assert loaded(home, environ=new).redis_binary == "redis-server"
+    with pytest.raises(ConfigError, match="server_binary: must be left out: redis_binary is given"):
+        loaded(home, "server_binary: a\nredis_binary: b")
+    # What a daemon of an earlier version passes to its children after an upgrade.
+    values = config.to_json()
+    values["server_binary"] = values.pop("redis_binary")
+    assert DaemonConfig.from_json(values) == config
+
+
 def test_paths_in_a_file_start_from_its_folder_and_others_from_the_current_one(
     home, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     assert loaded(home, "models: [m=./x]").models[0].path == str(home / "x")
     assert loaded(home, models=["m=./x"]).models[0].path == str(tmp_path / "x")
-    assert loaded(home, "server_binary: ./x").server_binary == str(home / "x")
-    assert loaded(home, "server_binary: redis-server").server_binary == "redis-server"
+    assert loaded(home, "redis_binary: ./x").redis_binary == str(home / "x")
+    assert loaded(home, "redis_binary: redis-server").redis_binary == "redis-server"
 
 
 def test_variables_hold_several_lines_with_semicolons_between(home):
@@ -353,7 +371,7 @@ def test_workers_auto_is_one_worker_of_queue_train_per_gpu(home, monkeypatch, vi
         ("stop_grace: .inf", "stop_grace: must be a duration"),
         ("stop_grace: yes", "stop_grace: must be a duration"),
         ("stop_grace: ", "stop_grace: must be a duration like 90s, 2m or 1h30m, got nothing"),
-        ("server_binary: [x]", "server_binary: must be a program or auto, got ['x']"),
+        ("redis_binary: [x]", "redis_binary: must be a program or auto, got ['x']"),
         ("home: 3", "home: must be a path, got 3"),
         ("defaults: [grpo]", "defaults: must be keys with values, got ['grpo']"),
         ("defaults: {grpo: {a: {b: 1}}}", "defaults.grpo.a: must be text, a number"),

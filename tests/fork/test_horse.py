@@ -18,7 +18,7 @@ from warmd.daemon.host.channel import Channel
 from warmd.daemon.host.messages import JobEvent, JobOutcome, decode
 
 channel = Channel(socket.socket(fileno=int(sys.argv[1])))
-connection = WorkerConnection(channel, decode(sys.argv[3]), forget_model=print)
+connection = WorkerConnection(channel, decode(sys.argv[3]), unload_model=print)
 for _ in range(int(sys.argv[2])):
     connection.next_request()
 for number in range(10):

@@ -23,6 +23,7 @@ from warmd.jobs.rewards.rewards import parse, resolve
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+FOLDERS = ("cli", "configs", "daemon", "deploy", "docs", "jobs", "src", "tests")
 MANUAL = sorted((ROOT / "docs").glob("*.md"))
 DOCUMENTS = [
     README,
@@ -240,6 +241,25 @@ def test_every_link_in_the_documents_leads_somewhere(path):
         if not target.exists() or (anchor and anchor not in anchors(read(target))):
             wrong.append(f"{link}#{anchor}")
     assert wrong == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS[:-2], ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_source_file_that_a_document_names_exists(path):
+    named = set(re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)`", read(path)))
+    assert [
+        name for name in sorted(named) if "NAME" not in name and not (ROOT / name).exists()
+    ] == []
+
+
+def test_the_files_and_folders_that_newcomers_are_shown_exist():
+    tree = re.search(r"## Repository layout\n\n```\n(.*?)```", read(README), re.DOTALL)
+    assert tree is not None
+    shown = [line.split()[0].rstrip("/") for line in tree[1].splitlines()]
+    assert sorted(shown) == sorted(FOLDERS)
+    tracked = {file.name for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")}
+    named = set(re.findall(r"`(\w+\.py)`", read(ROOT / "CONTRIBUTING.md")))
+    assert named
+    assert sorted(named - tracked - {"test_NAME.py"}) == []
 
 
 def anchors(text: str) -> set[str]:

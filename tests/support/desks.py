@@ -96,5 +96,5 @@ class Run:
         self.store.fail(self.job, self.execution, error)
 
     def stop(self) -> None:
-        self.log.emit("stopped", reason="asked to cancel")
+        self.log.emit("stopped", reason="requested: cancel")
         self.store.stop(self.job, self.execution, "stopped on request")

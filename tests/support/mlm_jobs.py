@@ -1,4 +1,4 @@
-"""MLM jobs that take a second: tiny architectures, short texts, and a folder to run in."""
+"""MLM jobs that take a second: tiny architectures, short texts, a folder to run in, results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import tiny
+import torch
 from transformers import (
+    AutoModelForMaskedLM,
     BertConfig,
     DebertaV2Config,
     DistilBertConfig,
@@ -28,6 +31,23 @@ CONFIGS: dict[str, Any] = {
     ),
     "deberta": DebertaV2Config(intermediate_size=32, max_position_embeddings=64, **SIZES),
 }
+
+CLOCK = {"seconds"}  # fields of events that differ between runs
+SOURCE = '''
+import json
+
+
+def double(number: int) -> int:
+    """Twice the number."""
+    return add(number, number)
+
+
+class Class{n}:
+    limit = {n}
+
+    def value(self) -> int:
+        return double(self.limit)
+'''
 
 
 def make_home(folder: Path) -> Path:
@@ -58,3 +78,47 @@ def text_spec(home: Path, architecture: str = "bert", **options: Any) -> MlmSpec
         "keep": 100,
     }
     return MlmSpec.parse(small | options)
+
+
+def graph_spec(home: Path, **options: Any) -> MlmSpec:
+    """A job of 8 steps of a tiny code-graph encoder."""
+    small = {
+        "data": str(home / "sources"),
+        "vocab_size": 300,
+        "seq_len": 64,
+        "hidden_size": 16,
+        "layers": 2,
+        "heads": 2,
+        "ffn_size": 32,
+        "learning_rate": 3e-3,
+        "batch_size": 2,
+        "gradient_accumulation": 2,
+        "steps": 8,
+        "mnm_ramp_steps": 4,
+        "validation": 0.25,
+        "eval_every": 3,
+        "save_every": 3,
+        "keep": 100,
+    }
+    return MlmSpec.parse(small | options)
+
+
+def begin(home: Path, name: str) -> tiny.Surroundings:
+    return tiny.surroundings(home / "runs" / name)
+
+
+def weights(folder: Path, auto: Any = AutoModelForMaskedLM) -> dict[str, torch.Tensor]:
+    return dict(auto.from_pretrained(folder).state_dict())
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+def told(events: list[dict[str, Any]], type: str) -> dict[int, dict[str, Any]]:
+    """The events of one type by step, without times."""
+    return {
+        event["step"]: {key: event[key] for key in event.keys() - CLOCK}
+        for event in events
+        if event["type"] == type
+    }

@@ -93,6 +93,8 @@ def old() -> Iterator[OldHome]:
         with tarfile.open(ARCHIVE) as archive:
             archive.extractall(folder, filter="data")
         relocate(Path(folder))
+        with open(Path(folder) / "home" / "config.yaml", "a") as file:
+            file.write("server_binary: auto\n")  # the former name of redis_binary
         daemon = OldHome(Path(folder))
         with contextlib.closing(daemon):
             daemon.start()

@@ -137,7 +137,7 @@ class SweepPlan(BaseModel):
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _SweepRequest:
     """A request for a sweep, read: what `Client.submit_sweep` takes."""
 
     kind: str
@@ -146,7 +146,7 @@ class _Asked:
     labels: Labels
 
 
-def _asked(body: CreateSweep, state: AppState) -> _Asked:
+def _read_request(body: CreateSweep, state: AppState) -> _SweepRequest:
     """Read a request. Raises SpecError, and ApiError 404 for a model that is not there."""
     kind, options = checked_options(body, state)
     http = methods.method_of(kind)
@@ -160,7 +160,7 @@ def _asked(body: CreateSweep, state: AppState) -> _Asked:
     if not given:
         raise SpecError("sweep", "must be given, or else seeds or array, got none")
     values = {**state.config.defaults.get(kind, {}), **options}
-    return _Asked(kind, values, given, Labels.parse(body.name, body.tags))
+    return _SweepRequest(kind, values, given, Labels.parse(body.name, body.tags))
 
 
 @contextmanager
@@ -181,10 +181,10 @@ async def create_sweep(body: CreateSweep, state: StateDep, caller: CallerDep, _:
     await state.queue_length(TRAIN)
 
     def submit() -> dict[str, Any]:
-        asked = _asked(body, state)
-        with _named_by_request(asked.kind):
+        request = _read_request(body, state)
+        with _named_by_request(request.kind):
             sweep_id = state.client.submit_sweep(
-                asked.kind, asked.values, asked.given, origin="http", labels=asked.labels
+                request.kind, request.values, request.given, origin="http", labels=request.labels
             )
         return state.client.sweep(sweep_id)
 
@@ -196,10 +196,10 @@ async def check_sweep(body: CreateSweep, state: StateDep, _: ChangeDep) -> Any:
     """Check a sweep as `POST /v1/warmd/sweeps` does, and queue nothing."""
 
     def plan() -> dict[str, Any]:
-        asked = _asked(body, state)
-        with _named_by_request(asked.kind):
+        request = _read_request(body, state)
+        with _named_by_request(request.kind):
             sweep, planned = state.client.plan_sweep(
-                asked.kind, asked.values, asked.given, labels=asked.labels
+                request.kind, request.values, request.given, labels=request.labels
             )
         search = sweep.search
         ranges = {name: one.text for name, one in search.ranges.items()} if search else {}

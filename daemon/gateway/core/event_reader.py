@@ -152,35 +152,34 @@ class EventReader:
             while True:
                 await self._until_followed()
                 self._read_number += 1
-                asked = {keys.events(job_id): seq for job_id, seq in self._cursors.items()}
-                if not asked:  # only jobs whose events are read from the file
+                positions = {keys.events(job_id): seq for job_id, seq in self._cursors.items()}
+                if not positions:  # only jobs whose events are read from the file
                     await asyncio.sleep(_POLL_S)
                     continue
                 self._reader_id = reader_id
                 try:
                     found: Any = await connection.xread(
-                        {key: f"{seq}-0" for key, seq in asked.items()},
+                        {key: f"{seq}-0" for key, seq in positions.items()},
                         count=_BATCH,
                         block=_BLOCK_MS,
                     )
                 except redis.ResponseError:
-                    await self._leave_out_foreign(list(asked))
+                    await self._leave_out_foreign(list(positions))
                     continue
                 finally:
                     self._reader_id = None
-                for key, entries in found or ():
-                    self._deliver(
-                        keys.text(key).removeprefix(keys.events("")), entries, asked[keys.text(key)]
-                    )
+                for raw_key, entries in found or ():
+                    key = keys.text(raw_key)
+                    self._deliver(key.removeprefix(keys.events("")), entries, positions[key])
 
-    async def _leave_out_foreign(self, asked: list[str]) -> None:
+    async def _leave_out_foreign(self, keys_read: list[str]) -> None:
         """Drop keys that are not streams: one of them makes the whole XREAD fail."""
         pipeline = self._redis.pipeline(transaction=False)
-        for key in asked:
+        for key in keys_read:
             pipeline.type(key)
         foreign = [
             key
-            for key, found in zip(asked, await pipeline.execute(), strict=True)
+            for key, found in zip(keys_read, await pipeline.execute(), strict=True)
             if found not in (b"stream", b"none")
         ]
         for key in foreign:
@@ -205,10 +204,10 @@ class EventReader:
                     break
                 await asyncio.sleep(0.001)
 
-    def _deliver(self, job_id: str, entries: list[Any], asked: int) -> None:
+    def _deliver(self, job_id: str, entries: list[Any], position: int) -> None:
         if job_id not in self._cursors:
             return
-        if self._cursors[job_id] == asked:  # otherwise a new follower has reset it
+        if self._cursors[job_id] == position:  # otherwise a new follower has reset it
             self._cursors[job_id] = _seq_of(entries[-1])
         for event in _events_of(job_id, entries):
             for inbox in self._inboxes[job_id]:

@@ -13,7 +13,7 @@ from ...client.client import Client
 from ...queue import listing, stream, totals
 from ...runs.estimate import Estimate
 
-_RECENT = 64  # events per job: enough for the pace of the recent steps
+_RECENT = 64  # events per job: enough for the rate of the recent steps
 _LABELS = ["kind", "job_id"]
 _METRICS = ("loss", "reward")  # of the step events
 

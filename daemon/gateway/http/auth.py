@@ -205,7 +205,7 @@ class _Body:
         self.received += len(piece)
         if self.received > SMALL:
             await self._throttle.wait()
-        self._look_for_image(piece)
+        self._detect_image(piece)
         if self.received > self.limit or self._is_long_text():
             raise _through(self.too_large())
         if self._reservation is not None:
@@ -227,7 +227,7 @@ class _Body:
             )
             raise HTTPException(408, problem, {"connection": "close"}) from None
 
-    def _look_for_image(self, piece: bytes) -> None:
+    def _detect_image(self, piece: bytes) -> None:
         if self._reservation is not None and not self._has_image:
             seen = self._tail + piece
             self._has_image = _IMAGE in seen

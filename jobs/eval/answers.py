@@ -1,4 +1,4 @@
-"""Asks the engine the questions of an evaluation, many at a time, and returns them in order.
+"""The answers of the engine to the questions of an evaluation: many at a time, in order.
 
 A question is one request or several. Imports torch, by the engine.
 """
@@ -52,7 +52,7 @@ def cancel_on_exit(ctx: Context) -> Iterator[Callable[[], bool]]:
         has_ended.set()
 
 
-def ask(
+def answered(
     engine: Engine, work: Iterator[tuple[Subject, list[Request]]]
 ) -> Iterator[tuple[Subject, list[Answer]]]:
     """Yield each subject with the answers to its requests, in order, with many in flight.
@@ -79,9 +79,9 @@ def _sequences(answers: list[Answer]) -> int:
     return sum(answer.request.num_completions for answer in answers)
 
 
-def _complete(asked: tuple[Subject, list[Answer]]) -> tuple[Subject, list[Answer]]:
+def _complete(subject: tuple[Subject, list[Answer]]) -> tuple[Subject, list[Answer]]:
     """Wait for the answers."""
-    for answer in asked[1]:
+    for answer in subject[1]:
         while not isinstance(piece := answer.request.pieces.get(), End):
             answer.add(piece)
         if isinstance(piece.error, JobFailed):
@@ -90,4 +90,4 @@ def _complete(asked: tuple[Subject, list[Answer]]) -> tuple[Subject, list[Answer
             raise piece.error
         if any(reason in (None, "cancelled") for reason in answer.reasons):
             raise Stopped(0)
-    return asked
+    return subject

@@ -1,0 +1,79 @@
+"""Checks prompts at submit by the model's tokenizer and chat template, without transformers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from ..errors import JobFailed, SpecError
+from ..models import chat_templates
+from ..models.tokenizer_folder import TokenizerFolder
+from ..rewards.problems import Problem
+from ..rewards.prompts import field_of, messages_of, too_long
+
+_CHECK_S = 1.0  # for rendering prompts and counting their tokens
+
+
+def check_prompts(
+    found: Sequence[Problem],
+    folder: Path,
+    *,
+    chat_template: bool,
+    system: str | None,
+    max_prompt_length: int | None,
+    max_completion_length: int | None,
+) -> None:
+    """Check that prompts and completions fit the model in `folder`, for at most 1 s.
+
+    Chats are rendered by the model's template. Prompts beyond this time, and models that only
+    transformers can read, are checked when the job begins. Raises SpecError.
+    """
+    until = time.monotonic() + _CHECK_S
+    has_chats = chat_template or any(not isinstance(one.prompt, str) for one in found)
+    files = TokenizerFolder(folder)
+    if has_chats and files.lacks_chat_template():
+        raise SpecError(*chat_templates.NO_TEMPLATE)
+    chats = (messages_of(one, chat_template=chat_template, system=system) for one in found)
+    texts = _texts(found, chats, files.chat_template() if has_chats else None, until)
+    limit = files.positions()
+    if limit is None or max_prompt_length is not None:
+        for _ in texts:  # raises for chats that the template rejects
+            pass
+        return
+    room = limit - (max_completion_length or 1)
+    longer = files.longer_than(room, texts, until=until)
+    if longer is not None:
+        raise SpecError(*too_long(*longer, limit))
+
+
+def _texts(
+    found: Sequence[Problem],
+    chats: Iterable[list[dict[str, str]] | None],
+    template: chat_templates.ChatTemplate | None,
+    until: float,
+) -> Iterator[tuple[int, str]]:
+    """Yield the row and the text of each prompt, while there is time.
+
+    Raises SpecError for a chat that the template rejects.
+    """
+    for problem, messages in zip(found, chats, strict=True):
+        if messages is None:
+            assert isinstance(problem.prompt, str)
+            yield problem.row, problem.prompt
+            continue
+        if template is None:
+            continue
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            return
+        field = field_of(problem)
+        try:
+            text = chat_templates.render(template, messages, field=field, limit_s=left_s)
+        except chat_templates.TooSlow:
+            return
+        except JobFailed as error:
+            if isinstance(error.__cause__, chat_templates.Refused):
+                raise SpecError("dataset", str(error).removeprefix("dataset: ")) from None
+            return  # perhaps a package that this environment lacks
+        yield problem.row, text

@@ -1,0 +1,189 @@
+"""What one can do in the dashboard, in a real browser with a real daemon."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from dashboard import HOSTILE, Page, assert_clean, finished, running
+from waiting import wait_until
+
+from warmd.jobs import spec_class
+
+pytestmark = pytest.mark.slow
+
+
+def test_pause_continue_kill_resume_and_remove_a_job(page, daemon):
+    job_id = running(daemon)
+    browser = page.open(f"jobs/{job_id}")
+    browser.press(f"Pause {job_id}")
+    browser.wait_for("Nothing is lost; the worker stays occupied.")
+    browser.press("Pause the job")
+    browser.wait("document.querySelector('.status.paused') !== null")
+    browser.press(f"Continue {job_id}")
+    browser.press("Continue the job")
+    browser.wait("document.querySelector('.status.running') !== null")
+    browser.press(f"Kill {job_id}")
+    browser.wait_for("All steps since its latest checkpoint are lost.")
+    browser.press("Kill the job")
+    browser.wait("document.querySelector('.status.stopped') !== null")
+    browser.press(f"Resume {job_id}")
+    browser.press("Resume the job")
+    browser.wait("document.querySelector('.status.running') !== null", timeout_s=60)
+    assert daemon.client.job(job_id)["execution"] == 2
+    browser.press(f"Cancel {job_id}")
+    browser.press("Cancel the job")
+    browser.wait("document.querySelector('.status.stopped') !== null", timeout_s=60)
+    browser.press(f"Remove {job_id}")
+    browser.wait_for("This cannot be undone.")
+    browser.press("Remove the job")
+    wait_until(lambda: not (daemon.home.runs / job_id).exists())
+    browser.wait("location.hash === '#/jobs'")
+
+
+def test_a_finished_job_is_trained_further_with_more_steps(page, daemon):
+    job_id = finished(daemon)
+    browser = page.open(f"jobs/{job_id}")
+    browser.press(f"Resume {job_id}")
+    browser.type("dialog input[name=steps]", "4")
+    browser.press("Resume the job")
+    browser.wait_for("steps: must be at least 6")
+    browser.type("dialog input[name=steps]", "8")
+    browser.press("Resume the job")
+    wait_until(lambda: daemon.client.job(job_id)["step"] == 8, timeout_s=60)
+    browser.wait_for("8/8")
+
+
+def test_waiting_jobs_are_reordered(page, daemon):
+    running(daemon)
+    first, second = daemon.submit(), daemon.submit()
+    browser = page.open()
+    browser.press(f"Later {first}")
+    wait_until(lambda: daemon.client.job(first)["position"] == 2)
+    assert daemon.client.job(second)["position"] == 1
+    ids = "[...document.querySelectorAll('.cards a.job')].map((a) => a.innerText)"
+    wait_until(lambda: browser.js(f"return {ids}")[1:3] == [second, first])
+
+
+def test_grpo_is_submitted_from_the_form_and_compared_with_its_model(page, daemon):
+    browser = page.open("submit")
+    browser.choose("select[name=kind]", "grpo")
+    browser.type("input[name=num_generations]", "1")
+    browser.wait_for("num_generations: must be an integer of at least 2")
+    for name, text in {
+        "num_generations": "2",
+        "max_completion_length": "4",
+        "samples": "6",
+        "template": "{question}=",
+    }.items():
+        browser.type(f"input[name={name}]", text)
+    browser.wait_for("--samples 6")
+    browser.wait_for("6 steps.")
+    command = browser.js("return document.querySelector('form pre').innerText").split(" --")
+    assert command[0] == "warmd submit grpo"
+    changed = {"num-generations", "max-completion-length", "samples", "template"}
+    assert {option.split()[0] for option in command[1:]} == {"model", *changed}
+    browser.press("Submit")
+    browser.wait("location.hash.startsWith('#/jobs/grpo-')")
+    job_id = browser.js("return location.hash").split("/")[2]
+    browser.wait("document.querySelector('.status.finished') !== null", timeout_s=90)
+    browser.open(f"{page.url}/#/compare?model=tiny&model={job_id}")
+    browser.type("textarea[name=prompt]", "1+1=")
+    browser.press("Complete with both")
+    notes = "[...document.querySelectorAll('.answer .quiet')].map((p) => p.innerText)"
+    browser.wait(f"{notes}.every((note) => note)", timeout_s=60)
+    assert all("tokens" in note for note in browser.js(f"return {notes}"))
+    assert browser.problems() == []
+
+
+def test_evaluations_are_shown_with_their_intervals_and_comparisons(page, daemon):
+    options = {"model": "tiny", "dataset": "arithmetic", "samples": 8, "max_tokens": 4}
+    first = daemon.client.submit(spec_class("eval").parse(options))
+    assert daemon.wait(first)["status"] == "finished"
+    second = daemon.client.submit(spec_class("eval").parse({**options, "against": first}))
+    assert daemon.wait(second)["status"] == "finished"
+    browser = page.open("compare")
+    browser.wait_for("arithmetic, task reward, 8 questions")
+    rows = browser.js(
+        "return [...document.querySelectorAll('section[aria-labelledby=evaluations] tbody tr')]"
+        ".map((row) => row.innerText)"
+    )
+    own = [row for row in rows if first in row]  # the second one was compared with it
+    assert len(own) == 2
+    assert second in own[0]
+    assert all(row.startswith("tiny") and " to " in row for row in own)
+    assert_clean(browser)
+
+
+def test_a_text_is_completed_with_its_tokens_counted(page):
+    browser = page.open("chat")
+    browser.type("input[name=max_tokens]", "12")
+    browser.type("textarea[name=prompt]", "1+1=")
+    browser.press("Send")
+    wait_until(lambda: re.search("[0-9]+ tokens", browser.text()), timeout_s=60)
+    assert browser.js("return document.querySelectorAll('.messages li').length") == 2
+
+
+def test_a_completion_is_shown_while_it_is_generated_and_stopped(browser, make_gateway):
+    gateway = make_gateway()
+    Page(browser, gateway.url).open("chat")
+    browser.wait("document.querySelector('select[name=model]').value === 'tiny'")
+    browser.type("textarea[name=prompt]", "1+1=")
+    browser.press("Send")
+    job = gateway.take()
+    job.write(HOSTILE)
+    browser.wait_for(HOSTILE)
+    browser.press("Stop")
+    browser.wait_for("stopped")
+    wait_until(lambda: job.stop_asked == "cancel")
+    assert browser.js("return window.hacked") is None
+    browser.open("about:blank")
+
+
+def test_uploaded_records_are_shown_before_they_are_used(page, tmp_path):
+    rows = tmp_path / "sums.jsonl"
+    rows.write_text('{"question": "1+1", "answer": "2"}\n{"question": "2+2", "answer": "4"}\n')
+    browser = page.open("submit")
+    browser.upload("input[name=upload]", rows)
+    browser.wait_for("2+2")
+    browser.wait_for("sums.jsonl")
+    browser.wait("document.querySelector('select[name=data]').value.startsWith('file-')")
+
+
+def test_a_model_is_unloaded_and_loaded(page, daemon):
+    browser = page.open()
+    browser.press("Unload tiny")
+    browser.press("Unload the model")
+    names = "[...document.querySelectorAll('li strong')].map((name) => name.innerText)"
+    browser.wait(f"!{names}.includes('tiny')", timeout_s=30)
+    assert "tiny" not in [model["name"] for model in daemon.status()["models"]]
+    browser.press("Load a model …")
+    browser.choose("form select", "tiny")
+    browser.press("Load")
+    browser.press("Load the model")
+    browser.wait(f"{names}.includes('tiny')", timeout_s=30)
+    assert "tiny" in [model["name"] for model in daemon.status()["models"]]
+
+
+def test_everything_is_reached_by_the_keyboard(page, daemon):
+    job_id = running(daemon)
+    browser = page.open()
+    browser.wait_for(job_id)
+    tab, enter, escape = "\ue004", "\ue007", "\ue00c"
+
+    def focused() -> str:
+        found: str = browser.js(
+            "const e = document.activeElement; return e.ariaLabel ?? e.innerText"
+        )
+        return found
+
+    for _ in range(30):
+        browser.keys(tab)
+        if focused() == f"Cancel {job_id}":
+            break
+    assert focused() == f"Cancel {job_id}"
+    browser.keys(enter)
+    browser.wait("document.querySelector('dialog[open]') !== null")
+    browser.keys(escape)
+    browser.wait("document.querySelector('dialog[open]') === null")
+    assert daemon.client.job(job_id)["status"] == "started"

@@ -1,0 +1,127 @@
+"""Sweeps and curricula in the dashboard, in a real browser with a real daemon."""
+
+from __future__ import annotations
+
+import pytest
+from daemons import Daemon
+from dashboard import OPTIONS, STEPS, WIDTHS, assert_clean
+from waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+STAGES = {
+    "stages": [{"name": "first", "learning_rate": 1e-6}, {"name": "second", "gate": False}],
+    "gate": {"samples": 8, "most_samples": 8, "max_tokens": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def groups(daemon: Daemon) -> tuple[str, str]:
+    """A finished sweep and a finished curriculum."""
+    sweep_id = daemon.client.submit_sweep(
+        "grpo",
+        {**OPTIONS, "eval_samples": 4},
+        {"sweep": {"learning_rate": ["1e-5", "1e-4"]}, "seeds": 2},
+    )
+    curriculum_id = daemon.client.submit_curriculum("grpo", OPTIONS, STAGES)
+    client = daemon.client
+    wait_until(lambda: client.sweep(sweep_id)["status"] == "finished", timeout_s=120)
+    wait_until(lambda: client.curriculum(curriculum_id)["status"] == "finished", timeout_s=120)
+    return sweep_id, curriculum_id
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_sweeps_and_curricula_are_accessible_and_fit_the_screen(page, groups, tmp_path, width):
+    sweep_id, curriculum_id = groups
+    views = {
+        "sweeps": ("sweeps", sweep_id),
+        "sweep": (f"sweeps/{sweep_id}", "best"),
+        "curricula": ("curricula", curriculum_id),
+        "curriculum": (f"curricula/{curriculum_id}", "undecided"),
+    }
+    page.browser.resize(width)
+    for name, (view, text) in views.items():
+        browser = page.open(view)
+        browser.wait_for(text)
+        browser.screenshot(tmp_path / f"{name}-{width}.png")
+        assert_clean(browser)
+
+
+def test_a_sweep_is_followed_steered_and_removed(page, daemon):
+    given = {"sweep": {"learning_rate": ["1e-5", "1e-4"]}}
+    values = {**OPTIONS, "samples": 40, "epochs": STEPS // 40}
+    sweep_id = daemon.client.submit_sweep("grpo", values, given)
+    browser = page.open()
+    browser.wait_for("Sweeps and curricula")
+    browser.open(f"{page.url}/#/sweeps/{sweep_id}")
+    step = "Number(document.querySelector('.card .progress .count')?.innerText.split('/')[0])"
+    first = browser.wait(step, timeout_s=60)
+    browser.wait(f"{step} > arguments[0]", first)
+    browser.press(f"Cancel {sweep_id}")
+    browser.wait_for("Running jobs save a checkpoint and stop")
+    browser.press("Cancel all")
+    browser.press(f"Remove {sweep_id}")
+    browser.wait_for("This cannot be undone.")
+    browser.press("Remove all")
+    browser.wait("location.hash === '#/sweeps'")
+    wait_until(lambda: sweep_id not in browser.text())
+    assert not (daemon.home.sweeps / sweep_id).exists()
+
+
+def test_a_sweep_is_submitted_from_the_form(page, daemon):
+    browser = page.open("submit")
+    browser.choose("select[name=kind]", "grpo")
+    for name, text in {
+        "num_generations": "2",
+        "max_completion_length": "4",
+        "samples": "4",
+        "template": "{question}=",
+    }.items():
+        browser.type(f"input[name={name}]", text)
+    browser.wait_for("4 steps. The same")
+    browser.press_summary("Sweep")
+    browser.press("Vary an option")
+    browser.choose("select[name=sweep_option]", "learning_rate")
+    browser.type("input[name=sweep_values]", "1e-5, fast")
+    browser.wait_for("learning_rate: must be a number")
+    browser.type("input[name=sweep_values]", "1e-5, 1e-4")
+    browser.type("input[name=sweep_halving]", "3")
+    browser.wait_for("halving: must be at most the number of points (2), got 3")
+    browser.type("input[name=sweep_halving]", "2")
+    browser.type("input[name=sweep_seeds]", "2")
+    browser.type("input[name=sweep_name]", "rates")
+    browser.wait_for("4 jobs, 12 steps in all, compared at steps 2, 4, by reward.")
+    command = browser.js("return document.querySelector('form pre').innerText")
+    assert command.endswith(
+        " --sweep learning_rate=0.00001,0.0001 --seeds 2 --halving 2 --name rates"
+    )
+    assert "--learning-rate" not in command
+    for width in WIDTHS:
+        browser.resize(width)
+        assert_clean(browser)
+    browser.press("Submit")
+    browser.wait("location.hash.startsWith('#/sweeps/sweep-')")
+    sweep_id = browser.js("return location.hash").split("/")[2]
+    browser.wait("document.querySelector('.card .status.finished') !== null", timeout_s=120)
+    found = daemon.client.sweep(sweep_id)
+    assert (found["name"], found["jobs"], found["halving"]) == ("rates", 4, 2)
+    assert [point["values"] for point in found["points"]] == [
+        {"learning_rate": 1e-5},
+        {"learning_rate": 1e-4},
+    ]
+    assert browser.problems() == []
+
+
+def test_a_curriculum_is_followed_from_stage_to_stage(page, daemon):
+    curriculum_id = daemon.client.submit_curriculum("grpo", OPTIONS, STAGES)
+    browser = page.open(f"curricula/{curriculum_id}")
+    browser.wait_for("evaluating on 8 questions", timeout_s=90)
+    browser.wait("document.querySelector('.card .status.finished') !== null", timeout_s=90)
+    rows = browser.js("return [...document.querySelectorAll('tbody tr')].map((r) => r.innerText)")
+    assert len(rows) == 2
+    assert "continue" in rows[0]
+    assert "undecided" in rows[0]
+    last = daemon.client.curriculum(curriculum_id)["attempts"][-1]["job"]
+    browser.open(f"{page.url}/#/jobs/{last}")
+    browser.wait_for(curriculum_id)
+    assert browser.problems() == []

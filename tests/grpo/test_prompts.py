@@ -1,0 +1,98 @@
+"""Prompts of GRPO jobs: lengths, chat templates, records that cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny
+from grpo_jobs import rows, spec
+
+from warmd.jobs.errors import JobFailed, SpecError
+from warmd.jobs.grpo.kind import run
+from warmd.jobs.models import chat_templates
+
+pytestmark = pytest.mark.usefixtures("like_a_work_horse")
+
+
+def test_a_prompt_that_is_too_long_fails_by_its_row(tmp_path):
+    data = rows(tmp_path / "data.jsonl", {"prompt": "short"}, {"prompt": "long" * 20})
+    with pytest.raises(JobFailed, match=r"^max_prompt_length: the prompt of row 2 has 80 tokens"):
+        run(spec(samples=2, dataset=data), tiny.surroundings(tmp_path / "run").ctx)
+
+
+def test_a_prompt_is_cut_from_the_left_when_asked_and_it_is_said(tmp_path):
+    data = rows(tmp_path / "data.jsonl", {"prompt": "short"}, {"prompt": "long" * 20})
+    job = tiny.surroundings(tmp_path / "run")
+    run(spec(samples=2, dataset=data, max_prompt_length=10), job.ctx)
+    assert [event["prompts"] for event in job.of_type("truncated")] == [1]
+    tokens = {event["samples"][0]["prompt"]: event["tokens"] for event in job.of_type("step")}
+    assert tokens["long" * 20] <= 4 * (10 + 6)
+
+
+def test_without_a_length_completions_take_what_the_longest_prompt_leaves(tmp_path):
+    data = rows(tmp_path / "data.jsonl", {"prompt": "x" * 60}, {"prompt": "short"})
+    job = tiny.surroundings(tmp_path / "run")
+    run(spec(samples=2, dataset=data, max_completion_length=None), job.ctx)
+    assert job.of_type("begin")[0]["max_completion_length"] == 4
+
+
+def test_chat_messages_go_through_the_tokenizers_template(tmp_path):
+    chat = [{"role": "user", "content": "1+1"}]
+    data = rows(tmp_path / "data.jsonl", {"prompt": chat}, {"prompt": "2+2"})
+    job = tiny.surroundings(tmp_path / "run")
+    job.ctx.models.tokenizer.chat_template = (  # type: ignore[attr-defined]
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
+    )
+    run(spec(samples=2, dataset=data, chat_template=True, system="brief"), job.ctx)
+    assert {event["samples"][0]["prompt"] for event in job.of_type("step")} == {
+        "system: brief\nuser: 1+1\nassistant:",
+        "system: brief\nuser: 2+2\nassistant:",
+    }
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (
+            "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
+            r"takes longer than 0\.3 s",
+        ),
+        ("{{ raise_exception('roles must alternate') }}", "says: roles must alternate"),
+    ],
+    ids=["endless", "refuses"],
+)
+def test_a_chat_template_that_goes_wrong_fails_the_job_by_its_row(
+    tmp_path, monkeypatch, template, words
+):
+    monkeypatch.setattr(chat_templates, "LIMIT_S", 0.3)
+    job = tiny.surroundings(tmp_path / "run")
+    job.ctx.models.tokenizer.chat_template = template  # type: ignore[attr-defined]
+    data = rows(tmp_path / "data.jsonl", {"prompt": [{"role": "user", "content": "1+1"}]})
+    with pytest.raises(
+        JobFailed, match=rf"^dataset: the prompt of row 1: the chat template {words}$"
+    ):
+        run(spec(samples=1, dataset=data), job.ctx)
+
+
+def test_chat_messages_without_a_template_fail_in_one_line(tmp_path):
+    data = rows(tmp_path / "data.jsonl", {"prompt": [{"role": "user", "content": "1+1"}]})
+    with pytest.raises(JobFailed, match=r"^chat_template: the tokenizer of this model has none$"):
+        run(spec(samples=1, dataset=data), tiny.surroundings(tmp_path / "run").ctx)
+
+
+def test_bad_records_are_skipped_with_a_warning_or_refused(tmp_path):
+    data = rows(tmp_path / "rows.jsonl", {"prompt": "1="}, {"text": "?"}, {"prompt": "2="})
+    options = {"dataset": data, "samples": "all", "steps": 1}
+    with pytest.raises(SpecError, match=r"line 2: must be an object with question, prompt"):
+        spec(**options).located(tmp_path)
+    job = tiny.surroundings(tmp_path / "run")
+    run(spec(**options, skip_bad_rows=True).located(tmp_path), job.ctx)
+    assert [event["rows_skipped"] for event in job.of_type("warning")] == [1]
+
+
+def test_all_prompts_are_those_not_held_out():
+    assert spec(samples="all").located(Path("/")).samples == 4050
+    message = "grader: must go with the reward grader, got one without the other"
+    with pytest.raises(SpecError, match=message):
+        spec(reward=["grader"])
