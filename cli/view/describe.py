@@ -69,7 +69,9 @@ def _stall(event: Event) -> str:
     said += f"{render.duration(event.get('seconds'))} and has not ended"
     if event.get("median_s") is not None:
         said += f"; the median is {render.duration(event['median_s'])}"
-    if event.get("stack"):
+    if event.get("message"):  # which of several processes hangs
+        said += f"; {render.one_line(event['message'])}"
+    elif event.get("stack"):
         said += f"; stack: {render.one_line(event['stack'])}"
     elif event.get("state"):
         said += f"; no stack came: its process is in state {render.one_line(event['state'])}"

@@ -191,7 +191,7 @@ class Attempt:
             self._stall_error = (
                 f"stalled: a {stall.activity} took more than {stall.seconds:.4g} s, "
                 f"ten times the median"
-            )
+            ) + (f": {stall.message}" if stall.message is not None else "")
             self.stop("stall")
             # The activity may still end: wait for the same time again.
             self._deadline = time.monotonic() + max(_TIMEOUT_GRACE_S, stall.seconds)
