@@ -20,6 +20,7 @@ from needs import needs
 from waiting import wait_until
 
 from warmd.configs.config import WorkerConfig
+from warmd.configs.labels import model_need
 from warmd.daemon.queue.stream import Publisher, StreamWriter
 from warmd.daemon.runs.events import EventLog
 from warmd.jobs import spec_class
@@ -401,6 +402,18 @@ def test_waiting_jobs_are_reordered(page, daemon):
     assert daemon.client.job(second)["position"] == 1
     ids = "[...document.querySelectorAll('.cards a.job')].map((a) => a.innerText)"
     wait_until(lambda: browser.js(f"return {ids}")[1:3] == [second, first])
+
+
+def test_a_job_that_no_machine_could_run_says_what_it_waits_for(page, daemon):
+    needs = {"gpu": "h200", **model_need("/models/away")}
+    job_id = daemon.client.submit(spec_class("grpo").parse(OPTIONS), needs=needs)
+    wait_until(lambda: daemon.client.job(job_id)["missing_model"] == "/models/away")
+    said = "waits for a machine with /models/away, gpu=h200"
+    for view in ("", "jobs", f"jobs/{job_id}"):
+        browser = page.open(view)
+        browser.wait(f"document.body.innerText.includes({said!r})")
+    daemon.client.cancel(job_id)
+    browser.wait(f"!document.body.innerText.includes({said!r})")
 
 
 def test_grpo_is_submitted_from_the_form_and_compared_with_its_model(page, daemon):
