@@ -274,7 +274,7 @@ def _prunable(app: App, job: str | None) -> RunDir:
 
     client = app.client()
     if job is not None and job != "-":
-        return client.rundir(client.find(job))
+        return client.current_rundir(client.find(job))
     found = []
     for job_id in sorted(job_ids(client.home.runs), key=by_time, reverse=True):
         rundir = RunDir(client.home.runs / job_id)
@@ -289,7 +289,7 @@ def _prunable(app: App, job: str | None) -> RunDir:
             "checkpoints prune",
             [(rundir.path.name, f"{number} checkpoints") for rundir, number in found],
         )
-    return client.rundir(found[0][0].path.name)
+    return client.current_rundir(found[0][0].path.name)
 
 
 def _checkpoints(rundir: RunDir, *, keep: int | None = None) -> Checkpoints:

@@ -44,7 +44,7 @@ class App:
         from ...daemon.client.client import Client
         from ..view.fetching import FetchProgress
 
-        client = Client(self.config())
+        client = Client(self.config(), on_outdated=note)
         client.fetch_report = FetchProgress()
         return client
 
@@ -52,7 +52,7 @@ class App:
         """Return a client that reads run directories, after a note, where no daemon runs."""
         from ...daemon.client.client import Client
 
-        return Client(self.config(), on_offline=lambda: note(_OFFLINE))
+        return Client(self.config(), on_offline=lambda: note(_OFFLINE), on_outdated=note)
 
     def command(self, text: str) -> str:
         """Return a command to type next, with this home."""

@@ -214,6 +214,10 @@ class Attempt:
             total_bytes=fetch.total_bytes,
         )
 
+    def warn(self, message: str) -> None:
+        """Report something about the job that someone should look at."""
+        self._log_event("warning", message=message)
+
     def note_store(self, problem: str | None) -> None:
         """Report once that uploads to the run store fail, and that they succeed again."""
         if problem is not None and self._store_problem is None:
