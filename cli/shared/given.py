@@ -15,7 +15,7 @@ import click
 from ...jobs.errors import SpecError
 
 # Text of the user that may be empty: prompts, messages, templates, notes.
-_TEXTS = frozenset(("argument", "prompt", "prompts", "messages", "system", "template", "text"))
+_TEXTS = frozenset(("argument", "prompt", "prompts", "messages", "system", "template", "text", "name", "tags", "tag"))
 
 
 class GivenPath(click.Path):
