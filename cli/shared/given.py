@@ -13,9 +13,10 @@ from typing import Any
 import click
 
 from ...jobs.errors import SpecError
+from .grouped import GroupedOption
 
 # Text of the user that may be empty: prompts, messages, templates, notes.
-_TEXTS = frozenset(("argument", "prompt", "prompts", "messages", "system", "template", "text", "name", "tags", "tag"))
+_TEXTS = frozenset(("argument", "prompt", "prompts", "messages", "system", "template", "text"))
 
 
 class GivenPath(click.Path):
@@ -34,12 +35,17 @@ def refusing_empty(function: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(*args: Any, **values: Any) -> Any:
         parameters = {p.name: p for p in click.get_current_context().command.params}
         for name, value in values.items():
-            if name not in _TEXTS and _is_empty(value):
-                parameter = parameters.get(name)
+            parameter = parameters.get(name)
+            if name not in _TEXTS and _is_empty(value) and not _is_label(parameter):
                 raise SpecError(_name(parameter), "must be a value that is not empty, got ''")
         return function(*args, **values)
 
     return wrapper
+
+
+def _is_label(parameter: click.Parameter | None) -> bool:
+    """Whether it labels a job to submit: Labels says more exactly what it must be."""
+    return isinstance(parameter, GroupedOption) and parameter.name in ("name", "tags")
 
 
 def _is_empty(value: Any) -> bool:
