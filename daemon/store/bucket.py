@@ -24,11 +24,16 @@ _MOST_PROBLEM = 300  # characters
 _CHECKSUM = "xxh3-128"  # the header x-amz-meta-xxh3-128 of an object
 _HTTP_STATUS = re.compile(r"non-2xx status code: (.{3,60}?)(?::|$)")
 _NO_BUCKET = "NoSuchBucket"
+_DENIED = re.compile(r"40[13]\b")
 _SERVICE_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 
 
 class StoreUnavailable(Unavailable):
     """The service cannot be reached, or refuses a request."""
+
+
+class StoreDenied(StoreUnavailable):
+    """The service answers, but not with these keys, or not for this bucket."""
 
 
 class Changed(Exception):
@@ -152,7 +157,13 @@ class Bucket:
         try:
             yield
         except (self._library.exceptions.BaseError, FileNotFoundError) as error:
-            raise StoreUnavailable(f"run store {self.name}: {_problem(error)}") from None
+            problem = f"run store {self.name}: {_problem(error)}"
+            if _DENIED.match(_problem(error)):
+                advice = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+                raise StoreDenied(f"{problem}: {advice}") from None
+            if _NO_BUCKET in problem:
+                raise StoreDenied(problem) from None
+            raise StoreUnavailable(problem) from None
 
 
 def _problem(error: Exception) -> str:

@@ -20,7 +20,7 @@ from ..host.home import Home
 from ..runs.checkpoints import Checkpoints
 from ..runs.rundir import RunDir, is_job_id
 from . import copies, event_segments, fetching, index, run_files
-from .bucket import Bucket
+from .bucket import Bucket, StoreDenied, StoreUnavailable
 from .content import OnBytes, Transfer, is_same
 from .event_segments import EventUpload
 from .index import Index, StoredFile
@@ -46,6 +46,18 @@ class RemoteRuns:
         self._pending = PendingUploads(home)
         # Of the latest refreshes: the files that people change, as they were then in the store.
         self._read: dict[str, dict[str, StoredFile]] = {}
+
+    def check_access(self) -> None:
+        """Raise StoreDenied for wrong keys or a bucket that does not exist.
+
+        An unreachable service is only logged: it may be back soon.
+        """
+        try:
+            self.bucket.get(copies.ID)
+        except StoreDenied:
+            raise
+        except StoreUnavailable as error:
+            log.warning("%s; jobs wait until it can be reached", error)
 
     # --- changes by people ------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from s3_servers import S3Server, s3_server
+from shell import warmd
 from waiting import wait_until
 
 from warmd.cli.commands.doctor import check_runs
@@ -425,6 +426,22 @@ def test_a_store_that_cannot_be_used_is_one_line_without_keys(server, tmp_path):
     missing = Bucket(server.url().replace("s3://runs/", "s3://not-there/"))
     with pytest.raises(StoreUnavailable, match=r"404 .*NoSuchBucket"):
         missing.put("key", b"")
+
+
+def test_wrong_keys_are_one_line_that_says_which_to_check(server, tmp_path, desk, monkeypatch):
+    url = server.url(tmp_path.name)
+    with server.refusing_keys():
+        for home in (desk.home.path, tmp_path / "other"):
+            monkeypatch.setenv("WARMD_RUNS", url)
+            command = desk.grpo if home == desk.home.path else ("start",)
+            done = warmd(*command, home=home)
+            assert done.is_refusal(3)
+            assert "403 Forbidden (InvalidAccessKeyId)" in done.err
+            assert done.err.endswith("check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY\n")
+        assert os.listdir(desk.home.runs) == []
+        found = check_runs(DaemonConfig(home=desk.home.path, runs=url))
+    assert found.result == "fail"
+    assert found.found == done.err.removeprefix("Error: ").rstrip("\n")
 
 
 @pytest.mark.slow
