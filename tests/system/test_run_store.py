@@ -71,11 +71,13 @@ def test_a_job_of_a_node_that_lost_its_power_ends_on_another_disk_with_the_same_
             assert KEYS["AWS_SECRET_ACCESS_KEY"].encode() not in path.read_bytes(), path
 
 
-def at_a_desk(machines: Cluster, *command: str) -> subprocess.CompletedProcess[str]:
+def at_a_desk(
+    machines: Cluster, *command: str, home: str = "desk"
+) -> subprocess.CompletedProcess[str]:
     """Run a command on a machine that has Redis and the store only."""
     environ = {
         **os.environ,
-        "WARMD_HOME": str(machines.home("desk").path),
+        "WARMD_HOME": str(machines.home(home).path),
         "WARMD_REDIS_URL": machines.url,
         "WARMD_RUNS": str(machines.run_store),
     }
@@ -203,3 +205,30 @@ def test_a_sweep_is_trained_pruned_and_cleaned_up_with_a_bucket(machines: Cluste
     assert index.read(remote.bucket, swept[0]).below("model")
     at_a_desk(machines, "clean", "--older-than", "1s")
     assert remote.ids() == []
+
+
+def test_a_curriculum_is_trained_compared_and_used_with_a_bucket(machines: Cluster):
+    machines.node("first")
+    machines.node("second", "--queues", "infer")
+    machines.wait_ready("first", "second")
+    data = machines.folder / "sums.jsonl"
+    data.write_text("".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(8)))
+    plan = {
+        "dataset": str(data),
+        "max_completion_length": 4,
+        "num_generations": 2,
+        "gate": {"dataset": str(data), "samples": 4, "most_samples": 8, "max_tokens": 2},
+        "stages": [{"name": "one", "samples": 4}, {"name": "two", "samples": 4}],
+    }
+    (machines.folder / "plan.yaml").write_text(json.dumps(plan))
+    model = ("--model", str(machines.model))
+    at_a_desk(machines, "submit", "grpo", *model, "--config", "plan.yaml", "--wait")
+    shown = json.loads(at_a_desk(machines, "curriculum", "show", "--json").stdout)
+    assert shown["status"] == "finished"
+    assert [attempt["decision"] for attempt in shown["attempts"]] == ["continue", "continue"]
+    last = shown["attempts"][-1]["job"]
+    # What it has made is used by machines that have not trained it.
+    at_a_desk(machines, "eval", last, "--dataset", str(data), "--samples", "4", "--max-tokens", "2")
+    at_a_desk(machines, "run", "1+1=", "--model", last, "--max-tokens", "2")
+    away = at_a_desk(machines, "load", last, home="second")
+    assert away.returncode == 0
