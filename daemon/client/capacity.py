@@ -1,10 +1,10 @@
-"""Whether the machine of this home has the cores for a job of several processes."""
+"""Whether this home has what jobs need: cores for several processes, a daemon for decisions."""
 
 from __future__ import annotations
 
 from ...configs.labels import CORES
 from ...configs.queues import TRAIN
-from ...jobs.errors import SpecError
+from ...jobs.errors import SpecError, Unavailable
 from ..queue.nodes import NodeRegistry
 from .connection import ClientConnection
 
@@ -26,4 +26,16 @@ def check_processes(client: ClientConnection, processes: int) -> None:
             "processes",
             f"must be {f'at most {most}' if most > 1 else '1'}, the cores of this machine, got "
             f"{processes}",
+        )
+
+
+def check_deciding_daemon(client: ClientConnection, what: str) -> None:
+    """Raise Unavailable if no daemon runs in this home: with a shared Redis it may have none.
+
+    The plan of `what` is in this home, so no other machine could decide how it continues.
+    """
+    if client.config.redis_url is not None and not client.home.is_locked():
+        raise Unavailable(
+            f"{what}: the daemon of this home decides how it continues, and none runs in "
+            f"{client.home.path}: start one, or submit on a machine that has one"
         )

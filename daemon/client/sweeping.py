@@ -28,7 +28,7 @@ from ..sweeps.folder import CANCELED, RUNNING, Member, Search, State, Sweep, Swe
 from ..sweeps.members import changes_of, submit_all
 from ..sweeps.plan import SweepOptions
 from . import sweep_views
-from .capacity import check_processes
+from .capacity import check_deciding_daemon, check_processes
 from .connection import needs_redis
 from .reading import Reading
 from .submitting import Submitting
@@ -158,6 +158,8 @@ class Sweeping(Submitting, Reading):
         base = sweep.document["spec"].get("processes", 1)
         most = max((m.changes.get("processes", base) for m in state.members), default=base)
         check_processes(self, most)
+        if sweep.halving is not None or sweep.search is not None:
+            check_deciding_daemon(self, "sweep")
         self.home.create()
         if self.config.redis_url is not None:
             runs_owner.claim(self.connection, self.home, self.remote)

@@ -72,7 +72,7 @@ def test_a_job_of_a_node_that_lost_its_power_ends_on_another_disk_with_the_same_
 
 
 def at_a_desk(
-    machines: Cluster, *command: str, home: str = "desk"
+    machines: Cluster, *command: str, home: str = "desk", code: int = 0
 ) -> subprocess.CompletedProcess[str]:
     """Run a command on a machine that has Redis and the store only."""
     environ = {
@@ -88,7 +88,7 @@ def at_a_desk(
         text=True,
         cwd=machines.folder,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return done
 
 
@@ -222,13 +222,15 @@ def test_a_curriculum_is_trained_compared_and_used_with_a_bucket(machines: Clust
     }
     (machines.folder / "plan.yaml").write_text(json.dumps(plan))
     model = ("--model", str(machines.model))
-    at_a_desk(machines, "submit", "grpo", *model, "--config", "plan.yaml", "--wait")
-    shown = json.loads(at_a_desk(machines, "curriculum", "show", "--json").stdout)
+    submission = ("submit", "grpo", *model, "--config", "plan.yaml", "--wait")
+    refused = at_a_desk(machines, *submission, code=3)
+    assert "curriculum: the daemon of this home decides how it continues" in refused.stderr
+    at_a_desk(machines, *submission, home="first")
+    shown = json.loads(at_a_desk(machines, "curriculum", "show", "--json", home="first").stdout)
     assert shown["status"] == "finished"
     assert [attempt["decision"] for attempt in shown["attempts"]] == ["continue", "continue"]
     last = shown["attempts"][-1]["job"]
     # What it has made is used by machines that have not trained it.
     at_a_desk(machines, "eval", last, "--dataset", str(data), "--samples", "4", "--max-tokens", "2")
     at_a_desk(machines, "run", "1+1=", "--model", last, "--max-tokens", "2")
-    away = at_a_desk(machines, "load", last, home="second")
-    assert away.returncode == 0
+    at_a_desk(machines, "load", last, home="second")
