@@ -209,5 +209,8 @@ def _failed(app: App, message: str, code: int) -> int:
         import traceback
 
         traceback.print_exc()
-    click.echo(f"Error: {one_line(message)}", err=True)
+    from ..jobs.user_code.tracebacks import MOST_REASON, cut
+
+    # A message may quote a whole value, whoever raised it: warmd, click or the system.
+    click.echo(f"Error: {cut(one_line(message), MOST_REASON)}", err=True)
     return code

@@ -153,8 +153,10 @@ class OptionInfo:
 def path_of(name: str, text: str, folder: Path) -> Path:
     """Return the path of option `name`, relative to `folder`; a leading ~ is expanded.
 
-    Raises SpecError when the user after the ~ does not exist.
+    Raises SpecError for '', which would be `folder`, and when the user after the ~ does not exist.
     """
+    if not text:
+        raise SpecError(name, "must be a path, got ''")
     try:
         return folder / Path(text).expanduser()
     except RuntimeError as error:

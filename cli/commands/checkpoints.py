@@ -20,6 +20,7 @@ from ...jobs.errors import CheckpointDamaged, NotFound, SpecError
 from ...jobs.models.adapters import is_adapter
 from ...jobs.spec import path_of
 from ..shared.app import App, common_options, note
+from ..shared.given import GivenPath
 from ..shared.job_argument import complete_job, job_argument
 from ..shared.target import ambiguous
 from ..view import render
@@ -199,7 +200,7 @@ def _freed_bytes(path: Path) -> int:
 
 @checkpoints.command()
 @click.argument("job", metavar="JOB", shell_complete=complete_job)
-@click.argument("dest", type=click.Path(path_type=Path))
+@click.argument("dest", type=GivenPath(path_type=Path))
 @click.option(
     "--step",
     type=int,
@@ -278,7 +279,7 @@ def _prunable(app: App, job: str | None) -> RunDir:
 
     client = app.client()
     if job is not None and job != "-":
-        return client.rundir(client.find(job))
+        return client.current_rundir(client.find(job))
     found = []
     for job_id in sorted(job_ids(client.home.runs), key=by_time, reverse=True):
         rundir = RunDir(client.home.runs / job_id)
@@ -293,7 +294,7 @@ def _prunable(app: App, job: str | None) -> RunDir:
             "checkpoints prune",
             [(rundir.path.name, f"{number} checkpoints") for rundir, number in found],
         )
-    return found[0][0]
+    return client.current_rundir(found[0][0].path.name)
 
 
 def _checkpoints(rundir: RunDir, *, keep: int | None = None) -> Checkpoints:

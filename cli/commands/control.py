@@ -13,6 +13,7 @@ import click
 
 from ...configs import gpus
 from ..shared.app import EXIT_INTERRUPTED, App, common_options, note
+from ..shared.given import GivenPath
 from ..view import render
 from ..view.live import ClockLine, has_live_lines
 from .models import print_models
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 @click.option(
     "--config",
     "config_file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=GivenPath(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Settings file.  [default: config.yaml in the home, if there is one]",
 )

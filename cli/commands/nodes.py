@@ -14,6 +14,7 @@ from ...configs.labels import line_of
 from ...configs.queues import QUEUES
 from ...configs.values import ConfigError, choice
 from ..shared.app import App, common_options, note
+from ..shared.given import GivenPath
 from ..view import render
 from .control import stage_line
 
@@ -38,7 +39,7 @@ def _shared_options(function: AnyFunction) -> AnyFunction:
         click.option(
             "--config",
             "config_file",
-            type=click.Path(dir_okay=False, path_type=Path),
+            type=GivenPath(dir_okay=False, path_type=Path),
             metavar="FILE",
             help="Settings file.  [default: config.yaml in the home, if there is one]",
         ),

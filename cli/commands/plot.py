@@ -16,6 +16,7 @@ import click
 from ...daemon.runs.curves import FEWEST_SMOOTHED, Curve, chosen, curves_of, smoothed, span_of
 from ...jobs.errors import SpecError
 from ..shared.app import App, common_options, note
+from ..shared.given import GivenPath
 from ..shared.job_argument import complete_job
 from ..view import render
 from ..view.chart import chart, key
@@ -40,7 +41,7 @@ _HEIGHT = 13  # rows of a chart, its x axis left out
 )
 @click.option(
     "--png",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=GivenPath(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Write a PNG file instead; needs pip install 'warmd[plot]'.",
 )

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from .given import GivenPath, refusing_empty
+
 if TYPE_CHECKING:
     from ...configs.config import DaemonConfig
     from ...daemon.client.client import Client
@@ -42,7 +44,7 @@ class App:
         from ...daemon.client.client import Client
         from ..view.fetching import FetchProgress
 
-        client = Client(self.config())
+        client = Client(self.config(), on_outdated=note)
         client.fetch_report = FetchProgress()
         return client
 
@@ -50,7 +52,7 @@ class App:
         """Return a client that reads run directories, after a note, where no daemon runs."""
         from ...daemon.client.client import Client
 
-        return Client(self.config(), on_offline=lambda: note(_OFFLINE))
+        return Client(self.config(), on_offline=lambda: note(_OFFLINE), on_outdated=note)
 
     def command(self, text: str) -> str:
         """Return a command to type next, with this home."""
@@ -66,7 +68,7 @@ def common_options(function: AnyFunction) -> AnyFunction:
     options = (
         click.option(
             "--home",
-            type=click.Path(file_okay=False, path_type=Path),
+            type=GivenPath(file_okay=False, path_type=Path),
             expose_value=False,
             callback=_store("home"),
             help="The folder that holds all state of the daemon.  [env: WARMD_HOME]",
@@ -87,6 +89,10 @@ def common_options(function: AnyFunction) -> AnyFunction:
             help="Show the traceback of an error.  [env: WARMD_DEBUG]",
         ),
     )
+    if not isinstance(function, click.Command):
+        function = refusing_empty(function)  # type: ignore[assignment]
+    elif function.callback is not None:
+        function.callback = refusing_empty(function.callback)
     for option in reversed(options):
         function = option(function)
     return function

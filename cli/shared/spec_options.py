@@ -10,6 +10,7 @@ import click
 from ...jobs import spec_class
 from ...jobs.errors import SpecError
 from ...jobs.spec import GROUPS, OptionInfo
+from .given import GivenPath
 from .grouped import GroupedOption
 from .job_argument import complete_job
 
@@ -85,7 +86,7 @@ def file_options() -> list[click.Option]:
     return [
         GroupedOption(
             ["--config", "config_file"],
-            type=click.Path(dir_okay=False, path_type=Path),
+            type=GivenPath(dir_okay=False, path_type=Path),
             metavar="FILE",
             help="YAML file with options; options on the command line take precedence.",
         ),

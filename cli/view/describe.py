@@ -69,7 +69,9 @@ def _stall(event: Event) -> str:
     text += f"{render.duration(event.get('seconds'))} and has not ended"
     if event.get("median_s") is not None:
         text += f"; the median is {render.duration(event['median_s'])}"
-    if event.get("stack"):
+    if event.get("message"):  # which of several processes hangs
+        text += f"; {render.one_line(event['message'])}"
+    elif event.get("stack"):
         text += f"; stack: {render.one_line(event['stack'])}"
     elif event.get("state"):
         text += f"; no stack came: its process is in state {render.one_line(event['state'])}"

@@ -1,4 +1,4 @@
-"""Whether machines can run a job of several processes or nodes."""
+"""What machines must have for a job: cores and nodes for its ranks, a daemon for decisions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ...configs.labels import CORES
 from ...configs.queues import TRAIN
-from ...jobs.errors import SpecError
+from ...jobs.errors import SpecError, Unavailable
 from ..queue.nodes import NodeRegistry
 from .connection import ClientConnection
 
@@ -49,4 +49,16 @@ def _check_processes(client: ClientConnection, processes: int) -> None:
             "processes",
             f"must be {f'at most {most}' if most > 1 else '1'}, the cores of this machine, got "
             f"{processes}",
+        )
+
+
+def check_deciding_daemon(client: ClientConnection, what: str) -> None:
+    """Raise Unavailable if no daemon runs in this home: with a shared Redis it may have none.
+
+    The plan of `what` is in this home, so no other machine could decide how it continues.
+    """
+    if client.config.redis_url is not None and not client.home.is_locked():
+        raise Unavailable(
+            f"{what}: the daemon of this home decides how it continues, and none runs in "
+            f"{client.home.path}: start one, or submit on a machine that has one"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,9 +17,12 @@ from ..host.home import Home
 from ..queue import keys
 from ..queue.jobs import Job, JobStore
 from ..runs.rundir import RunDir, is_job_id
+from ..store.reading import OnOutdated, ReadableRuns
 from ..store.remote import RemoteRuns
 from .lookup import Lookup
 from .offline import Offline
+
+log = logging.getLogger(__name__)
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -65,11 +69,16 @@ class ClientConnection:
     """The home, its Redis, and the records that all parts of the client use."""
 
     def __init__(
-        self, config: DaemonConfig, *, on_offline: Callable[[], None] | None = None
+        self,
+        config: DaemonConfig,
+        *,
+        on_offline: Callable[[], None] | None = None,
+        on_outdated: OnOutdated = log.warning,
     ) -> None:
         """`on_offline` is called once, when no daemon runs and run directories are read instead.
 
-        Without it, reading methods raise Unavailable then.
+        Without it, reading methods raise Unavailable then. `on_outdated`: what is read may be out
+        of date, because the run store cannot be reached.
         """
         self.config = config
         self.home = Home(config.home)
@@ -77,6 +86,7 @@ class ClientConnection:
             self.home.link_runs(config.runs_folder)
         self.is_offline = False
         self._on_offline = on_offline
+        self._on_outdated = on_outdated
 
     @cached_property
     def url(self) -> str:
@@ -104,8 +114,15 @@ class ClientConnection:
         return None if url is None else RemoteRuns(self.home, url, is_for_person=True)
 
     @cached_property
+    def readable(self) -> ReadableRuns | None:
+        """The run store for commands that only read; None as in `remote`."""
+        if self.remote is None:
+            return None
+        return ReadableRuns(self.remote, self.home.runs, self._on_outdated)
+
+    @cached_property
     def lookup(self) -> Lookup:
-        return Lookup(self.store, self.home.runs)
+        return Lookup(self.store, self.home.runs, self.readable)
 
     @cached_property
     def offline(self) -> Offline:
@@ -155,7 +172,16 @@ class ClientConnection:
         return self.lookup.find(text, is_training=is_training)
 
     def rundir(self, job_id: str) -> RunDir:
-        """Return the run directory of a job, as it is now, but perhaps without weights."""
+        """Return the run directory of a job for reading, perhaps without weights.
+
+        If the run store cannot be reached, the files are those that this machine has.
+        """
+        if self.readable is not None and is_job_id(job_id):
+            self.readable.refresh(job_id)
+        return RunDir.open(self.home.runs, job_id)
+
+    def current_rundir(self, job_id: str) -> RunDir:
+        """Return the run directory of a job to change it: as it is now, or raise."""
         if self.remote is not None and is_job_id(job_id):
             self.remote.refresh(job_id)
         return RunDir.open(self.home.runs, job_id)
@@ -163,13 +189,17 @@ class ClientConnection:
     def fetch_weights(self, job_id: str, step: int | None = None, *, final: bool = False) -> None:
         """Make weights of a job whole on this machine, if a run store has them.
 
-        `final`: those of its final model; else of the checkpoint of a step, or of the latest.
+        `final`: those of its final model; else of the checkpoint of a step, or of the latest. If
+        the run store cannot be reached, a model or a step that is here is taken as it is.
         """
-        if self.remote is not None:
-            if final:
-                self.remote.fetch_model(job_id)
-            else:
-                self.remote.fetch_checkpoint(job_id, step)
+        if self.remote is None or self.readable is None:
+            return
+        if final:
+            self.readable.fetch_model(job_id)
+        elif step is not None:
+            self.readable.fetch_checkpoint(job_id, step)
+        else:
+            self.remote.fetch_checkpoint(job_id, None)
 
     def fetch(self, job_id: str) -> Job:
         job = self.store.fetch(job_id)

@@ -22,7 +22,7 @@ from ..runs.labels import NO_LABELS, Labels
 from ..runs.rundir import fresh_id
 from ..runs.weights import Weights
 from ..sweeps.group import CANCELED, RUNNING
-from .capacity import check_ranks
+from .capacity import check_deciding_daemon, check_ranks
 from .connection import needs_redis
 from .reading import Reading
 from .submitting import Submitting
@@ -104,6 +104,7 @@ class Curricula(Submitting, Reading):
         plan, state = self.plan_curriculum(kind, values, given, init=init, labels=labels)
         self.connection.ping()
         check_ranks(self, [stage.document["spec"] for stage in plan.stages])
+        check_deciding_daemon(self, "curriculum")
         self.home.create()
         if self.config.redis_url is not None:
             runs_owner.claim(self.connection, self.home, self.remote)

@@ -16,7 +16,7 @@ class Labeling(ClientConnection):
 
     def add_note(self, job_id: str, text: str) -> Labels:
         """Add a note to a job; return all labels. Raises NotFound and SpecError."""
-        added = labels.add_note(self.rundir(job_id), text)
+        added = labels.add_note(self.current_rundir(job_id), text)
         if self.remote is not None:
             self.remote.publish(job_id)
         return added

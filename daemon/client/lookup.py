@@ -19,6 +19,7 @@ from ..queue.jobs import Job, JobStore
 from ..runs import labels
 from ..runs.labels import NO_LABELS, Labels
 from ..runs.rundir import RunDir, by_time, is_id_prefix, is_job_id, job_ids
+from ..store.reading import ReadableRuns
 from .views import UNREGISTERED, view_of_folder, views_of
 
 PENDING = ("started", "queued", "scheduled", "deferred")
@@ -37,10 +38,11 @@ class Pending:
 class Lookup:
     """The jobs in a folder of run directories and in its Redis."""
 
-    def __init__(self, store: JobStore, runs: Path) -> None:
+    def __init__(self, store: JobStore, runs: Path, remote: ReadableRuns | None) -> None:
+        """`remote`: the run store, if `runs` has only copies."""
         self._store = store
         self._runs = runs
-        self._remote = store.remote  # the run store, if `runs` has only copies
+        self._remote = remote
 
     @cached_property
     def indexed(self) -> redis.Redis:
@@ -224,7 +226,7 @@ class Lookup:
 
     def _refresh_all(self) -> None:
         if self._remote is not None:
-            self._remote.refresh_summaries(self._remote.ids())
+            self._remote.refresh_all()
 
     def pending(self) -> list[Pending]:
         """Return running and waiting jobs submitted from the command line, newest first."""

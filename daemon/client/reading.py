@@ -113,8 +113,8 @@ class Reading(ClientConnection):
             return job is None or job.get_status(refresh=False) in ENDED
 
         def refresh() -> None:
-            if self.remote is not None:
-                self.remote.refresh(job_id)
+            if self.readable is not None:
+                self.readable.refresh(job_id)
 
         while True:
             follow = stream.follow(

@@ -51,7 +51,7 @@ class Removing(ClientConnection):
         if job.get_status() not in ENDED:
             raise Conflict(f"job: {job_id} is {job.get_status().value}: cancel it first")
         stored = self.resume_bytes(job_id)
-        freed = removal.remove_resume_state(self.rundir(job_id))
+        freed = removal.remove_resume_state(self.current_rundir(job_id))
         self.note_removed_checkpoints(job_id)
         return freed if self.remote is None else stored
 

@@ -41,7 +41,7 @@ class Resuming(Steering):
         A job that Redis does not know is adopted from its run directory.
         Raises SpecError, NotFound and Conflict.
         """
-        rundir = self.rundir(job_id)
+        rundir = self.current_rundir(job_id)
         if strict and (files := self.changed_sources(job_id)):
             raise Conflict(
                 f"reward: changed since the latest checkpoint of {job_id}: {', '.join(files)}; "

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import redis
 
 from ...configs.config import ModelConfig
 from ...configs.labels import with_ranks
@@ -21,6 +24,7 @@ from ..runs import labels as job_labels, source, weights
 from ..runs.labels import NO_LABELS, Labels
 from ..runs.rundir import RunDir
 from ..runs.weights import Weights
+from ..store.bucket import StoreUnavailable
 from . import checking
 from .capacity import check_ranks
 from .connection import ClientConnection, needs_redis
@@ -123,8 +127,8 @@ class Submitting(ClientConnection):
     ) -> str:
         """Check and queue a job; return its id. Raises SpecError, NotFound, Conflict, Unavailable.
 
-        The run directory is complete before the job is queued, and removed if that fails. A job
-        starts after those that its spec names have finished.
+        The run directory is complete before the job is queued. If that fails or is interrupted,
+        nothing of the job is left. A job starts after those that its spec names have finished.
         `init`: the weights to start from; the spec's `model` is their name. `model`: the model that
         the spec's `model` names, if the caller knows it. `origin`: one of rundir.ORIGINS.
         `labels`: its name and tags. `delay_s`: queue it after this time, by Redis' clock.
@@ -164,10 +168,25 @@ class Submitting(ClientConnection):
                 from_cli=origin == "cli",
                 needs=with_ranks(needs, document["spec"]),
             )
-        except BaseException:
-            rundir.remove()
+        except BaseException as error:  # also Ctrl-C
+            self._take_back(rundir, error)
             raise
         return rundir.path.name
+
+    def _take_back(self, rundir: RunDir, error: BaseException) -> None:
+        """Remove a job whose submission failed or was interrupted; Redis may have it already."""
+        job_id = rundir.path.name
+        with suppress(redis.RedisError):
+            job = self.store.fetch(job_id)
+            if job is not None and not self.store.cancel_waiting(job):
+                self.store.request_stop(job, "kill")  # a worker has taken it
+                return
+            if job is not None:
+                self.store.remove(job)
+        if self.remote is not None and not isinstance(error, StoreUnavailable):
+            with suppress(StoreUnavailable):
+                self.remote.withdraw(job_id)
+        rundir.remove()
 
     @needs_redis
     def submit_again(self, job_id: str, *, stop_at: int) -> str:
@@ -184,8 +203,8 @@ class Submitting(ClientConnection):
         try:
             needs = with_ranks(document.get("needs"), document["spec"])
             self.store.enqueue(rundir.path.name, spec_of(document).queue, front=True, needs=needs)
-        except BaseException:
-            rundir.remove()
+        except BaseException as error:  # also Ctrl-C
+            self._take_back(rundir, error)
             raise
         return rundir.path.name
 

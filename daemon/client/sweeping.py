@@ -28,7 +28,7 @@ from ..sweeps.folder import CANCELED, RUNNING, Member, Search, State, Sweep, Swe
 from ..sweeps.members import changes_of, submit_all
 from ..sweeps.plan import SweepOptions
 from . import sweep_views
-from .capacity import check_ranks
+from .capacity import check_deciding_daemon, check_ranks
 from .connection import needs_redis
 from .reading import Reading
 from .submitting import Submitting
@@ -157,6 +157,8 @@ class Sweeping(Submitting, Reading):
         self.connection.ping()
         base = sweep.document["spec"]
         check_ranks(self, [base, *({**base, **member.changes} for member in state.members)])
+        if sweep.halving is not None or sweep.search is not None:
+            check_deciding_daemon(self, "sweep")
         self.home.create()
         if self.config.redis_url is not None:
             runs_owner.claim(self.connection, self.home, self.remote)

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from ...jobs.context import Context
 from ...jobs.errors import JobFailed, WarmdError
 from ...jobs.user_code import tracebacks
+from ..host import rank_names
 from ..host.parent_death import end_with_parent
 from .libraries import pause_openmp
 from .rank_contexts import context_of_rank
@@ -168,6 +169,7 @@ class RankProcesses:
         pid = os.fork()
         if pid == 0:
             end_with_parent(parent)
+            rank_names.name_this_process(rank)
             # A request to stop is for the horse; a container or a group may send it to all. Not
             # SIG_IGN for SIGTERM: programs that the job starts would inherit it.
             signal.signal(signal.SIGTERM, lambda *_: None)

@@ -125,7 +125,8 @@ def _words(event: Mapping[str, Any]) -> str:
         case "divergence":
             return f"diverges{at}: {event.get('metric', 'the loss')} is {event.get('value')}"
         case "stall":
-            return f"stalls{at}: the {event.get('activity', 'step')} does not end"
+            where = f": {event['message']}" if event.get("message") else ""
+            return f"stalls{at}: the {event.get('activity', 'step')} does not end{where}"
         case other:
             return f"{other}{at}"
 

@@ -142,7 +142,8 @@ class RunDir:
         """
         while True:
             job_id = new_id(kind, _slots.take())
-            staging = runs / f"{_STAGING}{job_id}"
+            staging, path = runs / f"{_STAGING}{job_id}", runs / job_id
+            is_here = False
             try:
                 staging.mkdir(mode=0o700)
                 spec = _spec_json(job_id, kind, document)
@@ -151,16 +152,19 @@ class RunDir:
                 else:
                     (staging / "spec.json").touch(mode=0o600)
                     (staging / "spec.json").write_bytes(sealed(spec))
-                staging.rename(runs / job_id)
+                staging.rename(path)
+                is_here = True
+                if durable:
+                    fsync(runs)
             except FileExistsError:
                 continue  # another process is creating this id
-            except OSError as error:
-                shutil.rmtree(staging, ignore_errors=True)
+            except BaseException as error:  # also Ctrl-C
+                shutil.rmtree(path if is_here else staging, ignore_errors=True)
+                if not isinstance(error, OSError):
+                    raise
                 if error.errno == errno.ENOTEMPTY:
                     continue  # another process has created this id
                 raise SpecError("home", f"cannot write a run directory: {error}") from error
-            if durable:
-                fsync(runs)
             return cls(runs / job_id)
 
     @classmethod

@@ -11,6 +11,7 @@ import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...jobs.errors import Conflict, NotFound, SpecError
@@ -23,7 +24,7 @@ from ..runs.rundir import RunDir
 from . import copies, index
 from .bucket import Bucket, StoreUnavailable
 from .pending import PendingUploads
-from .upload import RunUpload
+from .upload import RunUpload, remove_leftovers
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,14 @@ _MAX_WAIT_S = 30.0  # between two attempts while the store is unavailable
 _THREADS = 4  # jobs that are uploaded at the same time
 _SWEEP_S = 600.0  # between two checks for copies of removed jobs
 _NICENESS = 10  # below the training's
+
+
+@dataclass(frozen=True)
+class _Retry:
+    """When a job whose uploads fail is tried again."""
+
+    failures: int  # in a row
+    at: float
 
 
 class Uploader:
@@ -44,23 +53,29 @@ class Uploader:
         self._uploads: dict[str, RunUpload] = {}
         self._running: dict[str, Future[bool]] = {}
         self._pool = ThreadPoolExecutor(_THREADS)
-        self._failures = 0  # in a row
-        self._retry_at = 0.0
+        self._retries: dict[str, _Retry] = {}  # of the jobs whose latest upload has failed
         self._sweep_at = time.monotonic() + _SWEEP_S
 
     def run(self) -> None:
         """Upload until the process ends."""
-        self._pending.note_problem(None)
+        self._pending.clear_problems()
         while True:
-            self._collect()
-            if time.monotonic() >= self._retry_at:
-                for job_id in self._pending.jobs():
-                    if job_id not in self._running:
-                        self._running[job_id] = self._pool.submit(self._advance, job_id)
-            if time.monotonic() >= self._sweep_at:
-                self._sweep_at = time.monotonic() + _SWEEP_S
-                self._sweep()
+            self.turn()
             time.sleep(_TICK_S)
+
+    def turn(self) -> None:
+        """Handle the uploads that have ended, and begin those that are due."""
+        self._collect()
+        for job_id in self._pending.jobs():
+            if job_id not in self._running and self._may_try(job_id):
+                self._running[job_id] = self._pool.submit(self._advance, job_id)
+        if time.monotonic() >= self._sweep_at:
+            self._sweep_at = time.monotonic() + _SWEEP_S
+            self._sweep()
+
+    def _may_try(self, job_id: str) -> bool:
+        retry = self._retries.get(job_id)
+        return retry is None or time.monotonic() >= retry.at
 
     def _sweep(self) -> None:
         try:
@@ -79,13 +94,13 @@ class Uploader:
                 has_uploaded = future.result()
             except StoreUnavailable as error:
                 self._uploads.pop(job_id, None)  # its view of the store may be out of date
-                self._note_failure(str(error))
-            except OSError as error:  # the local disk
+                self._note_failure(job_id, str(error))
+            except OSError as error:  # a file of the job, or the local disk
                 self._uploads.pop(job_id, None)
-                self._note_failure(f"{job_id}: {error}")
+                self._note_failure(job_id, f"upload: {error}")
             else:
                 if has_uploaded:
-                    self._note_success()
+                    self._note_success(job_id)
 
     def _advance(self, job_id: str) -> bool:
         """Upload what is due of a job; return whether it was. Raises StoreUnavailable, OSError."""
@@ -108,9 +123,11 @@ class Uploader:
         except Superseded as error:
             log.warning("%s", error)
             self._raise_fence(rundir)
+            remove_leftovers(self._bucket, job_id)
             self._finish(job_id, pending.execution)
         except (Conflict, NotFound) as error:  # it was removed, or its index is damaged
             log.error("%s: not uploaded: %s", job_id, error)
+            remove_leftovers(self._bucket, job_id)
             self._finish(job_id, pending.execution)
         return True
 
@@ -130,19 +147,23 @@ class Uploader:
             return
         write_atomic(rundir.path / FENCE_NAME, b"%d\n" % latest)
 
-    def _note_failure(self, problem: str) -> None:
-        if self._failures == 0:
-            log.error("%s; uploads are retried", problem)
+    def _note_failure(self, job_id: str, problem: str) -> None:
+        """Try this job again after a while; the others are not delayed."""
+        failures = 0
+        if job_id in self._retries:
+            failures = self._retries[job_id].failures
+        else:
+            log.error("%s: %s; uploads are retried", job_id, problem)
             with suppress(OSError):  # the local disk is full
-                self._pending.note_problem(problem)
-        self._failures += 1
-        self._retry_at = time.monotonic() + min(2.0 ** (self._failures - 1), _MAX_WAIT_S)
+                self._pending.note_problem(job_id, problem)
+        wait_s = min(2.0 ** min(failures, 10), _MAX_WAIT_S)  # of many it would overflow
+        self._retries[job_id] = _Retry(failures + 1, time.monotonic() + wait_s)
 
-    def _note_success(self) -> None:
-        if self._failures:
-            log.info("run store: %s can be written again", self._bucket.name)
-            self._pending.note_problem(None)
-            self._failures = 0
+    def _note_success(self, job_id: str) -> None:
+        if self._retries.pop(job_id, None) is not None:
+            log.info("%s: %s can be written again", job_id, self._bucket.name)
+            with suppress(OSError):
+                self._pending.note_problem(job_id, None)
 
 
 def main() -> None:

@@ -21,13 +21,19 @@ _RETRIES = 2  # of one request; callers wait longer
 _TIMEOUT_S = 120.0  # of a request; the largest one transfers a part
 _PATIENCE_S = 20.0  # how long a person waits for a service that sends nothing
 _MOST_PROBLEM = 300  # characters
+_CHECKSUM = "xxh3-128"  # the header x-amz-meta-xxh3-128 of an object
 _HTTP_STATUS = re.compile(r"non-2xx status code: (.{3,60}?)(?::|$)")
 _NO_BUCKET = "NoSuchBucket"
+_DENIED = re.compile(r"40[13]\b")
 _SERVICE_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 
 
 class StoreUnavailable(Unavailable):
     """The service cannot be reached, or refuses a request."""
+
+
+class StoreDenied(StoreUnavailable):
+    """The service answers, but not with these keys, or not for this bucket."""
 
 
 class Changed(Exception):
@@ -40,6 +46,7 @@ class Content:
 
     data: bytes
     tag: str  # for a conditional write
+    checksum: str | None  # as it was written with; None: without one, or by an earlier warmd
 
 
 class Bucket:
@@ -84,7 +91,8 @@ class Bucket:
         with self._translated():
             try:
                 found = self._library.get(self._store, key)
-                return Content(bytes(found.bytes()), str(found.meta["e_tag"]))
+                checksum = found.attributes.get(_CHECKSUM)
+                return Content(bytes(found.bytes()), str(found.meta["e_tag"]), checksum)
             except FileNotFoundError as error:
                 if _NO_BUCKET in str(error):
                     raise
@@ -101,10 +109,11 @@ class Bucket:
                     raise NotFound(f"run store: {key} is missing in {self.name}") from None
             yield bytes(part)
 
-    def put(self, key: str, data: bytes) -> None:
-        """Write a small object."""
+    def put(self, key: str, data: bytes, *, checksum: str | None = None) -> None:
+        """Write a small object, with the checksum of its data if the index does not have it."""
+        attributes = None if checksum is None else {_CHECKSUM: checksum}
         with self._translated():
-            self._library.put(self._store, key, data, use_multipart=False)
+            self._library.put(self._store, key, data, attributes=attributes, use_multipart=False)
 
     def put_blocks(self, key: str, blocks: Iterable[bytes]) -> None:
         """Write a large object, in parts; it becomes visible as a whole or not at all."""
@@ -148,7 +157,13 @@ class Bucket:
         try:
             yield
         except (self._library.exceptions.BaseError, FileNotFoundError) as error:
-            raise StoreUnavailable(f"run store {self.name}: {_problem(error)}") from None
+            problem = f"run store {self.name}: {_problem(error)}"
+            if _DENIED.match(_problem(error)):
+                advice = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+                raise StoreDenied(f"{problem}: {advice}") from None
+            if _NO_BUCKET in problem:
+                raise StoreDenied(problem) from None
+            raise StoreUnavailable(problem) from None
 
 
 def _problem(error: Exception) -> str:

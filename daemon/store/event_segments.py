@@ -4,6 +4,8 @@ A segment is named by the execution that wrote it and by its offset in the log. 
 an execution is written again while it grows. A segment of a later execution replaces
 everything that earlier ones have from its offset on: later uploads of a superseded writer are not
 part of the log.
+
+An object has the checksum of its content in its metadata, as it is written without the index.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import xxhash
 
 from ...jobs.errors import Conflict
 from ...jobs.files.atomic import whole_file
@@ -55,15 +59,32 @@ def length(log: list[Segment]) -> int:
     return log[-1].end if log else 0
 
 
-def download(bucket: Bucket, log: list[Segment], path: Path) -> None:
-    """Write a log to `path`, atomically."""
+def download(bucket: Bucket, log: list[Segment], path: Path) -> str | None:
+    """Write a log to `path`, atomically; return which part of it was damaged in the store, if any.
+
+    Damage does not prevent a resume, which needs only checkpoints: an unreadable event is left out
+    by all readers. Segments of an earlier warmd have no checksum. Raises Conflict for a part that
+    is missing.
+    """
+    problem = None
     with whole_file(path, mode=0o600) as file:
         for segment in log:
             content = bucket.get(segment.key)
-            data = b"" if content is None else content.data[: segment.bytes]
+            data = b"" if content is None else content.data
+            if content is not None and content.checksum not in (None, _checksum(data)):
+                problem = (
+                    f"run store: {segment.key} in {bucket.name} does not match its checksum: "
+                    f"events {segment.offset} to {segment.end} bytes into the log may be wrong"
+                )
+            data = data[: segment.bytes]
             if len(data) < segment.bytes:
                 raise Conflict(f"run store: {segment.key} in {bucket.name} is cut off")
             file.write(data)
+    return problem
+
+
+def _checksum(data: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(data)
 
 
 class EventUpload:
@@ -97,7 +118,7 @@ class EventUpload:
         if self._offset + len(data) <= self._sent:
             return
         name = f"{self._execution:06d}-{self._offset:015d}.jsonl"
-        self._bucket.put(f"{self._folder}/{name}", data)
+        self._bucket.put(f"{self._folder}/{name}", data, checksum=_checksum(data))
         self._sent = self._offset + len(data)
         if len(data) >= _SEGMENT_BYTES:
             self._offset = self._sent

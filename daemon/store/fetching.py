@@ -27,6 +27,7 @@ from .index import Index, StoredFile
 from .pending import Pending, PendingUploads
 
 OnBegin = Callable[[str, int], None]  # what is fetched now, and its bytes
+OnProblem = Callable[[str], None]
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +37,14 @@ _ABOUT = ("spec.json", "labels.json", "result.json")
 _OUTCOME = ("result.json", "model")  # of an execution that later ones have superseded
 
 
-def open_rundir(home: Home, bucket: Bucket, job_id: str, execution: int) -> Index:
+def open_rundir(
+    home: Home, bucket: Bucket, job_id: str, execution: int, *, on_problem: OnProblem = log.warning
+) -> Index:
     """Claim a job for an execution, and fetch small files and events; return the remaining index.
 
-    It leaves out files of which this machine has a newer version. Raises Superseded,
-    StoreUnavailable, Conflict, NotFound and OSError.
+    It leaves out files of which this machine has a newer version. `on_problem` is told of damage in
+    the store that does not prevent the execution. Raises Superseded, StoreUnavailable, Conflict,
+    NotFound and OSError.
     """
     pending = PendingUploads(home)
     rundir = RunDir(home.runs / job_id)
@@ -55,7 +59,9 @@ def open_rundir(home: Home, bucket: Bucket, job_id: str, execution: int) -> Inde
         else:
             remove_others(rundir, new)
             fetch_small(bucket, rundir, new)
-            event_segments.download(bucket, log_segments, rundir.events)
+            problem = event_segments.download(bucket, log_segments, rundir.events)
+            if problem is not None:
+                on_problem(problem)
         copies.mark(bucket, rundir.path)
         started = Pending(execution, event_segments.length(log_segments))
         pending.write(job_id, started)

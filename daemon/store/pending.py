@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import orjson
 
@@ -63,6 +64,7 @@ class PendingUploads:
     def remove(self, job_id: str) -> None:
         """Note that all of a job is in the store."""
         (self.folder / job_id).unlink(missing_ok=True)
+        self.note_problem(job_id, None)
 
     @contextmanager
     def fetching(self, job_id: str) -> Iterator[None]:
@@ -76,16 +78,24 @@ class PendingUploads:
         finally:
             os.close(descriptor)
 
-    def problem(self) -> str | None:
-        """Return why nothing can be uploaded now; None: it can."""
+    def problem(self, job_id: str) -> str | None:
+        """Return why a job cannot be uploaded now; None: it can."""
         with suppress(FileNotFoundError):
-            return (self.folder / _PROBLEM).read_text()
+            return self._problem_of(job_id).read_text()
         return None
 
-    def note_problem(self, problem: str | None) -> None:
-        """Note why nothing can be uploaded, for the workers of this home."""
+    def note_problem(self, job_id: str, problem: str | None) -> None:
+        """Note why a job cannot be uploaded, for the worker that runs it. Raises OSError."""
         if problem is None:
-            (self.folder / _PROBLEM).unlink(missing_ok=True)
+            self._problem_of(job_id).unlink(missing_ok=True)
         else:
             self.folder.mkdir(mode=0o700, exist_ok=True)
-            write_atomic(self.folder / _PROBLEM, problem.encode())
+            write_atomic(self._problem_of(job_id), problem.encode())
+
+    def clear_problems(self) -> None:
+        """Remove what an earlier uploader noted."""
+        for path in self.folder.glob(f"{_PROBLEM}*"):
+            path.unlink(missing_ok=True)
+
+    def _problem_of(self, job_id: str) -> Path:
+        return self.folder / f"{_PROBLEM}-{job_id}"

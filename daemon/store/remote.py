@@ -7,6 +7,7 @@ submit and remove jobs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -14,18 +15,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...jobs.context import MANIFEST
-from ...jobs.errors import NotFound
+from ...jobs.errors import Conflict, NotFound
 from ..host.home import Home
 from ..runs.checkpoints import Checkpoints
 from ..runs.rundir import RunDir, is_job_id
 from . import copies, event_segments, fetching, index, run_files
-from .bucket import Bucket
+from .bucket import Bucket, StoreDenied, StoreUnavailable
 from .content import OnBytes, Transfer, is_same
 from .event_segments import EventUpload
 from .index import Index, StoredFile
 from .pending import PendingUploads
 
+log = logging.getLogger(__name__)
+
 _LARGE_BYTES = 16 << 20  # larger files are not fetched for reading
+_MOST_READ = 1000  # jobs whose latest refresh is remembered
 _THREADS = 16  # of small requests at the same time
 _BY_PEOPLE = ("spec.json", "labels.json")
 _SUMMARY = (*_BY_PEOPLE, "result.json")  # what lists of jobs show
@@ -40,13 +44,28 @@ class RemoteRuns:
         self.bucket = Bucket(url, is_for_person=is_for_person)
         self._home = home
         self._pending = PendingUploads(home)
+        # Of the latest refreshes: the files that people change, as they were then in the store.
+        self._read: dict[str, dict[str, StoredFile]] = {}
+
+    def check_access(self) -> None:
+        """Raise StoreDenied for wrong keys or a bucket that does not exist.
+
+        An unreachable service is only logged: it may be back soon.
+        """
+        try:
+            self.bucket.get(copies.ID)
+        except StoreDenied:
+            raise
+        except StoreUnavailable as error:
+            log.warning("%s; jobs wait until it can be reached", error)
 
     # --- changes by people ------------------------------------------------------------------
 
     def publish(self, job_id: str) -> None:
         """Publish a run directory of this machine, or the changes that people made in it.
 
-        Raises StoreUnavailable, Conflict and OSError.
+        Raises StoreUnavailable and OSError; Conflict if another machine has changed the same file
+        since the latest `refresh` here.
         """
         path = self._home.runs / job_id
         if not (path / "spec.json").is_file():
@@ -56,16 +75,36 @@ class RemoteRuns:
         except NotFound:
             self._create(job_id, path)
             return
+        base = self._read.get(job_id, now.files)
         transfer = Transfer(self.bucket, job_id, now.execution)
         known = {file.content: file for file in now.files.values()}
         changed = {
             name: transfer.upload(path / name, known)
             for name in _BY_PEOPLE
             if (path / name).is_file()
-            and (name not in now.files or not is_same(path / name, now.files[name]))
+            and (name not in base or not is_same(path / name, base[name]))
         }
+
+        def change(old: Index) -> Index:
+            for name, file in changed.items():
+                if name in old.files and old.files[name] not in (base.get(name), file):
+                    raise Conflict(f"job: {job_id} was changed on another machine: try again")
+            return replace(old, files={**old.files, **changed})
+
         if changed:
-            self._replace(job_id, lambda old: replace(old, files={**old.files, **changed}))
+            try:
+                self._note_read(job_id, self._replace(job_id, change))
+            except Conflict:
+                self.bucket.delete([f.key for f in changed.values() if f not in known.values()])
+                raise
+
+    def _note_read(self, job_id: str, now: Index | None) -> None:
+        """Note what the next changes of a job are made to; None: to what is on this machine."""
+        self._read.pop(job_id, None)
+        if now is not None:
+            self._read[job_id] = {n: file for n, file in now.files.items() if n in _BY_PEOPLE}
+            while len(self._read) > _MOST_READ:
+                self._read.pop(next(iter(self._read)), None)
 
     def _create(self, job_id: str, path: Path) -> None:
         transfer = Transfer(self.bucket, job_id, 0)
@@ -104,9 +143,10 @@ class RemoteRuns:
         self.bucket.delete(list(self.bucket.sizes(job_id)))
         self._pending.remove(job_id)
 
-    def _replace(self, job_id: str, change: index.Change) -> None:
+    def _replace(self, job_id: str, change: index.Change) -> Index:
         old, new = index.commit(self.bucket, job_id, change)
         self.bucket.delete(index.unused(old, new))
+        return new
 
     # --- reading ----------------------------------------------------------------------------
 
@@ -120,6 +160,7 @@ class RemoteRuns:
         A job that is not in the store, or runs here, is left alone.
         """
         with self._reading(job_id) as now:
+            self._note_read(job_id, now)
             if now is None:
                 return
             rundir = RunDir(self._home.runs / job_id)
@@ -133,9 +174,11 @@ class RemoteRuns:
                 or name.endswith(f"/{MANIFEST}")
             }
             fetching.fetch_files(self.bucket, rundir.path, small)
-            log = event_segments.segments(self.bucket, job_id)
-            if not _has_length(rundir.events, event_segments.length(log)):
-                event_segments.download(self.bucket, log, rundir.events)
+            segments = event_segments.segments(self.bucket, job_id)
+            if not _has_length(rundir.events, event_segments.length(segments)):
+                problem = event_segments.download(self.bucket, segments, rundir.events)
+                if problem is not None:
+                    log.warning("%s: %s", job_id, problem)
             fetching.remove_others(rundir, now)
 
     def refresh_summaries(self, job_ids: Collection[str]) -> None:

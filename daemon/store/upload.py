@@ -199,6 +199,15 @@ class RunUpload:
         return {file.content: file for file in self._index.files.values()}
 
 
+def remove_leftovers(bucket: Bucket, job_id: str) -> None:
+    """Delete what was uploaded of a job after it was removed from the store.
+
+    A removal deletes what it finds; an upload that was under way adds more, without an index.
+    """
+    if bucket.get(f"{job_id}/{index.NAME}") is None:
+        bucket.delete(list(bucket.sizes(job_id)))
+
+
 def _link(path: Path, target: Path) -> Path:
     """Link all files of a checkpoint. Raises FileNotFoundError when it is removed meanwhile."""
     target.mkdir(mode=0o700)

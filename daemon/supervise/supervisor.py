@@ -129,6 +129,8 @@ class Supervisor:
         lock = self.home.lock()
         try:
             self._wakeups.on_signals(self._on_stop_signal)
+            if not self._flags.was_warm and self.config.run_store is not None:
+                RemoteRuns(self.home, self.config.run_store, is_for_person=True).check_access()
             self.report(self.redis.start(was_warm=self._flags.was_warm))
             self._write_state()
             self.warm_set.write()

@@ -217,7 +217,7 @@ class Attempt:
             self._stall_error = (
                 f"stalled: a {stall.activity} took more than {stall.seconds:.4g} s, "
                 f"ten times the median"
-            )
+            ) + (f": {stall.message}" if stall.message is not None else "")
             self.stop("stall")
             # The activity may still end: wait for the same time again.
             self._deadline = time.monotonic() + max(_TIMEOUT_GRACE_S, stall.seconds)
@@ -239,6 +239,10 @@ class Attempt:
             bytes=fetch.bytes,
             total_bytes=fetch.total_bytes,
         )
+
+    def warn(self, message: str) -> None:
+        """Report something about the job that someone should look at."""
+        self._log_event("warning", message=message)
 
     def note_store(self, problem: str | None) -> None:
         """Report once that uploads to the run store fail, and that they succeed again."""

@@ -5,6 +5,7 @@ The worker's loop polls the fetch, so it never waits for the network.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 
@@ -33,6 +34,7 @@ class RunFetch:
         self.is_done = False
         self.is_superseded = False  # a later execution has claimed the job
         self.failure: str | None = None  # why the job cannot be run
+        self.problem: str | None = None  # damage in the store that does not prevent the execution
         self.name = ""  # of the checkpoint that is being fetched, or "files"
         self.bytes = 0  # fetched of it so far
         self.total_bytes = 0
@@ -57,6 +59,12 @@ class RunFetch:
                     if wait_s == 0.0:
                         log.error("%s: %s; it is tried again", self.rundir.path.name, error)
                     wait_s = min(2 * wait_s + 1, _MAX_WAIT_S)
+                except OSError as error:
+                    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                        raise
+                    if wait_s == 0.0:
+                        log.error("%s: %s; waits for space", self.rundir.path.name, error)
+                    wait_s = min(2 * wait_s + 1, _MAX_WAIT_S)
         except _Canceled:
             pass
         except Superseded as error:
@@ -71,7 +79,9 @@ class RunFetch:
 
     def _fetch(self) -> None:
         job_id = self.rundir.path.name
-        now = fetching.open_rundir(self._home, self._bucket, job_id, self._execution)
+        now = fetching.open_rundir(
+            self._home, self._bucket, job_id, self._execution, on_problem=self._note_problem
+        )
         self.is_open = True
         fetching.fetch_large(
             self._bucket, self.rundir, now, on_begin=self._begin, on_bytes=self._count
@@ -85,6 +95,10 @@ class RunFetch:
         fetching.fetch_checkpoint(
             self._bucket, self.rundir, now, on_begin=self._begin, on_bytes=self._count
         )
+
+    def _note_problem(self, problem: str) -> None:
+        log.warning("%s: %s", self.rundir.path.name, problem)
+        self.problem = problem
 
     def _begin(self, name: str, total_bytes: int) -> None:
         self.name, self.bytes, self.total_bytes = name, 0, total_bytes

@@ -54,6 +54,8 @@ class StoredRuns:
             is_done = fetch.is_done  # read before the other attributes, which are set first
             if fetch.is_open and not attempt.has_rundir:
                 attempt.set_rundir(fetch.rundir)
+                if fetch.problem is not None:
+                    attempt.warn(fetch.problem)
             attempt.report_fetch()
             if not is_done:
                 continue
@@ -98,9 +100,9 @@ class StoredRuns:
         if time.monotonic() - self._checked_at < _CHECK_S:
             return
         self._checked_at = time.monotonic()
-        problem: str | None = None
-        with suppress(OSError):
-            problem = self._pending.problem()
         for attempt in attempts:
             if attempt.has_rundir and attempt.job.origin == TRAIN:
+                problem: str | None = None
+                with suppress(OSError):
+                    problem = self._pending.problem(attempt.job.id)
                 attempt.note_store(problem)

@@ -17,11 +17,32 @@ from pathlib import Path
 
 from ...jobs.context import Activity
 from ..host import stacks
+from ..host.rank_names import ranks_of
 
 _STACK_TIMEOUT_S = 1.0  # for the stacks to be written; a suspended process writes none
 _MAX_FRAMES = 6
 _MAX_LOG_BYTES = 1 << 16  # that are searched for the stacks
+_EXCHANGE = "/training/process_group.py:"  # the code in which a rank waits for the others
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process of the job is."""
+
+    rank: int
+    pid: int
+    stack: str | None  # innermost frames of the main thread
+    state: str | None  # of the process, where it wrote no stack
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for another rank."""
+        return self.stack is not None and _EXCHANGE in self.stack.partition(" < ")[0]
+
+    def __str__(self) -> str:
+        where = f"hangs in {self.stack}" if self.stack else f"is in state {self.state}"
+        return f"rank {self.rank} (process {self.pid}) {where}"
 
 
 @dataclass(frozen=True)
@@ -31,8 +52,10 @@ class Stall:
     activity: str
     seconds: float
     median_s: float | None
-    stack: str | None  # innermost frames of the main thread
-    state: str | None  # of the process, where it wrote no stack
+    stack: str | None  # of the horse
+    state: str | None
+    ranks: list[Place]  # of several processes, those that the others wait for
+    message: str | None  # the same in words
 
 
 class Watchdog:
@@ -41,7 +64,9 @@ class Watchdog:
     def __init__(self, log: Path) -> None:
         self._log = log
         self._activity: Activity | None = None
-        self._signaled_at: float | None = None  # when the stacks were requested
+        self._asked: list[tuple[int, int]] | None = None  # ranks whose stacks are still wanted
+        self._places: list[Place] = []  # of the ranks before
+        self._signaled_at = 0.0  # when the stacks of the first of them were requested
         self._is_reported = False
         self._log_bytes = 0  # size of the log before that
         self._previous_stack: str | None = None  # at the previous check
@@ -53,31 +78,46 @@ class Watchdog:
 
     def set_activity(self, activity: Activity | None) -> None:
         """Set what the job does from now on; None: nothing that has a time limit."""
-        self._activity, self._signaled_at, self._is_reported = activity, None, False
+        self._activity, self._asked, self._is_reported = activity, None, False
 
     def check(self, pid: int) -> Stall | None:
-        """Return a stall of the horse `pid`; each stall is returned once."""
+        """Return a stall of the horse `pid`; each stall is returned once.
+
+        Of a job of several processes the stacks are requested one by one: all write to one log.
+        """
         activity = self._activity
         if activity is None or self._is_reported:
             return None
         now = time.monotonic()
         if now - activity.began <= activity.limit_s:
             return None
-        if self._signaled_at is None:
+        if self._asked is None:
+            self._asked, self._places = [(0, pid), *ranks_of(pid).items()], []
             self._request_stacks(pid, now)
             return None
+        rank, pid = self._asked[0]
         stack = self._stack()
         is_complete = stack is not None and stack == self._previous_stack  # written in pieces
         self._previous_stack = stack
         if not is_complete and now - self._signaled_at < _STACK_TIMEOUT_S:
             return None
+        state = None if stack is not None else _state(pid)
+        self._places.append(Place(rank, pid, stack, state))
+        del self._asked[0]
+        if self._asked:
+            self._request_stacks(self._asked[0][1], now)
+            return None
         self._is_reported = True
+        first, has_ranks = self._places[0], len(self._places) > 1
+        busy = [place for place in self._places if has_ranks and not place.is_waiting]
         return Stall(
             activity=activity.name,
             seconds=now - activity.began,
             median_s=activity.median_s,
-            stack=stack,
-            state=None if stack is not None else _state(pid),
+            stack=first.stack,
+            state=first.state,
+            ranks=busy,
+            message="; ".join(map(str, busy)) or None,
         )
 
     def _request_stacks(self, pid: int, now: float) -> None:

@@ -13,20 +13,26 @@ from typing import Any
 
 import pytest
 from s3_servers import S3Server, s3_server
+from shell import warmd
+from waiting import wait_until
 
 from warmd.cli.commands.doctor import check_runs
+from warmd.cli.main import main
 from warmd.configs.config import DaemonConfig
+from warmd.daemon.client.client import Client
 from warmd.daemon.host.home import Home
 from warmd.daemon.runs import events
 from warmd.daemon.runs.checkpoints import Checkpoints, verify
 from warmd.daemon.runs.events import EventLog
 from warmd.daemon.runs.fence import Superseded
 from warmd.daemon.runs.rundir import RunDir
-from warmd.daemon.store import copies, fetching, index
+from warmd.daemon.store import copies, event_segments, fetching, index
+from warmd.daemon.store.__main__ import Uploader
 from warmd.daemon.store.bucket import Bucket, StoreUnavailable
 from warmd.daemon.store.pending import PendingUploads
 from warmd.daemon.store.remote import RemoteRuns
 from warmd.daemon.store.upload import RunUpload
+from warmd.jobs.errors import Conflict
 
 
 @pytest.fixture(scope="module")
@@ -253,12 +259,12 @@ def dying_after(upload: RunUpload, number: int) -> Iterator[None]:
     originals = {name: getattr(bucket, name) for name in ("put", "put_blocks", "put_if")}
 
     def dying(write: Callable[..., None]) -> Callable[..., None]:
-        def call(*args: Any) -> None:
+        def call(*args: Any, **options: Any) -> None:
             nonlocal left
             if left == 0:
                 raise Killed
             left -= 1
-            write(*args)
+            write(*args, **options)
 
         return call
 
@@ -422,6 +428,22 @@ def test_a_store_that_cannot_be_used_is_one_line_without_keys(server, tmp_path):
         missing.put("key", b"")
 
 
+def test_wrong_keys_are_one_line_that_says_which_to_check(server, tmp_path, desk, monkeypatch):
+    url = server.url(tmp_path.name)
+    with server.refusing_keys():
+        for home in (desk.home.path, tmp_path / "other"):
+            monkeypatch.setenv("WARMD_RUNS", url)
+            command = desk.grpo if home == desk.home.path else ("start",)
+            done = warmd(*command, home=home)
+            assert done.is_refusal(3)
+            assert "403 Forbidden (InvalidAccessKeyId)" in done.err
+            assert done.err.endswith("check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY\n")
+        assert os.listdir(desk.home.runs) == []
+        found = check_runs(DaemonConfig(home=desk.home.path, runs=url))
+    assert found.result == "fail"
+    assert found.found == done.err.removeprefix("Error: ").rstrip("\n")
+
+
 @pytest.mark.slow
 def test_a_store_that_sends_nothing_keeps_nobody_waiting_for_minutes(server, tmp_path):
     bucket = Bucket(server.url(tmp_path.name), is_for_person=True)
@@ -457,3 +479,144 @@ def test_copies_of_jobs_that_others_have_removed_go_and_nothing_else(machines):
     one.remote.withdraw(kept)  # as if the bucket had been emptied
     os.utime(other.home.runs / kept, (0, 0))
     assert copies.remove_outdated(other.bucket, other.home.runs, other.pending) == []
+
+
+def ended(machine: Machine) -> str:
+    """A job that has ended on this machine, with everything in the store."""
+    job_id = machine.submit()
+    machine.begin(job_id, 1)
+    machine.step(job_id, 1, 1, 2)
+    machine.checkpoint(job_id, 2)
+    revision = machine.rundir(job_id).read_spec()["revision"]
+    machine.rundir(job_id).write_result({"steps": 2, "metrics": {}}, revision=revision)
+    machine.end(job_id)
+    return job_id
+
+
+def test_what_is_on_this_disk_is_shown_while_the_store_is_away(
+    machines, server: S3Server, capsys, monkeypatch
+):
+    one, other = machines
+    job_id, elsewhere = ended(one), ended(one)
+    other.remote.refresh(job_id)
+    outdated: list[str] = []
+    config = DaemonConfig(home=other.home.path, runs=other.url)
+    client = Client(config, on_offline=lambda: None, on_outdated=outdated.append)
+    server.proxy.cut()
+    try:
+        assert client.find(job_id) == job_id
+        assert client.result(job_id) == {"steps": 2, "metrics": {}}
+        assert client.job(job_id)["step"] == 2
+        [said] = outdated  # once, and no further request: each could take long
+        assert said.startswith(f"run store {other.bucket.name}: ")
+        with pytest.raises(StoreUnavailable):
+            client.rundir(elsewhere)
+        with pytest.raises(StoreUnavailable):
+            client.current_rundir(job_id)  # what changes a job does not decide on old files
+        with pytest.raises(StoreUnavailable):
+            client.fetch_weights(job_id, 2)  # only its manifest is here
+        monkeypatch.setenv("WARMD_RUNS", other.url)
+        for command in ("show", "result", "diff"):
+            jobs = [job_id, job_id] if command == "diff" else [job_id]
+            assert main([command, *jobs, "--home", str(other.home.path)]) == 0, command
+            assert f"run store {other.bucket.name}: " in capsys.readouterr().err
+    finally:
+        server.proxy.restore()
+    client = Client(config)
+    client.fetch_weights(job_id, 2)
+    verify(other.rundir(job_id).checkpoints / "checkpoint-2")
+
+
+def test_a_job_that_cannot_be_read_delays_no_upload_of_another(machines):
+    one, _ = machines
+    broken, whole = one.submit(), one.submit()
+    for job_id in (broken, whole):
+        one.begin(job_id, 1)
+    one.rundir(broken).events.unlink()
+    one.rundir(broken).events.mkdir()  # reading it fails, as from a broken disk
+    uploader = Uploader(one.home, one.bucket)
+
+    def turned(is_reached: Callable[[], object]) -> bool:
+        uploader.turn()
+        return bool(is_reached())
+
+    wait_until(lambda: turned(lambda: one.pending.problem(broken)))
+    one.checkpoint(whole, 2)
+    tries = uploader._retries[broken].failures
+    wait_until(lambda: turned(lambda: index.read(one.bucket, whole).checkpoints()))
+    assert uploader._retries[broken].failures == tries  # it still waits for its next try
+    assert "Is a directory" in str(one.pending.problem(broken))
+    assert one.pending.problem(whole) is None
+    one.rundir(broken).events.rmdir()
+    one.checkpoint(broken, 2)
+    wait_until(lambda: turned(lambda: index.read(one.bucket, broken).checkpoints()))
+    wait_until(lambda: turned(lambda: one.pending.problem(broken) is None))
+
+
+def test_a_flipped_bit_in_the_events_of_a_store_is_reported_to_who_takes_the_job_over(machines):
+    one, other = machines
+    job_id = one.submit()
+    one.begin(job_id, 1)
+    one.step(job_id, 1, 1, 2)
+    one.checkpoint(job_id, 2)
+    one.upload(job_id).advance(is_last=False)
+    [segment] = event_segments.segments(one.bucket, job_id)
+    stored = one.bucket.get(segment.key)
+    assert stored is not None
+    flipped = stored.data.replace(b'"step":1', b'"step":9')
+    assert flipped != stored.data
+
+    def problems(number: int) -> list[str]:
+        found: list[str] = []
+        fetching.open_rundir(other.home, other.bucket, job_id, number, on_problem=found.append)
+        other.pending.remove(job_id)
+        return found
+
+    assert problems(2) == []
+    one.bucket.put(segment.key, flipped, checksum=stored.checksum)
+    [problem] = problems(3)
+    assert segment.key in problem
+    assert "does not match its checksum" in problem
+    assert other.steps(job_id) == [9, 2]
+    one.bucket.put(segment.key, stored.data)  # as an earlier warmd has stored it
+    assert problems(4) == []
+
+
+def test_an_upload_that_a_removal_overtakes_leaves_nothing_in_the_store(machines):
+    one, other = machines
+    job_id = one.submit()
+    one.begin(job_id, 1)
+    one.step(job_id, 1, 1, 2)
+    uploader = Uploader(one.home, one.bucket)
+
+    def turned(is_reached: Callable[[], object]) -> bool:
+        uploader.turn()
+        return bool(is_reached())
+
+    wait_until(lambda: turned(lambda: event_segments.segments(one.bucket, job_id)))
+    other.remote.withdraw(job_id)
+    one.step(job_id, 1, 3)
+    one.checkpoint(job_id, 2, b"after the removal")
+    wait_until(lambda: turned(lambda: one.pending.is_uploaded(job_id)))
+    assert list(one.bucket.sizes(job_id)) == []
+    assert other.remote.ids() == []
+
+
+def test_of_two_machines_that_change_a_job_at_once_one_is_refused(machines):
+    one, other = machines
+    job_id = one.submit()
+    for machine in (one, other):
+        machine.remote.refresh(job_id)
+        machine.rundir(job_id).revise(spec={"by": machine.home.path.name})
+    one.remote.publish(job_id)
+    one.remote.publish(job_id)
+    with pytest.raises(Conflict, match="was changed on another machine: try again"):
+        other.remote.publish(job_id)
+    other.remote.refresh(job_id)
+    assert other.rundir(job_id).read_spec()["spec"] == {"by": "a"}
+    other.rundir(job_id).revise(spec={"by": "b"})
+    other.remote.publish(job_id)
+    one.remote.refresh(job_id)
+    assert one.rundir(job_id).read_spec()["spec"] == {"by": "b"}
+    keys = {file.key for file in index.read(one.bucket, job_id).files.values()}
+    assert set(one.bucket.sizes(f"{job_id}/data")) == keys

@@ -44,6 +44,20 @@ class S3Server:
         endpoint = f"http://127.0.0.1:{self.proxy.port}"
         return f"s3://{BUCKET}/{prefix}?endpoint={endpoint}&region=us-east-1"
 
+    @contextmanager
+    def refusing_keys(self) -> Iterator[None]:
+        """Refuse the keys of all clients, as those of an unknown user."""
+        self._check_keys_after(b"0")
+        try:
+            yield
+        finally:
+            self._check_keys_after(b"inf")
+
+    def _check_keys_after(self, requests: bytes) -> None:
+        url = f"http://127.0.0.1:{self._port}/moto-api/reset-auth"
+        head = {"Content-Type": "text/plain"}
+        urllib.request.urlopen(urllib.request.Request(url, requests, head), timeout=5).close()
+
     def close(self) -> None:
         self.proxy.close()
         self._process.kill()

@@ -143,6 +143,23 @@ def test_cancel_resume_and_removal_act_on_all_jobs(desk):
     assert desk.rows("jobs") == []
 
 
+def test_a_job_of_a_sweep_is_removed_alone_and_the_others_continue(desk):
+    sweep_id = submit(desk, *AXIS, "--halving", "3")
+    first, second, third = desk.client.sweep_members(sweep_id)
+    play_to(desk, 3, 0.9)
+    assert desk.warmd("rm", first).code == 0
+    assert desk.warmd("rm", second).is_refusal(2)
+    for reward in (0.1, 0.2):
+        play_to(desk, 3, reward)
+    advance(desk, sweep_id)
+    assert queued(desk) == [third]
+    assert desk.client.sweep(sweep_id)["best"] == 2
+    assert "1 removed" in desk.warmd("sweep", "show", sweep_id).out
+    desk.warmd("cancel", sweep_id)
+    assert desk.warmd("rm", sweep_id).code == 0
+    assert list(desk.home.runs.iterdir()) == []
+
+
 def test_a_paused_sweep_decides_nothing_until_it_continues(desk):
     sweep_id = submit(desk, *AXIS, "--halving", "3")
     play_to(desk, 3, 0.1)

@@ -71,11 +71,13 @@ def test_a_job_of_a_node_that_lost_its_power_ends_on_another_disk_with_the_same_
             assert KEYS["AWS_SECRET_ACCESS_KEY"].encode() not in path.read_bytes(), path
 
 
-def at_a_desk(machines: Cluster, *command: str) -> subprocess.CompletedProcess[str]:
+def at_a_desk(
+    machines: Cluster, *command: str, home: str = "desk", code: int = 0
+) -> subprocess.CompletedProcess[str]:
     """Run a command on a machine that has Redis and the store only."""
     environ = {
         **os.environ,
-        "WARMD_HOME": str(machines.home("desk").path),
+        "WARMD_HOME": str(machines.home(home).path),
         "WARMD_REDIS_URL": machines.url,
         "WARMD_RUNS": str(machines.run_store),
     }
@@ -86,7 +88,7 @@ def at_a_desk(machines: Cluster, *command: str) -> subprocess.CompletedProcess[s
         text=True,
         cwd=machines.folder,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return done
 
 
@@ -203,3 +205,16 @@ def test_a_sweep_is_trained_pruned_and_cleaned_up_with_a_bucket(machines: Cluste
     assert index.read(remote.bucket, swept[0]).below("model")
     at_a_desk(machines, "clean", "--older-than", "1s")
     assert remote.ids() == []
+
+
+def test_a_curriculum_is_refused_in_a_home_without_a_daemon(machines: Cluster):
+    data = machines.folder / "sums.jsonl"
+    data.write_text("".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(8)))
+    stages = [{"name": "one", "samples": 4}, {"name": "two", "samples": 4}]
+    plan = {"dataset": str(data), "max_completion_length": 4, "stages": stages}
+    (machines.folder / "plan.yaml").write_text(json.dumps(plan))
+    model = ("--model", str(machines.model), "--num-generations", "2")
+    done = at_a_desk(machines, "submit", "grpo", *model, "--config", "plan.yaml", code=3)
+    assert "curriculum: the daemon of this home decides how it continues" in done.stderr
+    assert machines.client.remote is not None
+    assert machines.client.remote.ids() == []

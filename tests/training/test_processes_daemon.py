@@ -106,6 +106,24 @@ def test_a_request_to_stop_may_be_sent_to_all_processes(sturdy: Daemon, tmp_path
     assert sturdy.events(job_id, "begin")[-1]["resumed_from"] == requeued["step"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_suspended_rank_is_named_with_its_process(sturdy: Daemon, tmp_path: Path, number: int):
+    # Without checkpoints: the limit of a save is ten minutes until five are known.
+    job_id = sturdy.client.submit(spec(tmp_path, epochs=400, save_every=10_000))
+    wait_until(lambda: len(sturdy.events(job_id, "step")) > 6, timeout_s=60)
+    ranks = processes_of(sturdy, job_id)
+    assert ranks is not None
+    assert ranks[1].name() == "warmd-rank-1"
+    ranks[number].suspend()
+    [stall] = wait_until(lambda: sturdy.events(job_id, "stall"), timeout_s=60)
+    ranks[number].resume()
+    said = f"rank {number} (process {ranks[number].pid}) is in state T (stopped)"
+    assert stall["message"] == said
+    sturdy.client.kill(job_id)
+    assert sturdy.wait(job_id)["status"] == "stopped"
+
+
 def test_more_processes_than_cores_are_refused_at_submit(shared_daemon: Daemon, tmp_path: Path):
     more = num_cores() + 1
     known = shared_daemon.client.jobs()

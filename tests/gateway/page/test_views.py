@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
-from dashboard import WIDTHS, assert_clean, finished, running
+from dashboard import OPTIONS, WIDTHS, assert_clean, finished, running
 from waiting import wait_until
+
+from warmd.configs.labels import model_need
+from warmd.jobs import spec_class
 
 pytestmark = pytest.mark.slow
 
@@ -127,3 +130,15 @@ def test_a_job_opened_while_the_gateway_is_gone_is_shown_afterwards(page, daemon
     shown = {"curves": "figure", "log": ".empty"}.get(section, "table")  # it has logged nothing
     browser.wait(f"document.querySelector('main {shown}') !== null", timeout_s=30)
     browser.wait_for(ended)
+
+
+def test_a_job_that_no_machine_could_run_says_what_it_waits_for(page, daemon):
+    needs = {"gpu": "h200", **model_need("/models/away")}
+    job_id = daemon.client.submit(spec_class("grpo").parse(OPTIONS), needs=needs)
+    wait_until(lambda: daemon.client.job(job_id)["missing_model"] == "/models/away")
+    shown = "waits for a machine with /models/away, gpu=h200"
+    for view in ("", "jobs", f"jobs/{job_id}"):
+        browser = page.open(view)
+        browser.wait(f"document.body.innerText.includes({shown!r})")
+    daemon.client.cancel(job_id)
+    browser.wait(f"!document.body.innerText.includes({shown!r})")

@@ -36,6 +36,15 @@ export function Progress({ job }) {
   </span>`;
 }
 
+// What a job waits for that no machine could run: nodes, or a machine with its model folder and the labels that it needs.
+export function WaitsFor({ job }) {
+  if (job.status !== "queued" || job.position !== null || job.paused) return null;
+  if (job.awaited_nodes) return html`<span>waits for ${job.awaited_nodes}</span>`;
+  const labels = Object.entries(job.needs).map(([name, value]) => `${name}=${value}`);
+  const wanted = [...(job.missing_model ? [job.missing_model] : []), ...labels];
+  return wanted.length > 0 && html`<span>waits for a machine with ${wanted.join(", ")}</span>`;
+}
+
 export function Eta({ job }) {
   if (job.eta_s === null) return null;
   return html`<span title="estimated end">${duration(job.eta_s)}, at ${clock(now() + job.eta_s)}</span>`;

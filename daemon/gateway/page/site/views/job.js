@@ -8,7 +8,7 @@ import { Chart, smoothed } from "../parts/chart.js";
 import { commandOf, isSame } from "../parts/command.js";
 import { useCurves } from "../parts/curves.js";
 import { useEvents } from "../parts/events.js";
-import { Copy, Eta, GroupLink, Heading, Labels, Problem, Progress, Scroll, Status } from "../parts/elements.js";
+import { Copy, Eta, GroupLink, Heading, Labels, Problem, Progress, Scroll, Status, WaitsFor } from "../parts/elements.js";
 import { clock, duration, NOTHING, now, number, optionText, size } from "../parts/format.js";
 import { useLoaded } from "../parts/loaded.js";
 import { isPending, useOverview } from "../parts/overview.js";
@@ -38,7 +38,7 @@ function State({ job, isReadOnly }) {
   return html`<div class="card">
     <div class="line">
       <${Status} job=${job} /> <${Labels} job=${job} /> <${Progress} job=${job} /> <${Eta} job=${job} />
-      ${job.position && html`<span>position ${job.position} in ${job.queue}</span>`}
+      ${job.position && html`<span>position ${job.position} in ${job.queue}</span>`} <${WaitsFor} job=${job} />
       ${!isReadOnly && html`<${ActionButtons} id=${job.id} actions=${actionsOf(job)} />`}
     </div>
     ${job.error && html`<p class="problem">${job.error}</p>`}

@@ -4,7 +4,7 @@ import { html, useEffect, useState } from "../parts/libraries.js";
 import { actionsOf } from "../parts/actions.js";
 import { get } from "../parts/api.js";
 import { ActionButtons } from "../parts/buttons.js";
-import { Eta, Heading, JobLink, Labels, Problem, Progress, Scroll, Status } from "../parts/elements.js";
+import { Eta, Heading, JobLink, Labels, Problem, Progress, Scroll, Status, WaitsFor } from "../parts/elements.js";
 import { clock, duration, NOTHING, now } from "../parts/format.js";
 import { useOverview } from "../parts/overview.js";
 
@@ -120,7 +120,7 @@ function Table({ jobs, isReadOnly }) {
         ${jobs.map(
           (job) => html`<tr key=${job.id}>
             <th scope="row"><${JobLink} id=${job.id} /> <${Labels} job=${job} /></th>
-            <td><${Status} job=${job} /></td>
+            <td><${Status} job=${job} /> <${WaitsFor} job=${job} /></td>
             <td>${job.model ?? NOTHING}</td>
             <td><${Progress} job=${job} /> <${Eta} job=${job} /></td>
             <td>${clock(job.created_at)}</td>

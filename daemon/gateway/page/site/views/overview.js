@@ -5,7 +5,7 @@ import { get, post } from "../parts/api.js";
 import { actionsOf } from "../parts/actions.js";
 import { ActionButtons } from "../parts/buttons.js";
 import { ask } from "../parts/dialog.js";
-import { Eta, GroupLink, Heading, JobLink, Labels, Progress, Scroll, Status, Usage } from "../parts/elements.js";
+import { Eta, GroupLink, Heading, JobLink, Labels, Progress, Scroll, Status, Usage, WaitsFor } from "../parts/elements.js";
 import { clock, duration, NOTHING, now, number, size } from "../parts/format.js";
 import { isPending, pendingJobs, useOverview } from "../parts/overview.js";
 
@@ -84,7 +84,7 @@ function PendingJob({ job, isReadOnly }) {
       <span class="quiet">${job.model}</span> <${GroupLink} id=${job.sweep ?? job.curriculum} />
     </div>
     <div class="line">
-      <${Progress} job=${job} /> <${Eta} job=${job} /> ${waits}
+      <${Progress} job=${job} /> <${Eta} job=${job} /> ${waits} <${WaitsFor} job=${job} />
       ${job.scheduled_at && html`<span>starts at ${clock(job.scheduled_at)}</span>`}
       ${job.after.length > 0 && html`<span>after ${job.after.join(", ")}</span>`}
       ${!isReadOnly && html`<${ActionButtons} id=${job.id} actions=${actionsOf(job)} />`}
