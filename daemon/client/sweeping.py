@@ -23,6 +23,7 @@ from ..runs import weights
 from ..runs.labels import NO_LABELS, Labels
 from ..runs.rundir import fresh_id
 from ..runs.weights import Weights
+from ..store.bucket import StoreUnavailable
 from ..sweeps import folder as sweeps, halving, plan, progress
 from ..sweeps.folder import CANCELED, RUNNING, Member, Search, State, Sweep, SweepFolder
 from ..sweeps.members import changes_of, submit_all
@@ -181,7 +182,7 @@ class Sweeping(Submitting, Reading):
             if init is not None:
                 weights.link(init, staging / "init")
         if sweep.search is None:  # its trials are chosen by the daemon, which may import Optuna
-            with suppress(redis.RedisError, OSError):  # the daemon finishes it
+            with suppress(redis.RedisError, StoreUnavailable, OSError):  # the daemon finishes it
                 progress.advance(self.store, self.home.runs, SweepFolder(self.home, sweep.id))
         return sweep.id
 
@@ -192,6 +193,10 @@ class Sweeping(Submitting, Reading):
         folder, sweep, state = self._sweep(sweep_id)
         is_active = folder.is_active  # read before the jobs, so that jobs queued meanwhile are seen
         jobs = self._jobs_of(state)
+        if self.readable is not None:
+            for member in state.members:  # the scores are in their events
+                with suppress(NotFound):
+                    self.readable.refresh(member.id)
         return sweep_views.table_of(is_active, sweep, state, jobs, self.home.runs)
 
     def sweeps(self, limit: int | None = None) -> list[dict[str, Any]]:
@@ -238,7 +243,7 @@ class Sweeping(Submitting, Reading):
             is_due = member.point in state.kept
             if job is not None and job.get_status(refresh=False) in ENDED and rung is not None:
                 runs = self.home.runs
-                is_due = is_due and not halving.waits_at_rung(runs, member, job, rung)
+                is_due = is_due and not halving.waits_at_rung(self.store, runs, member, job, rung)
             outcome = resume(member_id) if is_due else "finished"
             if outcome == "finished":
                 raise Conflict(f"job: {member_id} has nothing left to do")

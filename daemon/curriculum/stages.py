@@ -183,10 +183,21 @@ def _has_finished(
         return False
     status = job.get_status(refresh=False)
     if status == JobStatus.FINISHED:
-        return True
+        return _has_result(store, rundir)
     if status in ENDED:
         folder.update(state, phase=FAILED, problem=f"{job_id} {status.value}")
     return False
+
+
+def _has_result(store: JobStore, rundir: RunDir) -> bool:
+    """Whether the result of a finished job is on this machine.
+
+    From another machine it comes by the run store, for an evaluation after its end in Redis.
+    """
+    if store.remote is not None and rundir.read_result() is None:
+        store.refresh(rundir.path.name)
+        return rundir.read_result() is not None
+    return True
 
 
 def _submit(

@@ -120,6 +120,11 @@ class JobStore(Executions, Pausing, Ordering):
         if self.remote is not None:
             self.remote.publish(job_id)
 
+    def refresh(self, job_id: str) -> None:
+        """Update a job's run directory on this machine, except weights. Raises StoreUnavailable."""
+        if self.remote is not None:
+            self.remote.refresh(job_id)
+
     def release(self, job: Job) -> None:
         """Queue a job whose start time has come or whose dependencies have finished.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,6 +80,19 @@ def fetch_small(bucket: Bucket, rundir: RunDir, now: Index) -> None:
         or name.endswith(f"/{MANIFEST}")
     }
     fetch_files(bucket, rundir.path, files)
+
+
+def fetch_named(home: Home, bucket: Bucket, job_id: str) -> None:
+    """Fetch the small files of an ended job that another one names, if it is in the store.
+
+    Files that are not uploaded yet are left alone. Raises StoreUnavailable, Conflict and OSError.
+    """
+    pending = PendingUploads(home)
+    with pending.fetching(job_id), suppress(NotFound):
+        if pending.is_uploaded(job_id):
+            rundir = RunDir(home.runs / job_id)
+            fetch_small(bucket, rundir, index.read(bucket, job_id))
+            copies.mark(bucket, rundir.path)
 
 
 def fetch_large(

@@ -27,7 +27,7 @@ def proceed(store: JobStore, runs: Path, folder: SweepFolder, sweep: Sweep, stat
     if state.decisions:
         _extend(store, runs, sweep, state)
     if _has_rung(sweep, state) and _have_ended(store, state):
-        decision = _decide(runs, sweep, state)
+        decision = _decide(store, runs, sweep, state)
         state = folder.update(decisions=[*state.decisions, decision])
         log.info("%s: step %d: %s continue", sweep.id, decision.step, _kept(state))
         _extend(store, runs, sweep, state)
@@ -47,7 +47,7 @@ def _have_ended(store: JobStore, state: State) -> bool:
     return all(job is None or job.get_status(refresh=False) in ENDED for job in jobs)
 
 
-def _decide(runs: Path, sweep: Sweep, state: State) -> Decision:
+def _decide(store: JobStore, runs: Path, sweep: Sweep, state: State) -> Decision:
     """Rank the points at the rung that all their members have reached, or ended before.
 
     A point with a member that did not reach the rung, for example because its loss was NaN, ranks
@@ -58,6 +58,8 @@ def _decide(runs: Path, sweep: Sweep, state: State) -> Decision:
     ranks = {}
     for point in state.kept:
         members = state.members_of([point])
+        for member in members:  # it may have run on another machine
+            store.refresh(member.id)
         values = [
             value
             for member in members
@@ -90,16 +92,22 @@ def _extend(store: JobStore, runs: Path, sweep: Sweep, state: State) -> None:
     members = state.members_of(state.kept)
     jobs = store.fetch_many([member.id for member in members])
     for member, job in zip(members, jobs, strict=True):
-        if job is not None and waits_at_rung(runs, member, job, reached):
+        if job is not None and waits_at_rung(store, runs, member, job, reached):
             _extend_one(store, RunDir(runs / member.id), job, stop_at)
 
 
-def waits_at_rung(runs: Path, member: Member, job: Job, step: int) -> bool:
+def waits_at_rung(store: JobStore, runs: Path, member: Member, job: Job, step: int) -> bool:
     """Whether a member has stopped at the step of a rung, not by a request before or after it."""
-    if job.get_status(refresh=False) != JobStatus.STOPPED:
+    rundir = RunDir(runs / member.id)
+    if job.get_status(refresh=False) != JobStatus.STOPPED or not _last_stopped_at(rundir, step):
         return False
+    store.refresh(member.id)  # it may have reached the next rung on another machine
+    return _last_stopped_at(rundir, step)
+
+
+def _last_stopped_at(rundir: RunDir, step: int) -> bool:
     try:
-        latest = next(iter(events.newest(RunDir(runs / member.id).events, 1)), None)
+        latest = next(iter(events.newest(rundir.events, 1)), None)
     except FileNotFoundError:  # it was removed
         return False
     return latest is not None and latest["type"] == "stopped" and latest["step"] == step

@@ -78,6 +78,8 @@ def _ended(
     for point in open_points:
         ids = [member.id for member in members if member.point == point]
         if ended.issuperset(ids):
+            for one in ids:  # it may have run on another machine
+                store.refresh(one)
             values = [score(RunDir(runs / one), sweep.metric, sweep.steps) for one in ids]
             scored = [value for value in values if value is not None]
             found[point] = mean(scored) if len(scored) == len(values) else None

@@ -9,10 +9,11 @@ import errno
 import logging
 import threading
 
+from ...jobs import KINDS, spec_class
 from ...jobs.errors import WarmdError
 from ..host.home import Home
 from ..runs.fence import Superseded
-from ..runs.rundir import RunDir, trainer_of
+from ..runs.rundir import RunDir, is_job_id, trainer_of
 from ..store import fetching
 from ..store.bucket import Bucket, StoreUnavailable
 
@@ -86,7 +87,11 @@ class RunFetch:
         fetching.fetch_large(
             self._bucket, self.rundir, now, on_begin=self._begin, on_bytes=self._count
         )
-        model = self.rundir.read_spec().get("model")
+        document = self.rundir.read_spec()
+        for name in spec_class(document["kind"]).names_jobs if document["kind"] in KINDS else ():
+            if is_job_id(named := document["spec"].get(name) or ""):
+                fetching.fetch_named(self._home, self._bucket, named)
+        model = document.get("model")
         trainer = None if model is None else trainer_of(model["path"])
         if trainer is not None and trainer != job_id:
             fetching.fetch_model(

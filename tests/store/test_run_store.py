@@ -32,6 +32,7 @@ from warmd.daemon.store.bucket import Bucket, StoreUnavailable
 from warmd.daemon.store.pending import PendingUploads
 from warmd.daemon.store.remote import RemoteRuns
 from warmd.daemon.store.upload import RunUpload
+from warmd.daemon.work.run_fetches import RunFetch
 from warmd.jobs.errors import Conflict
 
 
@@ -551,6 +552,18 @@ def test_a_job_that_cannot_be_read_delays_no_upload_of_another(machines):
     one.checkpoint(broken, 2)
     wait_until(lambda: turned(lambda: index.read(one.bucket, broken).checkpoints()))
     wait_until(lambda: turned(lambda: one.pending.problem(broken) is None))
+
+
+def test_an_evaluation_gets_the_rows_that_it_is_compared_with(machines):
+    one, other = machines
+    named = ended(one)
+    document = {"spec": {"against": named}}
+    rundir = RunDir.create(one.home.runs, "eval", document)
+    one.remote.publish(rundir.path.name)
+    fetch = RunFetch(other.home, other.bucket, rundir.path.name, 1)
+    wait_until(lambda: fetch.is_done)
+    assert fetch.failure is None
+    assert other.rundir(named).read_result() == {"steps": 2, "metrics": {}}
 
 
 def test_a_flipped_bit_in_the_events_of_a_store_is_reported_to_who_takes_the_job_over(machines):

@@ -207,6 +207,40 @@ def test_a_sweep_is_trained_pruned_and_cleaned_up_with_a_bucket(machines: Cluste
     assert remote.ids() == []
 
 
+def test_groups_continue_by_what_other_machines_have_put_into_the_bucket(machines: Cluster):
+    machines.node("deciding", "--queues", "infer")
+    machines.node("training", "--queues", "train")
+    machines.wait_ready("deciding", "training")
+    data = machines.folder / "sums.jsonl"
+    data.write_text("".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(8)))
+    plan = {
+        "dataset": str(data),
+        "max_completion_length": 4,
+        "num_generations": 2,
+        "gate": {"dataset": str(data), "samples": 4, "most_samples": 8, "max_tokens": 2},
+        "stages": [{"name": "one", "samples": 4}, {"name": "two", "samples": 4}],
+    }
+    (machines.folder / "plan.yaml").write_text(json.dumps(plan))
+    grpo = ("submit", "grpo", "--model", str(machines.model), "--wait")
+    at_a_desk(machines, *grpo, "--config", "plan.yaml", home="deciding")
+    shown = json.loads(at_a_desk(machines, "curriculum", "show", "--json", home="deciding").stdout)
+    assert shown["status"] == "finished"
+    assert [attempt["decision"] for attempt in shown["attempts"]] == ["continue", "continue"]
+    options = ("--dataset", str(data), "--max-completion-length", "4", "--num-generations", "2")
+    rates = ("--sweep", "learning_rate=1e-6,1e-5,1e-4", "--halving", "3", "--samples", "6")
+    at_a_desk(machines, *grpo, *options, *rates, home="deciding")
+    swept = json.loads(at_a_desk(machines, "sweep", "show", "--json", home="deciding").stdout)
+    assert swept["status"] == "finished"
+    steps = sorted(point["step"] for point in swept["points"])
+    assert steps[0] == steps[1] < steps[2]
+    assert all(point["n"] == 1 for point in swept["points"])
+    # A model of the curriculum is used by machines that have not trained it.
+    last = shown["attempts"][-1]["job"]
+    few = ("--samples", "4", "--max-tokens", "2")
+    at_a_desk(machines, "eval", last, "--dataset", str(data), *few)
+    at_a_desk(machines, "load", last, home="deciding")
+
+
 def test_a_curriculum_is_refused_in_a_home_without_a_daemon(machines: Cluster):
     data = machines.folder / "sums.jsonl"
     data.write_text("".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(8)))
