@@ -17,6 +17,7 @@ from .grouped import GroupedOption
 
 # Text of the user that may be empty: prompts, messages, templates, notes.
 _TEXTS = frozenset(("argument", "prompt", "prompts", "messages", "system", "template", "text"))
+_PARSED = frozenset(("since",))  # refused where they are parsed, with what they take
 
 
 class GivenPath(click.Path):
@@ -36,7 +37,8 @@ def refusing_empty(function: Callable[..., Any]) -> Callable[..., Any]:
         parameters = {p.name: p for p in click.get_current_context().command.params}
         for name, value in values.items():
             parameter = parameters.get(name)
-            if name not in _TEXTS and _is_empty(value) and not _is_label(parameter):
+            is_allowed = name in _TEXTS | _PARSED or _is_label(parameter)
+            if _is_empty(value) and not is_allowed:
                 raise SpecError(_name(parameter), "must be a value that is not empty, got ''")
         return function(*args, **values)
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 512 * 2**20  # logits per chunk: enough rows for full GEMM speed
+CHUNK_BYTES = 512 * 2**20  # logits per chunk: few additions to the gradient of the weights
+FROZEN_CHUNK_BYTES = 32 * 2**20  # without that gradient: enough rows for the speed of a GEMM
 KEPT_BYTES = 1024 * 2**20  # most probabilities that are kept for the backward pass
 
 
@@ -72,7 +73,7 @@ class _Score(torch.autograd.Function):
         entropies = torch.empty_like(logps)
         is_top = logps.new_empty(count if wants_top else 0, dtype=torch.bool)
         head = weight.to(hidden.dtype)
-        for rows in _chunks(count, words):
+        for rows in _chunks(count, words, is_frozen=not ctx.needs_input_grad[1]):
             log_p = _log_softmax(hidden[rows], head, temperature)
             logps[rows] = log_p.gather(1, targets[rows, None])[:, 0]
             if wants_top:
@@ -94,7 +95,7 @@ class _Score(torch.autograd.Function):
         for_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         for_weight = None
         head = weight.to(hidden.dtype)
-        for rows in _chunks(len(hidden), len(weight)):
+        for rows in _chunks(len(hidden), len(weight), is_frozen=not ctx.needs_input_grad[1]):
             if kept is None:
                 p = _log_softmax(hidden[rows], head, ctx.temperature).exp_()
             else:
@@ -129,8 +130,8 @@ def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
     return logits.sub_(logits.logsumexp(-1, keepdim=True))
 
 
-def _chunks(count: int, words: int) -> list[slice]:
+def _chunks(count: int, words: int, *, is_frozen: bool) -> list[slice]:
     # Chunks of equal size: a last chunk of a few rows would be slow.
-    pieces = max(1, -(-4 * count * words // CHUNK_BYTES))
+    pieces = max(1, -(-4 * count * words // (FROZEN_CHUNK_BYTES if is_frozen else CHUNK_BYTES)))
     size = max(1, -(-count // pieces))
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]

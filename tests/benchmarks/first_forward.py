@@ -74,7 +74,7 @@ def parts(events: dict[str, dict[str, Any]]) -> dict[str, float]:
     return {
         "fork, spec": started["fork_s"],
         "problems, tokens, configuration": begin["data_s"],
-        "model's twin, trainer": begin["trainer_s"],
+        "model's clone, trainer": begin["trainer_s"],
         "optimizer, first batch": begun - begin["time"],
         "from the fork to the first step": begun - forked,
     }

@@ -101,10 +101,10 @@ def test_on_a_terminal_the_chart_fits_its_width_and_has_colors(home):
 def test_a_png_file_is_written_atomically(home, tmp_path):
     needs(find_spec("matplotlib"), "matplotlib")
     job, other = run_dir(home, [3.0, 2.0]), run_dir(home, [3.0, 1.0])
-    picture = tmp_path / "curves.png"
-    done = plot(home, job, other, "--png", str(picture))
-    assert (done.code, done.out, done.err) == (0, "", f"wrote {picture}\n")
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+    image = tmp_path / "curves.png"
+    done = plot(home, job, other, "--png", str(image))
+    assert (done.code, done.out, done.err) == (0, "", f"wrote {image}\n")
+    assert image.read_bytes().startswith(b"\x89PNG\r\n")
     done = plot(home, "--png", str(tmp_path / "nowhere" / "x.png"))
     assert done.is_refusal(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -23,9 +24,22 @@ def huge_bytes() -> int:
     return 1024 * found
 
 
+def in_small_pages(count: int) -> torch.Tensor:
+    """int64 numbers 0, 1, ... in memory of their own.
+
+    torch's allocator may return freed memory that the kernel has in huge pages already.
+    """
+    memory = mmap.mmap(-1, 8 * count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    x = torch.frombuffer(memory, dtype=torch.int64)
+    torch.arange(count, out=x)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return x
+
+
 def test_a_move_to_huge_pages_keeps_values_and_addresses():
     needs(sys.platform == "linux" and KERNEL >= (6, 1), "Linux 6.1")
-    x = torch.arange(PAGES * hugepages.HUGE_PAGE // 8)
+    x = in_small_pages(PAGES * hugepages.HUGE_PAGE // 8)
     before, expected = huge_bytes(), x.clone()
     unmapped = (2**46, 5 * hugepages.HUGE_PAGE)  # comes first, and is no reason to stop
     steps = sum(1 for _ in hugepages.move([(x.data_ptr(), x.nbytes), unmapped]))

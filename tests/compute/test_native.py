@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import eyes
 import pytest
+import tiny_vision
 import torch
 from engines import NATIVE_SIZES, make, prompt
 from needs import needs
@@ -88,14 +88,14 @@ def test_a_fused_step_has_the_bits_of_the_unfused_pass(name, sizes, precision, t
     prompts = [prompt(1 + 37 * number % 100, number) for number in range(MAX_ROWS)]
     for kv, ids in zip(kvs, prompts * 2, strict=True):
         decoder.forward([Part(kv, ids, True)])
-    twins = list(zip(kvs[:MAX_ROWS], kvs[MAX_ROWS:], strict=True))
+    pairs = list(zip(kvs[:MAX_ROWS], kvs[MAX_ROWS:], strict=True))
     for turn in range(40):
         rows = 1 + turn * 3 % MAX_ROWS
-        one = decoder.forward([Part(kv, [turn], True) for kv, _ in twins[:rows]])
-        other = without_steps(decoder, [Part(kv, [turn], True) for _, kv in twins[:rows]])
+        one = decoder.forward([Part(kv, [turn], True) for kv, _ in pairs[:rows]])
+        other = without_steps(decoder, [Part(kv, [turn], True) for _, kv in pairs[:rows]])
         assert torch.equal(one, other)
-    for kv, twin in twins:
-        assert torch.equal(kv.data[..., : kv.length, :], twin.data[..., : kv.length, :])
+    for kv, copy in pairs:
+        assert torch.equal(kv.data[..., : kv.length, :], copy.data[..., : kv.length, :])
 
 
 @pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
@@ -104,12 +104,12 @@ def test_prefill_has_the_bits_of_onednns_gemm(precision, threads):
     decoder = packed(small("Qwen2"), precision)
     for rows in (5, 10, 48, MAX_GEMM_ROWS, MAX_GEMM_ROWS + 1):
         length = rows - 3  # three are of another prompt
-        kv, twin, other = (decoder.new(max(3, length)) for _ in range(3))
+        kv, copy, other = (decoder.new(max(3, length)) for _ in range(3))
         ids, neighbor = prompt(length), Part(other, prompt(3), True)
         one = decoder.forward([Part(kv, ids, True), neighbor])
         other.length = 0
-        assert torch.equal(one, without_steps(decoder, [Part(twin, ids, True), neighbor]))
-        assert torch.equal(kv.data[..., :length, :], twin.data[..., :length, :])
+        assert torch.equal(one, without_steps(decoder, [Part(copy, ids, True), neighbor]))
+        assert torch.equal(kv.data[..., :length, :], copy.data[..., :length, :])
 
 
 def test_rowwise_operations_equal_those_of_pytorch():
@@ -155,7 +155,7 @@ def test_swiglu_of_any_size_equals_that_of_pytorch(gate):
 
 def test_m_rope_equals_that_of_transformers():
     rope = {"rope_type": "default", "mrope_section": [8, 12, 12], "rope_theta": 10000.0}
-    model = eyes.make("Qwen2VL", **NATIVE_SIZES, rope_parameters=rope)
+    model = tiny_vision.make("Qwen2VL", **NATIVE_SIZES, rope_parameters=rope)
     ids = prompt(CHUNK + 1)  # the last token is a chunk of its own
     places = torch.randint(0, 60, (3, len(ids)), generator=torch.Generator().manual_seed(0))
     decoder = packed(model)

@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import eyes
 import pytest
 import tiny
+import tiny_vision
 import torch
-from eyes import IMAGE, png, url
 from PIL import Image
 from prefill import FixedSpeed
+from tiny_vision import IMAGE, png, url
 
 from warmd.jobs.context import WarmModel
 from warmd.jobs.engine import images, scheduler as engines
@@ -40,7 +40,7 @@ GREEDY = Sampling(temperature=0)
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> WarmModel:
     folder = tmp_path_factory.mktemp("vision")
-    model, tokenizer = eyes.save(folder)
+    model, tokenizer = tiny_vision.save(folder)
     return WarmModel(name="demo", path=folder, model=model, tokenizer=tokenizer)
 
 
@@ -61,10 +61,10 @@ KINDS: dict[str, tuple[bool, dict[str, Any]]] = {
 def each(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> WarmModel:
     """One model after the other of those that take images."""
     is_taken, sizes = KINDS[request.param]
-    model = eyes.make(request.param.partition(" ")[0], **sizes)
+    model = tiny_vision.make(request.param.partition(" ")[0], **sizes)
     assert Decoder.supports(model) is is_taken
     folder = tmp_path_factory.mktemp("each")
-    model, tokenizer = eyes.save(folder, model)
+    model, tokenizer = tiny_vision.save(folder, model)
     return WarmModel(name="demo", path=folder, model=model, tokenizer=tokenizer)
 
 
@@ -246,9 +246,9 @@ def test_an_image_is_encoded_once_and_later_answers_are_equal(warm, engine, monk
     encoded: list[Any] = []
     encode = VisionEncoder._encode_image
 
-    def counting(self: VisionEncoder, picture: Any) -> Any:
-        encoded.append(picture)
-        return encode(self, picture)
+    def counting(self: VisionEncoder, image: Any) -> Any:
+        encoded.append(image)
+        return encode(self, image)
 
     monkeypatch.setattr(VisionEncoder, "_encode_image", counting)
     first = ask(warm, "one ", png(150, 100), "turn " * 9)

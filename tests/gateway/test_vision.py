@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import eyes
 import openai
 import pytest
+import tiny_vision
 from daemons import Daemon
 from gateways import openai_client
+from tiny_vision import png, url
 from waiting import wait_until
 
 from warmd.configs.config import WorkerConfig
@@ -22,13 +23,13 @@ pytestmark = pytest.mark.slow  # starts its own daemon; the parts have faster te
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    model = tmp_path_factory.mktemp("eyes") / "eyes"
+    model = tmp_path_factory.mktemp("models") / "vision"
     model.mkdir()
-    eyes.save(model)
+    tiny_vision.save(model)
     with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
         files = Path(folder, "shown").resolve()
         files.mkdir()
-        (files / "a.png").write_bytes(eyes.png(120, 60))
+        (files / "a.png").write_bytes(png(120, 60))
         worker = WorkerConfig(
             name="infer-0", queue="infer", isolation="resident", slots=4, threads=1
         )
@@ -49,7 +50,7 @@ def client(daemon: Daemon) -> Iterator[openai.OpenAI]:
 
 
 def messages(*urls: str) -> Any:
-    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    parts = [{"type": "image_url", "image_url": {"url": image}} for image in urls]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "what is it?"}]}]
 
 
@@ -60,11 +61,11 @@ def ask(client: openai.OpenAI, *urls: str, **options: Any) -> Any:
 
 
 def test_image_reaches_the_model_through_every_interface(daemon, client):
-    picture = eyes.png(120, 60)
-    answer = ask(client, eyes.url(picture))
+    image = png(120, 60)
+    answer = ask(client, url(image))
     text = answer.choices[0].message.content
     assert answer.usage.prompt_tokens > len("what is it?") + 120 * 60 // 28**2
-    chunks = ask(client, eyes.url(picture), stream=True)
+    chunks = ask(client, url(image), stream=True)
     assert "".join(c.choices[0].delta.content or "" for c in chunks) == text
     named = ask(client, f"file://{daemon.config.http_files}/a.png")
     assert named.choices[0].message.content == text
@@ -76,19 +77,22 @@ def test_image_reaches_the_model_through_every_interface(daemon, client):
     )  # fmt: skip
     job = daemon.wait(daemon.client.submit(spec))
     assert job["result"]["choices"][0]["text"] == text
-    other = ask(client, eyes.url(eyes.png(120, 60, seed=1)))
+    other = ask(client, url(png(120, 60, seed=1)))
     assert other.usage.prompt_tokens == answer.usage.prompt_tokens
 
 
 def test_growing_episode_uses_the_prefix_cache(client):
-    first, second = eyes.url(eyes.png(400, 200, 2)), eyes.url(eyes.png(400, 200, 3))
+    first, second = (
+        url(png(400, 200, 2)),
+        url(png(400, 200, 3)),
+    )
     ask(client, first)
     grown = ask(client, first, second)
     assert grown.usage.prompt_tokens_details.cached_tokens > 0
 
 
 def test_actions_are_scaled_to_the_original_image(client):
-    answer = ask(client, eyes.url(eyes.png(300, 90)), extra_body={"actions": "ui-tars"})
+    answer = ask(client, url(png(300, 90)), extra_body={"actions": "ui-tars"})
     read = answer.choices[0].actions
     assert read["screen"] == [300, 90]
     assert read["errors"]

@@ -252,11 +252,15 @@ def test_a_pack_is_smaller_where_memory_is_short(monkeypatch):
 
 @pytest.mark.parametrize("kept_bytes", [0, 2**30])
 @pytest.mark.parametrize("chunk_bytes", [1, 2**30])
-def test_scores_and_their_gradients_are_those_of_log_softmax(monkeypatch, kept_bytes, chunk_bytes):
-    monkeypatch.setattr("warmd.jobs.packing.logprobs.CHUNK_BYTES", chunk_bytes)
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_scores_and_their_gradients_are_those_of_log_softmax(
+    monkeypatch, kept_bytes, chunk_bytes, is_trained
+):
+    for name in ("CHUNK_BYTES", "FROZEN_CHUNK_BYTES"):
+        monkeypatch.setattr(f"warmd.jobs.packing.logprobs.{name}", chunk_bytes)
     torch.manual_seed(0)
     hidden = torch.randn(7, 16, requires_grad=True)
-    weight = torch.randn(50, 16, requires_grad=True)
+    weight = torch.randn(50, 16, requires_grad=is_trained)
     targets = torch.randint(50, (7,))
     logps, entropies, _ = score(hidden, weight, targets, temperature=0.7, kept_bytes=kept_bytes)
     (logps * torch.arange(7)).sum().backward()

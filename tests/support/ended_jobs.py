@@ -45,7 +45,7 @@ def reads(desk: Desk | Gateway) -> dict[str, Callable[[], object]]:
     retention = Retention(
         client.store, desk.home, keep_s=86_400, most=10_000, most_bytes=10_000_000_000
     )
-    metrics, catalogue = Metrics(client), ModelIndex(client)
+    metrics, index = Metrics(client), ModelIndex(client)
     retention.remove_due()  # what is new is measured once
     return {
         "queue": lambda: client.jobs(statuses=("started", "queued", "scheduled", "deferred")),
@@ -55,7 +55,7 @@ def reads(desk: Desk | Gateway) -> dict[str, Callable[[], object]]:
         "the only job that runs": client.pending,
         "jobs --limit": lambda: client.jobs(limit=FEW),
         "/metrics": metrics.text,
-        "/v1/models": catalogue.all,
+        "/v1/models": index.all,
         "/v1/fine_tuning/jobs": lambda: client.trainings(20),
         "retention": retention.remove_due,
     }
