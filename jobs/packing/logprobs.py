@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 512 * 2**20  # logits per chunk: few additions to the gradient of the weights
-FROZEN_CHUNK_BYTES = 32 * 2**20  # without that gradient: enough rows for the speed of a GEMM
+CHUNK_BYTES = 512 * 2**20  # logits per chunk: enough rows for full GEMM speed
+BLOCK_BYTES = 16 * 2**20  # of a chunk, for everything but the GEMM: bounds temporary tensors
 KEPT_BYTES = 1024 * 2**20  # most probabilities that are kept for the backward pass
 
 
@@ -73,14 +73,19 @@ class _Score(torch.autograd.Function):
         entropies = torch.empty_like(logps)
         is_top = logps.new_empty(count if wants_top else 0, dtype=torch.bool)
         head = weight.to(hidden.dtype)
-        for rows in _chunks(count, words, is_frozen=not ctx.needs_input_grad[1]):
-            log_p = _log_softmax(hidden[rows], head, temperature)
-            logps[rows] = log_p.gather(1, targets[rows, None])[:, 0]
-            if wants_top:
-                is_top[rows] = logps[rows] >= log_p.amax(-1)
-            p = torch.exp(log_p, out=None if kept is None else kept[rows])
-            # A token of probability 0 contributes 0, although its log-probability is -inf.
-            entropies[rows] = -torch.linalg.vecdot(p, log_p.nan_to_num_(neginf=0.0))
+        for chunk in _chunks(count, words):
+            logits = _logits(hidden[chunk], head, None if kept is None else kept[chunk])
+            for block in _blocks(len(logits), words):
+                rows = slice(chunk.start + block.start, chunk.start + block.stop)
+                log_p = _log_softmax_(logits[block], temperature)
+                logps[rows] = log_p.gather(1, targets[rows, None])[:, 0]
+                if wants_top:
+                    is_top[rows] = logps[rows] >= log_p.amax(-1)
+                p = log_p.exp()
+                # A token of probability 0 contributes 0, although its log-probability is -inf.
+                entropies[rows] = -torch.linalg.vecdot(p, log_p.nan_to_num_(neginf=0.0))
+                if kept is not None:  # `logits` is a view of it
+                    kept[rows] = p
         if needs_gradient:
             saved = entropies if has_entropy_gradient else None
             ctx.save_for_backward(hidden, weight, targets, kept, saved)
@@ -95,9 +100,11 @@ class _Score(torch.autograd.Function):
         for_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         for_weight = None
         head = weight.to(hidden.dtype)
-        for rows in _chunks(len(hidden), len(weight), is_frozen=not ctx.needs_input_grad[1]):
+        for rows in _chunks(len(hidden), len(weight)):
             if kept is None:
-                p = _log_softmax(hidden[rows], head, ctx.temperature).exp_()
+                p = _logits(hidden[rows], head)
+                for block in _blocks(len(p), len(weight)):
+                    _log_softmax_(p[block], ctx.temperature).exp_()
             else:
                 p = kept[rows]
             bonus = None
@@ -121,17 +128,28 @@ def _entropy_gradient(p: Tensor, entropies: Tensor) -> Tensor:
     return log_p.add_(entropies).mul_(p).neg_()
 
 
-def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+def _logits(hidden: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return hidden @ weight.T, (rows, V) float32, in `out` if it is given."""
+    if hidden.dtype == torch.float32:
+        return torch.mm(hidden, weight.t(), out=out)
     logits = hidden @ weight.t()
-    if logits.dtype != torch.float32:
-        logits = logits.float()
+    return logits.float() if out is None else out.copy_(logits)
+
+
+def _log_softmax_(logits: Tensor, temperature: float) -> Tensor:
+    """Turn logits (rows, V) into log softmax(logits / temperature), in place."""
     if temperature != 1:
         logits.div_(temperature)
     return logits.sub_(logits.logsumexp(-1, keepdim=True))
 
 
-def _chunks(count: int, words: int, *, is_frozen: bool) -> list[slice]:
+def _blocks(count: int, words: int) -> list[slice]:
+    size = max(1, BLOCK_BYTES // (4 * words))
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def _chunks(count: int, words: int) -> list[slice]:
     # Chunks of equal size: a last chunk of a few rows would be slow.
-    pieces = max(1, -(-4 * count * words // (FROZEN_CHUNK_BYTES if is_frozen else CHUNK_BYTES)))
+    pieces = max(1, -(-4 * count * words // CHUNK_BYTES))
     size = max(1, -(-count // pieces))
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]

@@ -256,7 +256,7 @@ def test_a_pack_is_smaller_where_memory_is_short(monkeypatch):
 def test_scores_and_their_gradients_are_those_of_log_softmax(
     monkeypatch, kept_bytes, chunk_bytes, is_trained
 ):
-    for name in ("CHUNK_BYTES", "FROZEN_CHUNK_BYTES"):
+    for name in ("CHUNK_BYTES", "BLOCK_BYTES"):
         monkeypatch.setattr(f"warmd.jobs.packing.logprobs.{name}", chunk_bytes)
     torch.manual_seed(0)
     hidden = torch.randn(7, 16, requires_grad=True)
