@@ -122,6 +122,7 @@ def test_a_short_job_is_measured_for_the_projection_and_removed(shared_daemon: D
     assert set(shared_daemon.client.connection.keys("*mlm-*")) <= keys
 
 
+@pytest.mark.slow
 def test_the_options_of_a_job_are_projected_from_its_latest_checkpoint_too(
     shared_daemon: Daemon, texts
 ):
@@ -160,6 +161,7 @@ def test_a_measurement_that_fails_says_why_and_keeps_its_log(
     shared_daemon.client.remove(job)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["ctrl-c", "closed"])
 def test_ctrl_c_or_a_closed_terminal_ends_the_measurement_and_removes_its_job(
     shared_daemon: Daemon, texts, number

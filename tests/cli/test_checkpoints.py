@@ -109,6 +109,7 @@ def test_an_unreadable_manifest_is_shown_in_the_list(job):
     assert "manifest.json" in lines[2]
 
 
+@pytest.mark.slow
 def test_verify_shows_its_progress_on_a_terminal(one_job):
     seen = seen_on_a_terminal("checkpoints", "verify", one_job.id, WARMD_HOME=str(one_job.home))
     assert "reading " in seen

@@ -164,6 +164,7 @@ def test_a_closed_output_is_no_error(closed, tmp_path):
     assert (found.returncode, found.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_doctor_says_what_it_found_and_what_to_do_about_it(tmp_path):
     done = run("doctor", "--json", "--home", str(tmp_path / "new"))
     checks = {check["check"]: check for check in map(orjson.loads, done.stdout.splitlines())}

@@ -54,6 +54,7 @@ def texts(value: str) -> list[str]:
     return [click.unstyle(line) for line in value.replace("\r", "").splitlines()]
 
 
+@pytest.mark.slow
 def test_jobs_of_long_names_and_long_errors_fit_80_columns(desk):
     for _ in range(2):
         desk.submit()
@@ -221,6 +222,7 @@ def test_long_curves_are_smoothed_and_short_ones_and_evaluations_are_not():
     assert max(smoothed(noisy, 10)[50:]) - min(smoothed(noisy, 10)[50:]) < 0.25
 
 
+@pytest.mark.slow
 def test_a_smoothed_curve_is_drawn_over_its_pale_raw_one(tmp_path):
     (tmp_path / "runs").mkdir()
     rundir = RunDir.create(tmp_path / "runs", "grpo", {"spec": {}})
@@ -262,6 +264,7 @@ def test_chat_with_a_model_without_template_names_models_that_can_chat(desk, tmp
     assert "warmd run --model" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leave", ["/bye\n", "\x04", "\x03"], ids=["bye", "ctrl-d", "ctrl-c"])
 def test_chat_shows_how_to_leave_and_can_be_left(desk, tmp_path, leave):
     able = tmp_path / "able"

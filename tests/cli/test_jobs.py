@@ -94,6 +94,7 @@ def test_an_id_of_no_job_or_of_several_is_one_line_and_exits_with_2(desk, comman
         assert done.err.startswith("Error: job: ")
 
 
+@pytest.mark.slow
 def test_tail_shows_a_job_from_its_first_event_to_its_end_and_exits_with_0(desk):
     desk.submit()
     run = desk.begin()
@@ -131,6 +132,7 @@ def test_tail_exits_with_1_for_a_failed_job_and_4_for_a_stopped_or_canceled_one(
     assert desk.warmd("tail", canceled).code == 4
 
 
+@pytest.mark.slow
 def test_submit_wait_prints_the_id_follows_on_stderr_and_exits_by_the_jobs_end(desk):
     command = [*COMMAND, *desk.grpo, "--wait"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -144,6 +146,7 @@ def test_submit_wait_prints_the_id_follows_on_stderr_and_exits_by_the_jobs_end(d
     assert "no memory" in err
 
 
+@pytest.mark.slow
 def test_on_a_terminal_steps_are_one_live_line_and_ctrl_c_leaves_the_job_running(desk):
     desk.submit()
     run = desk.begin()
@@ -170,6 +173,7 @@ def test_on_a_terminal_steps_are_one_live_line_and_ctrl_c_leaves_the_job_running
     assert desk.client.job(run.id)["status"] == "started"
 
 
+@pytest.mark.slow
 def test_ctrl_c_on_a_pipe_shows_how_to_follow_again(desk):
     job_id = desk.submit()
     desk.begin()
@@ -228,6 +232,7 @@ def test_cancel_requests_a_stop_and_kill_ends_a_running_job(desk):
     assert desk.rows("kill")[0]["outcome"] == "killing"
 
 
+@pytest.mark.slow
 def test_output_is_colored_on_terminals_only_and_not_with_no_color(desk):
     desk.submit()
     assert "\x1b" not in desk.warmd("jobs").out

@@ -89,6 +89,7 @@ def test_several_jobs_in_one_chart_are_distinguishable_without_color(home):
     assert lines[-2:] == [f"o {first}  1 at step 2", f"x {second}  4 at step 2"]
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_chart_fits_its_width_and_has_colors(home):
     run_dir(home, [3.0, 2.0])
     # A size that the terminal does not say itself comes from COLUMNS.
@@ -98,6 +99,7 @@ def test_on_a_terminal_the_chart_fits_its_width_and_has_colors(home):
     assert max(widths) == 44
 
 
+@pytest.mark.slow
 def test_a_png_file_is_written_atomically(home, tmp_path):
     needs(find_spec("matplotlib"), "matplotlib")
     job, other = run_dir(home, [3.0, 2.0]), run_dir(home, [3.0, 1.0])

@@ -47,6 +47,7 @@ def home() -> Iterator[Home]:
         yield Home(Path(folder))
 
 
+@pytest.mark.slow
 def test_a_daemon_is_live_and_ready_until_it_hangs_or_ends(home: Home):
     assert warmd("probe", "live", home=home.path).is_refusal(3)
     config = DaemonConfig(home=home.path, models=(), workers=(), http_port=None)
@@ -64,6 +65,7 @@ def test_a_daemon_is_live_and_ready_until_it_hangs_or_ends(home: Home):
     assert warmd("probe", "live", home=home.path).is_refusal(3)
 
 
+@pytest.mark.slow
 def test_a_daemon_that_loads_its_libraries_is_live_and_not_ready(home: Home):
     config = DaemonConfig(home=home.path, http_port=None)
     with running(config):
@@ -73,6 +75,7 @@ def test_a_daemon_that_loads_its_libraries_is_live_and_not_ready(home: Home):
         assert "takes no jobs" in starting.err
 
 
+@pytest.mark.slow
 def test_the_gateway_is_live_without_redis_and_ready_with_it(home: Home, tiny_model: Path):
     gateway = Gateway(home.path / "home", tiny_model, http_token="x" * 16)
     try:

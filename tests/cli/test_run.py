@@ -76,6 +76,7 @@ def test_failed_job_ends_run_with_its_reason(daemon):
     assert "at most 1 are left" in done.err
 
 
+@pytest.mark.slow
 def test_ctrl_c_cancels_the_job(daemon, endless):
     command = [sys.executable, "-m", "warmd.cli", "run", "a", "--model", endless]
     process = subprocess.Popen(

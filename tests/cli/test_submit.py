@@ -183,6 +183,7 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.lists(st.tuples(st.sampled_from([*NAMES, "nonsense"]), VALUES), max_size=6), st.data())
 def test_whatever_is_set_ends_in_a_checked_spec_or_one_line(pairs, data):

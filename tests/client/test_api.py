@@ -23,6 +23,7 @@ def options(desk):
     return {"model": desk.grpo[3], "samples": 4}
 
 
+@pytest.mark.slow
 def test_importing_warmd_and_submitting_a_job_loads_no_torch(desk, options):
     code = f"""
 import sys, warmd

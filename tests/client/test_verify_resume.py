@@ -87,6 +87,7 @@ def test_without_a_worker_the_verification_says_what_is_missing(desk):
     assert jobs_of(desk) == before
 
 
+@pytest.mark.slow
 def test_a_verification_ends_when_the_last_worker_leaves(desk, monkeypatch):
     monkeypatch.setattr(verify_resume, "_ABSENT_S", 1.0)
     job_id = desk.submit()

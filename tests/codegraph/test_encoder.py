@@ -316,6 +316,7 @@ def test_the_constraint_loss_of_code_without_a_graph_is_zero_with_finite_gradien
     assert torch.isfinite(hidden.grad).all()
 
 
+@pytest.mark.slow
 def test_training_lowers_every_part_of_the_loss():
     model = tiny(dropout=0.1).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -53,6 +53,7 @@ def test_without_memory_to_move_nothing_is_done(areas):
     assert list(hugepages.move(areas)) == []
 
 
+@pytest.mark.slow
 def test_a_refused_move_to_huge_pages_is_tried_a_few_times():
     needs(sys.platform == "linux", "Linux")
     # PR_SET_THP_DISABLE makes the kernel say no to whatever this process asks of it.

@@ -133,6 +133,7 @@ def test_levels_are_measured_once_and_cached():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"processor": "another"}'])
 def test_a_damaged_cache_of_levels_is_measured_again(content):
     found, path = levels(), module._path()
@@ -144,6 +145,7 @@ def test_a_damaged_cache_of_levels_is_measured_again(content):
     assert Levels(**orjson.loads(path.read_bytes())) == again
 
 
+@pytest.mark.slow
 def test_without_memory_to_measure_library_kernels_are_used_and_the_next_process_measures(
     monkeypatch,
 ):

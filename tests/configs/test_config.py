@@ -464,6 +464,7 @@ _RAW = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(values=st.dictionaries(st.sampled_from([s.name for s in SETTINGS]), _RAW))
 @settings(max_examples=300)
 def test_any_option_gives_settings_that_json_can_hold_or_one_line(values):

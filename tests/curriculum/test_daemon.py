@@ -119,6 +119,7 @@ def test_a_curriculum_killed_at_its_gates_and_in_its_stages_equals_the_straight_
     assert outcome(daemon, killed) == outcome(daemon, straight)
 
 
+@pytest.mark.slow
 def test_a_masked_language_model_that_the_first_stage_makes_is_trained_on_by_the_others(
     shared_daemon, tmp_path
 ):

@@ -121,6 +121,7 @@ def test_the_evaluation_of_a_gate_is_queued_once_wherever_the_process_was_killed
     killed_everywhere(desk, points, lambda _: finish(desk, "train", {"steps": 4}), check)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("points", POINTS)
 def test_a_worse_stage_is_rolled_back_once_wherever_the_process_was_killed(desk, points):
     def prepare(curriculum_id: str) -> None:

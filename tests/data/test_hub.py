@@ -119,6 +119,7 @@ def in_a_process(source: str, home: Path) -> str:
     return subprocess.check_output(arguments, env=environment, cwd=home, text=True).strip()
 
 
+@pytest.mark.slow
 def test_a_data_set_in_the_hub_cache_is_read_offline(repository, tmp_path):
     snapshot = tmp_path / "hub/datasets--org--sums/snapshots/0123"
     snapshot.parent.mkdir(parents=True)
@@ -129,6 +130,7 @@ def test_a_data_set_in_the_hub_cache_is_read_offline(repository, tmp_path):
     assert in_a_process("org/sums:main:train", tmp_path) == "['a', 'b']"
 
 
+@pytest.mark.slow
 def test_a_data_set_that_datasets_has_prepared_is_read_offline(repository, tmp_path):
     code = f"import datasets; datasets.load_dataset({str(repository)!r}, 'main')"
     environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
@@ -138,6 +140,7 @@ def test_a_data_set_that_datasets_has_prepared_is_read_offline(repository, tmp_p
     assert in_a_process("org/sums:main:test", tmp_path) == "['c']"
 
 
+@pytest.mark.slow
 def test_a_data_set_that_is_not_here_says_what_to_do(tmp_path):
     message = in_a_process("openai/gsm8k:main:train", tmp_path)
     assert message.startswith("dataset: must be a hub data set on this machine, got openai/gsm8k: ")
@@ -146,6 +149,7 @@ def test_a_data_set_that_is_not_here_says_what_to_do(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_hub_that_cannot_be_reached_is_not_asked_again_and_again(tmp_path):
     environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"}
     environment.pop("HF_HUB_OFFLINE", None)

@@ -170,6 +170,7 @@ def valkey_arguments() -> dict[str, list[str]]:
     return {"kubernetes": manifest, "compose": compose[1:]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["kubernetes", "compose"])
 def test_redis_takes_the_arguments_and_loses_nothing(where, tmp_path):
     arguments = [

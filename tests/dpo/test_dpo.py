@@ -258,6 +258,7 @@ class PowerCut(BaseException):
     """Ends a run like a kill: nothing is saved any more."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "padded"])
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 def test_a_run_that_died_resumes_bit_by_bit_where_its_checkpoint_was(tmp_path, options, is_packed):
@@ -280,6 +281,7 @@ def test_a_run_that_died_resumes_bit_by_bit_where_its_checkpoint_was(tmp_path, o
     assert same_weights(weights(tmp_path / "died" / "model"), weights(tmp_path / "whole" / "model"))
 
 
+@pytest.mark.slow
 def test_kill_9_in_mid_run_loses_nothing_but_the_steps_since_the_checkpoint(tmp_path):
     run(spec(tmp_path), tiny.surroundings(tmp_path / "whole").ctx)
     child = os.fork()

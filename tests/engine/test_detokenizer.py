@@ -115,6 +115,7 @@ def test_top_k_and_top_p_keep_the_most_likely_tokens():
     assert draws(Sampling(top_p=0.01), LOGITS, 20) == [0, 0, 1, 0]
 
 
+@pytest.mark.slow
 def test_top_p_of_a_flat_distribution_is_exact():
     sampler = SequenceSampler(Sampling(top_p=0.9, seed=1), 0)
     chosen = {sampler.sample(torch.zeros(5000)) for _ in range(3000)}

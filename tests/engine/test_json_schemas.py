@@ -108,6 +108,7 @@ def is_person(text: str) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_every_completion_matches_the_schema_and_ends_with_it(engine):
     for seed in range(5):
         sampling = Sampling(temperature=1.5, seed=seed, top_p=0.9, top_k=40)
@@ -183,6 +184,7 @@ def chat(client: openai.OpenAI, response_format: Any, **options: Any) -> Any:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_response_format_of_openai_is_served(served):
     wanted = {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON, "strict": True}}
     answer = chat(served, wanted, seed=3)

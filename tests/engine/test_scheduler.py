@@ -138,6 +138,7 @@ def test_logits_are_batch_invariant(qwen, precision):
         assert torch.equal(second[number], two)
 
 
+@pytest.mark.slow
 def test_mixed_requests_get_the_same_tokens_alone_and_batched(engine, qwen):
     def ask(number: int) -> Request:
         sampling = GREEDY if number % 2 else Sampling(seed=number, top_p=0.9, top_k=50)

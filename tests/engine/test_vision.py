@@ -274,6 +274,7 @@ def test_another_image_of_the_same_size_does_not_hit_the_prefix_cache(warm, engi
     fresh.close()
 
 
+@pytest.mark.slow
 def test_large_images_are_resized(warm):
     def tokens(budget: Budget) -> int:
         return ask(warm, png(1920, 1080), budget=budget).images[0].num_tokens

@@ -46,6 +46,7 @@ os.wait()
 """
 
 
+@pytest.mark.slow
 def test_a_grpo_job_imports_no_module_but_its_own(shared_daemon: Daemon, tmp_path: Path):
     seen = tmp_path / "seen.json"
     (tmp_path / "mods.py").write_text(REWARD.format(path=str(seen)))

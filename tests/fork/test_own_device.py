@@ -56,6 +56,7 @@ def test_a_horse_sees_one_gpu_of_those_that_the_daemon_may_use(wanted, visible, 
     assert visible_devices(wanted, visible) == chosen
 
 
+@pytest.mark.slow
 def test_a_horse_whose_gpu_cannot_be_used_tells_why_and_hides_it_from_the_trainer():
     share, *found = child(CHOOSE)
     works, too_old, too_old_and_wanted, cpu = map(json.loads, found)

@@ -84,6 +84,7 @@ print(wrong)
 """
 
 
+@pytest.mark.slow
 def test_openmp_settings_do_not_change_results():
     settings = {"OMP_DYNAMIC": "true", "OMP_THREAD_LIMIT": "1"}
     done = subprocess.run(

@@ -144,6 +144,7 @@ def test_canceled_job_is_an_error(gateway, background):
         answer.result(10)
 
 
+@pytest.mark.slow
 def test_sixty_four_concurrent_requests_each_get_their_own_response(make_gateway):
     gateway = make_gateway()
     with ThreadPoolExecutor(64) as pool:

@@ -146,6 +146,7 @@ def test_health_of_a_daemon_that_does_not_respond_is_503(served):
     assert "does not reply" in answer.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_killed_gateway_is_restarted_while_its_jobs_continue(served):
     before = served.http()["pid"]
     os.kill(before, signal.SIGKILL)
@@ -197,6 +198,7 @@ def test_chat_is_answered(answering):
     assert again.choices == answer.choices
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "template", ["{{ 'a' * 10**10 }}", "{{ messages[0].content * 10**9 }}"], ids=["compiled", "run"]
 )
@@ -461,6 +463,7 @@ def _has_text(choice: Any) -> bool:
     return bool(text) or choice.finish_reason is not None
 
 
+@pytest.mark.slow
 def test_the_fingerprint_changes_with_the_weights_and_the_precision(served, chat_model, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(chat_model, folder)

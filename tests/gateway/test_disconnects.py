@@ -27,6 +27,7 @@ def test_client_that_disconnects_cancels_its_waiting_job(gateway):
     wait_until(lambda: gateway.status(job_id) == "canceled", timeout_s=5)
 
 
+@pytest.mark.slow
 def test_request_that_is_retried_after_a_timeout_is_computed_once(gateway, background):
     answer = background.submit(ask, gateway, settings={"timeout": 0.5, "max_retries": 2})
     job = gateway.take()
@@ -39,6 +40,7 @@ def test_request_that_is_retried_after_a_timeout_is_computed_once(gateway, backg
     assert job.stop_asked is None
 
 
+@pytest.mark.slow
 def test_request_that_is_not_retried_after_a_timeout_cancels_its_job(gateway):
     with pytest.raises(openai.APITimeoutError):
         ask(gateway, settings={"timeout": 0.3})
@@ -76,6 +78,7 @@ def test_same_key_with_another_request_is_refused(gateway, background):
     assert gateway.waiting() == []
 
 
+@pytest.mark.slow
 def test_killed_gateway_loses_no_job_and_its_successor_knows_the_keys(gateway, background):
     lost = background.submit(raw_ask, gateway, idempotency_key="k4")
     job = gateway.take()
@@ -87,6 +90,7 @@ def test_killed_gateway_loses_no_job_and_its_successor_knows_the_keys(gateway, b
     assert raw_ask(gateway, idempotency_key="k4").json()["choices"][0]["text"] == "kept"
 
 
+@pytest.mark.slow
 def test_recorded_job_that_never_was_queued_is_queued_by_the_next_request(gateway, background):
     first = background.submit(raw_ask, gateway, idempotency_key="k5")
     (job_id,) = wait_until(gateway.waiting)
@@ -113,6 +117,7 @@ def test_stopping_gateway_responds_503_and_leaves_the_jobs(gateway, background):
     assert gateway.status(job_id) == "queued"
 
 
+@pytest.mark.slow
 def test_unreachable_redis_is_503_with_retry_after(make_gateway):
     gateway = make_gateway()
     gateway.server.stop()
@@ -123,6 +128,7 @@ def test_unreachable_redis_is_503_with_retry_after(make_gateway):
     gateway.server.start()
 
 
+@pytest.mark.slow
 def test_follow_survives_a_restart_of_redis(make_gateway, background):
     gateway = make_gateway()
     answer = background.submit(ask, gateway)
@@ -133,6 +139,7 @@ def test_follow_survives_a_restart_of_redis(make_gateway, background):
     assert answer.result(15).choices[0].text == "after all"
 
 
+@pytest.mark.slow
 def test_event_reader_that_lost_its_connection_follows_new_requests_at_once(
     make_gateway, background
 ):
@@ -151,6 +158,7 @@ def test_event_reader_that_lost_its_connection_follows_new_requests_at_once(
         job.finish("at once")
 
 
+@pytest.mark.slow
 def test_many_clients_that_disconnect_at_once_leave_nothing(make_gateway, capfd):
     gateway = make_gateway()
     for _ in range(40):

@@ -54,6 +54,7 @@ def chat_with_image(gateway: Gateway, url: str) -> Any:
     return gateway.openai().chat.completions.create(model="tiny", messages=messages)
 
 
+@pytest.mark.slow
 def test_file_urls_work_only_below_the_configured_folder(make_gateway, background):
     with tempfile.TemporaryDirectory(prefix="warmd-") as name:
         folder = Path(name).resolve() / "shown"

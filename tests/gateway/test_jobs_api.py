@@ -124,6 +124,7 @@ def test_a_wrong_filter_is_named(http, params, message):
     assert said.startswith(message)
 
 
+@pytest.mark.slow
 def test_what_is_no_job_is_not_found(http):
     for name in ("x", "grpo-20260101-000000-aaaa", "..%2f..", "%00"):
         for route in ("", "/events", "/curves", "/completions", "/checkpoints", "/log"):

@@ -49,6 +49,7 @@ def tune(gateway: Gateway, /, training_file: str = "arithmetic", **options: Any)
 # --- uploads
 
 
+@pytest.mark.slow
 def test_upload_beyond_the_limit_is_refused_until_a_file_is_deleted(make_gateway):
     gateway = make_gateway(max_uploads_bytes=10_000)
     first = upload(gateway, b"x" * 6_000)
@@ -61,6 +62,7 @@ def test_upload_beyond_the_limit_is_refused_until_a_file_is_deleted(make_gateway
     assert upload(gateway, b"x" * 6_000).bytes == 6_000
 
 
+@pytest.mark.slow
 def test_concurrent_uploads_stay_within_the_limit(make_gateway):
     gateway = make_gateway(max_uploads_bytes=10_000)
 
@@ -73,6 +75,7 @@ def test_concurrent_uploads_stay_within_the_limit(make_gateway):
     assert 1 <= len(gateway.openai().files.list().data) <= 3
 
 
+@pytest.mark.slow
 def test_file_unused_for_long_is_removed_and_a_used_one_stays(make_gateway):
     gateway = make_gateway(keep_uploads_s=3600.0)
     row = b'{"question": "1 + 1", "answer": "2"}\n'
@@ -143,6 +146,7 @@ def test_every_numeric_training_option_has_a_minimum_and_a_maximum(kind):
                 spec_class(kind).parse({name: option.maximum * 2 + 1})
 
 
+@pytest.mark.slow
 def test_retry_after_of_a_full_train_queue_is_when_a_training_ends(make_gateway):
     gateway = make_gateway(http_queue_limit=1)
     tune(gateway)
@@ -194,6 +198,7 @@ def test_concurrent_requests_with_one_key_and_different_bodies_make_one_job(gate
 # --- what others on the machine and in the network see
 
 
+@pytest.mark.slow
 def test_token_over_plain_http_is_warned_about_once_at_start(make_gateway, capfd):
     make_gateway(http_host="0.0.0.0", http_token="a-token-of-tests")
     make_gateway()

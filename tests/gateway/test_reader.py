@@ -74,6 +74,7 @@ def test_key_of_another_type_in_place_of_a_stream_does_not_stop_other_streams(ga
     list(stream)
 
 
+@pytest.mark.slow
 def test_gateway_ends_with_its_event_reader_and_logs_why():
     code = (
         "import asyncio\n"

@@ -13,6 +13,7 @@ from gateway_requests import ask, metrics, refusal
 TOKEN = "a-token-of-tests"
 
 
+@pytest.mark.slow
 def test_gateway_imports_neither_torch_nor_transformers():
     code = (
         "import sys, warmd.daemon.gateway.__main__, warmd.jobs.infer.kind, warmd.jobs.encode.kind, "
@@ -23,6 +24,7 @@ def test_gateway_imports_neither_torch_nor_transformers():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_gateway_reports_why_it_cannot_listen(gateway, make_gateway):
     port = int(gateway.url.rpartition(":")[2])
     other = make_gateway(http_port=port)
@@ -30,6 +32,7 @@ def test_gateway_reports_why_it_cannot_listen(gateway, make_gateway):
     assert other.process.wait(10) == 1
 
 
+@pytest.mark.slow
 def test_token_is_required_if_set(make_gateway):
     gateway = make_gateway(http_token=TOKEN)
     for key in ("wrong", f"{TOKEN}x"):
@@ -41,6 +44,7 @@ def test_token_is_required_if_set(make_gateway):
     assert httpx.get(f"{gateway.url}/health").status_code == 503
 
 
+@pytest.mark.slow
 def test_gateway_listens_on_other_addresses_only_with_a_token(make_gateway):
     assert "http_token: must be set" in make_gateway(http_host="0.0.0.0").said["problem"]
     assert make_gateway(http_host="0.0.0.0", http_token=TOKEN).said["url"]

@@ -19,6 +19,7 @@ from warmd.jobs.grpo.kind import run
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
 
+@pytest.mark.slow
 def test_training_raises_the_reward_on_held_out_prompts(tmp_path):
     job = tiny.surroundings(tmp_path)
     result = run(spec(samples=40, num_generations=8, eval_samples=50), job.ctx)
@@ -102,6 +103,7 @@ def test_beta_keeps_the_reference_and_measures_the_distance_to_it(tmp_path):
     assert kl[-1] > 1e-4
 
 
+@pytest.mark.slow
 def test_int8_rollouts_learn_like_others_and_say_how_far_off_they_were(tmp_path):
     options = {"samples": 12, "eval_samples": 20, "learning_rate": 3e-2}
     rewards = {}

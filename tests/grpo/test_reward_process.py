@@ -48,6 +48,7 @@ def told(job: tiny.Surroundings) -> list[tuple[Any, ...]]:
 # The process.
 
 
+@pytest.mark.slow
 def test_rewards_in_their_own_process_train_as_in_that_of_the_job(tmp_path, monkeypatch):
     async def slowly(completions: list[str], answer: list[str], log_metric: Any, **_: Any) -> Any:
         await asyncio.sleep(0)
@@ -200,6 +201,7 @@ def test_the_log_has_a_line_for_each_completion_of_each_step(tmp_path):
     assert len(expected) == 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped_at", [2, 5])
 def test_after_a_resume_each_step_stands_in_the_log_once(tmp_path, stopped_at):
     whole, path = tmp_path / "whole.jsonl", tmp_path / "rewards.jsonl"

@@ -61,6 +61,7 @@ def fetched(*, is_newest: bool = False) -> Path:
     return ensure_folder(MODEL, refresh=is_newest, is_canceled=lambda: False)
 
 
+@pytest.mark.slow
 def test_loading_a_model_gets_its_newest_revision_for_later_jobs_too(published: Hub):
     old = fetched()
     (published.folder / "config.json").write_text('{"is": "new"}')
@@ -70,6 +71,7 @@ def test_loading_a_model_gets_its_newest_revision_for_later_jobs_too(published: 
     assert fetched() == new
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cleared", ["models--org--m", "models--org--m/blobs"])
 def test_files_removed_from_the_hub_cache_are_downloaded_again(
     published: Hub, tmp_path: Path, cleared: str
@@ -86,6 +88,7 @@ def test_a_completely_cached_model_needs_neither_process_nor_request(published: 
     assert published.requests == []
 
 
+@pytest.mark.slow
 def test_an_interrupted_download_is_not_used_as_a_model(published: Hub):
     (published.folder / "model.safetensors").write_bytes(bytes(1000))
     published.is_open.clear()
@@ -128,6 +131,7 @@ def downloads_of(worker: int) -> list[psutil.Process]:
     return [child for child in children if "warmd.daemon.host.downloads" in child.cmdline()]
 
 
+@pytest.mark.slow
 def test_job_shows_how_far_its_download_is_and_runs_when_it_is_there(
     place: Workplace, published: Hub
 ):
@@ -146,6 +150,7 @@ def test_job_shows_how_far_its_download_is_and_runs_when_it_is_there(
     assert Path(str(horse.request.model and horse.request.model.folder), "config.json").is_file()
 
 
+@pytest.mark.slow
 def test_many_jobs_for_one_model_wait_for_one_download(place: Workplace, published: Hub):
     worker = place.worker()
     jobs = [fetching(place), *(place.submit(model="org/m") for _ in range(2))]
@@ -180,6 +185,7 @@ def test_a_worker_handles_requests_and_keeps_its_lease_during_a_download(place: 
     wait_until(lambda: gone(download))
 
 
+@pytest.mark.slow
 def test_time_limit_and_pause_apply_during_a_download(place: Workplace):
     worker = place.worker()
     limited = place.submit(model="org/m", timeout_s=1)
@@ -193,6 +199,7 @@ def test_time_limit_and_pause_apply_during_a_download(place: Workplace):
     wait_until(lambda: downloads_of(worker.pid))
 
 
+@pytest.mark.slow
 def test_a_stopping_worker_requeues_a_job_during_its_download(place: Workplace):
     worker = place.worker()
     job_id = fetching(place)
@@ -203,6 +210,7 @@ def test_a_stopping_worker_requeues_a_job_during_its_download(place: Workplace):
     wait_until(lambda: gone(download))
 
 
+@pytest.mark.slow
 def test_download_ends_with_all_that_it_started_when_its_worker_is_killed(
     place: Workplace, tmp_path: Path
 ):
@@ -224,6 +232,7 @@ def test_download_ends_with_all_that_it_started_when_its_worker_is_killed(
     wait_until(lambda: all(map(gone, started)), timeout_s=OBEYED_S)
 
 
+@pytest.mark.slow
 def test_download_that_is_killed_fails_its_job_and_says_so(place: Workplace):
     worker = place.worker()
     job_id = fetching(place)

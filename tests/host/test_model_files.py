@@ -83,6 +83,7 @@ def test_an_adapter_s_base_belongs_to_its_files(folder: Path, tmp_path: Path):
     assert before[1] != after[1]
 
 
+@pytest.mark.slow
 def test_a_model_whose_files_have_changed_is_loaded_again(folder: Path):
     models = WarmModels(10**9)
     config = ModelConfig(name="m", path=str(folder))
@@ -118,6 +119,7 @@ print(weights.sum().item(), held.is_wanted(), flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["cut off", "overwritten"])
 def test_mapped_weights_stay_what_they_are_when_their_file_is_written_to(tmp_path: Path, how: str):
     needs(IS_LINUX, "Linux")
@@ -143,6 +145,7 @@ def test_mapped_weights_stay_what_they_are_when_their_file_is_written_to(tmp_pat
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_training_keeps_the_weights_that_it_began_with(sturdy: Daemon, folder: Path):
     needs(IS_LINUX, "Linux")
     undisturbed = sturdy.submit("behaviours:gated", model=str(folder))
@@ -179,6 +182,7 @@ def answer(daemon: Daemon, folder: Path) -> dict[str, object]:
     return {"text": text, "weights": job["result"]["weights"]["digest"], "warned": warned}
 
 
+@pytest.mark.slow
 def test_the_next_answer_is_of_the_weights_that_lie_there_now(shared_daemon: Daemon, folder: Path):
     first = answer(shared_daemon, folder)
     assert answer(shared_daemon, folder) == first

@@ -98,6 +98,7 @@ def test_jobs_do_not_inherit_the_variables():
     assert environ == {"HOME": "/h"}
 
 
+@pytest.mark.slow
 def test_a_daemon_is_ready_pings_while_its_main_loop_runs_and_reports_its_end(
     receiver, tmp_path_factory, tmp_path
 ):

@@ -25,6 +25,7 @@ from warmd.jobs.mlm.trainer import rank
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
 
+@pytest.mark.slow
 def test_a_job_on_text_learns_and_leaves_a_model_that_loads(home, name):
     job = begin(home, name)
     result = run(text_spec(home, steps=60, eval_every=30, eval_first=True), job.ctx)
@@ -66,6 +67,7 @@ def test_metrics_csv_has_a_row_per_step_with_accuracies_at_evaluations(home, nam
             assert row[f"{part}_validation_accuracy"] == expected
 
 
+@pytest.mark.slow
 def test_trained_and_random_weights_score_differently_and_the_trained_ones_are_loaded(home, name):
     first = begin(home, name)
     run(text_spec(home, steps=60, eval_every=60, eval_first=True), first.ctx)
@@ -84,6 +86,7 @@ def test_trained_and_random_weights_score_differently_and_the_trained_ones_are_l
     assert loaded["mlm_loss"] < random["mlm_loss"] - 0.5
 
 
+@pytest.mark.slow
 def test_a_trained_encoder_is_trained_on_from_its_weights(home, name):
     first = begin(home, name)
     run(graph_spec(home, steps=40, eval_every=40), first.ctx)
@@ -113,6 +116,7 @@ def test_without_held_out_examples_nothing_is_evaluated(home, name):
     assert not job.of_type("eval")
 
 
+@pytest.mark.slow
 def test_an_evaluation_does_not_advance_the_random_state_of_training(home, name):
     run(text_spec(home, eval_every=1), begin(home, f"{name}_with").ctx)
     run(text_spec(home, eval_every=0), begin(home, f"{name}_without").ctx)

@@ -183,6 +183,7 @@ def test_settings_are_served_or_refused_in_one_line(tiny_model, tmp_path, settin
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_damaged_adapter_is_refused_with_the_reason(tiny_model, tmp_path):
     folder = write_plain(tmp_path / "adapter", tiny_model)
     tensors = load_file(folder / WEIGHTS)
@@ -329,6 +330,7 @@ def said(daemon: Daemon, model: str) -> str:
     return warmd("run", "--model", model, *GREEDY, "1+1=", home=daemon.home.path).out
 
 
+@pytest.mark.slow
 def test_adapter_is_served_by_its_folder_and_compared_with_its_base(daemon, tiny_model, tmp_path):
     before = warm(daemon)
     folder, full = tmp_path / "adapter", tmp_path / "full"
@@ -375,6 +377,7 @@ def int8_daemon(
     measured.unlink()
 
 
+@pytest.mark.slow
 def test_adapter_is_compared_in_the_precision_that_its_base_was_loaded_with(
     int8_daemon, tiny_model, tmp_path
 ):

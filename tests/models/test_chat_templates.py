@@ -118,6 +118,7 @@ def test_a_template_is_compiled_once_and_a_chat_takes_less_than_a_step(monkeypat
     assert renderers() == [process]
 
 
+@pytest.mark.slow
 def test_templates_that_never_end_leave_other_chats_alone():
     errors: list[Exception] = []
 
@@ -155,6 +156,7 @@ def test_a_killed_process_is_replaced(is_busy):
     assert render(PLAIN, CHAT) == "abc."
 
 
+@pytest.mark.slow
 def test_a_process_that_renders_for_ever_ends_soon_after_its_parent():
     program = (
         "from warmd.jobs.models.chat_templates import ChatTemplate, render\n"

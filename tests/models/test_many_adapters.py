@@ -71,6 +71,7 @@ def answers(engine: Engine, asked: Sequence[tuple[str, Any]]) -> list[str]:
     return texts
 
 
+@pytest.mark.slow
 def test_ten_adapters_answer_in_one_batch_as_alone_and_as_merged(warm_ten):
     models, loaded = warm_ten
     engines = {id(engine_of(one.warm)) for one in loaded}
@@ -121,6 +122,7 @@ def test_a_base_that_was_loaded_for_its_adapters_goes_with_the_last_of_them(warm
     assert not models.loaded
 
 
+@pytest.mark.slow
 def test_a_base_stays_until_its_last_adapter_is_unloaded(tiny_model, folders):
     models = WarmModels(10**9)
     base = ensure(models, "b", tiny_model)
@@ -222,6 +224,7 @@ def test_adapter_is_loaded_again_when_its_file_changes_and_its_base_stays(folder
     assert after.weights != before.weights
 
 
+@pytest.mark.slow
 def test_a_base_that_changes_is_loaded_again_for_all_its_adapters(tiny_model, tmp_path):
     base = shutil.copytree(tiny_model, tmp_path / "base")
     for name in ("x", "y"):
@@ -236,6 +239,7 @@ def test_a_base_that_changes_is_loaded_again_for_all_its_adapters(tiny_model, tm
     assert ensure(models, "y", tmp_path / "y").warm.model is new.warm.model
 
 
+@pytest.mark.slow
 def test_an_adapter_that_records_another_base_is_refused(tiny_model, folders, tmp_path):
     digest = ensure(WarmModels(10**9), "b", tiny_model).warm.weights_digest
     assert digest is not None
@@ -263,6 +267,7 @@ def test_an_adapter_that_records_another_base_is_refused(tiny_model, folders, tm
 # --- In a daemon ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_adapters_are_loaded_listed_and_served_by_one_horse(shared_daemon: Daemon, folders):
     home = shared_daemon.home.path
     for folder in folders[:3]:

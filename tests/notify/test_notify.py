@@ -79,6 +79,7 @@ def test_a_command_that_fails_or_hangs_is_reported_and_ended(tmp_path):
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.slow
 def test_apprise_delivers_the_text_and_problems_never_name_the_address(receiver):
     address = receiver.url.replace("http://", "apprise:json://")
     assert deliver(address, sample()) is None

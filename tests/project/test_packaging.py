@@ -66,6 +66,7 @@ def test_every_dependency_is_pinned_to_one_version():
     assert names(PROJECT["optional-dependencies"]["dev"]) <= pinned
 
 
+@pytest.mark.slow
 def test_sources_import_declared_dependencies_only():
     files = (ROOT / name for folder in FOLDERS for name in files_below(folder))
     nodes = [n for f in files if f.suffix == ".py" for n in ast.walk(ast.parse(f.read_text()))]

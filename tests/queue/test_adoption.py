@@ -129,6 +129,7 @@ def test_of_two_redis_on_one_folder_the_last_to_resume_owns_the_job(desk, other)
     assert not adoption.is_foreign(desk.client.connection, rundir)
 
 
+@pytest.mark.slow
 def test_a_worker_of_the_other_redis_does_not_run_a_job_that_was_taken_over(
     shared_daemon: Daemon,
 ):

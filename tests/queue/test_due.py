@@ -68,6 +68,7 @@ def test_a_scheduled_job_with_a_dependency_waits_for_both_if_its_time_comes_firs
     assert place.status(child) == "queued"
 
 
+@pytest.mark.slow
 def test_a_scheduled_job_with_a_dependency_waits_for_both_if_the_dependency_ends_first(
     place: Workplace,
 ):
@@ -106,6 +107,7 @@ def test_a_due_job_still_waits_for_its_canceled_dependency(
     assert [place.status(job_id) for job_id in (child, alone)] == ["queued", "queued"]
 
 
+@pytest.mark.slow
 def test_an_unpaused_job_waits_again_for_its_time_and_dependency(place: Workplace):
     parent = place.submit()
     child = place.submit(after=parent, at=soon(2.0))

@@ -48,6 +48,7 @@ def started_at(daemon: Daemon, job_id: str) -> float:
     return time
 
 
+@pytest.mark.slow
 def test_jobs_run_in_order_and_front_jumps_the_queue(daemon: Daemon):
     running = hold(daemon)
     first, second = daemon.submit(), daemon.submit()
@@ -79,6 +80,7 @@ def test_a_job_whose_dependency_failed_waits_until_it_is_resumed(daemon: Daemon)
     assert daemon.wait(waiting)["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_scheduled_job_starts_when_its_time_has_come(daemon: Daemon):
     due = datetime.now().astimezone() + timedelta(seconds=2)
     job_id = daemon.submit(at=due)
@@ -104,6 +106,7 @@ def test_a_huge_error_message_is_truncated_in_events_and_redis(daemon: Daemon):
         assert text.strip().endswith("and so on")
 
 
+@pytest.mark.slow
 def test_time_limit_saves_stops_and_fails_the_job_with_the_reason(daemon: Daemon):
     (daemon.folder / "gate").touch()
     job_id = daemon.submit("behaviours:gated", timeout_s=1, save_every=100)
@@ -116,6 +119,7 @@ def test_time_limit_saves_stops_and_fails_the_job_with_the_reason(daemon: Daemon
     assert daemon.events(job_id, "checkpoint")
 
 
+@pytest.mark.slow
 def test_canceling_a_running_job_saves_and_resume_continues_it(daemon: Daemon):
     job_id = hold(daemon, samples=40, save_every=100)
     assert daemon.client.cancel(job_id) == "stopping"
@@ -187,6 +191,7 @@ def test_follow_rebuilds_what_the_stream_has_lost(daemon: Daemon):
     assert [event for event in daemon.client.follow(job_id) if event is not None] == seen
 
 
+@pytest.mark.slow
 def test_the_stream_of_an_ended_job_is_trimmed(daemon: Daemon):
     job_id = daemon.submit(samples=40, epochs=2)
     seen = [event for event in daemon.client.follow(job_id) if event is not None]
@@ -197,6 +202,7 @@ def test_the_stream_of_an_ended_job_is_trimmed(daemon: Daemon):
     assert (job["status"], job["step"], job["steps_total"]) == ("finished", 80, 80)
 
 
+@pytest.mark.slow
 def test_following_a_job_continues_after_redis_is_killed(daemon: Daemon):
     job_id = hold(daemon, samples=40)
     events = daemon.client.follow(job_id)

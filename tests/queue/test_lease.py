@@ -39,6 +39,7 @@ def test_a_worker_whose_redis_hangs_still_receives_from_horses_and_stops_after_t
     assert place.status(job_id) == "queued"
 
 
+@pytest.mark.slow
 def test_a_worker_ends_its_jobs_before_its_lease_expires(place: Workplace):
     lease_s = 4.0
     place.worker(slots=1, is_shared=True, lease_s=lease_s)

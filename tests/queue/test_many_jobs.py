@@ -50,6 +50,7 @@ def cost(desk: Desk, read: Callable[[], object]) -> tuple[int, int]:
     return spent()
 
 
+@pytest.mark.slow
 def test_reading_jobs_does_not_slow_down_with_many_ended_jobs(desk: Desk):
     end(desk.client, FEW)
     time.sleep(SETTLED_S)

@@ -39,6 +39,7 @@ def has_ended(place: Workplace, job_id: str) -> bool:
     return place.status(job_id) in ("finished", "failed")
 
 
+@pytest.mark.slow
 def test_rq_info_shows_workers_with_what_they_do(place: Workplace):
     worker = place.worker(slots=1, lease_s=1.0)
     assert "1 workers, " in rq(place, "info")
@@ -66,6 +67,7 @@ def test_rq_info_forgets_a_worker_that_was_killed(place: Workplace):
     wait_until(lambda: "0 workers, " in rq(place, "info"), timeout_s=10)
 
 
+@pytest.mark.slow
 def test_suspended_workers_take_no_jobs_until_they_are_resumed(place: Workplace):
     place.worker(slots=1, lease_s=1.0)
     rq(place, "suspend")
@@ -78,6 +80,7 @@ def test_suspended_workers_take_no_jobs_until_they_are_resumed(place: Workplace)
     wait_until(lambda: place.status(job_id) == "started")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("serializer", ["pickle", "json"])
 def test_a_stray_rq_worker_cannot_fail_a_job(place: Workplace, serializer: str):
     job_id = place.submit(retries=2)

@@ -241,6 +241,7 @@ def garbage_path(tmp_path_factory):
     return tmp_path_factory.mktemp("garbage") / "rows.jsonl"
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
     lines=st.lists(LINE, max_size=4),

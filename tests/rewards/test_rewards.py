@@ -456,6 +456,7 @@ def test_a_pattern_that_would_search_for_good_ends_with_the_name_of_its_option(p
     assert after == before  # of this test's own timeout
 
 
+@pytest.mark.slow
 def test_a_pattern_is_short_and_compiles_in_moments():
     with pytest.raises(SpecError, match=r"at most 1000 characters, got 1001"):
         custom(format_pattern="x" * 1001)

@@ -131,6 +131,7 @@ def test_kill_9_at_any_instant_of_a_commit_leaves_a_whole_checkpoint(tmp_path, s
     assert instant > 20
 
 
+@pytest.mark.slow
 def test_kill_9_of_a_busy_writer_never_loses_what_it_had_committed(tmp_path):
     code = """
 import os, sys

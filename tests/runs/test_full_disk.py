@@ -89,6 +89,7 @@ def is_one_line(answer: list[Any]) -> bool:
     return out == "" and err.startswith("Error: ") and err.count("\n") == 1 and "bug" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lacks", ["space", "inodes"])
 def test_without_room_submit_and_resume_refuse_and_rm_makes_room(tmp_path, lacks):
     found = drilled(tmp_path, lacks)
@@ -103,6 +104,7 @@ def test_without_room_submit_and_resume_refuse_and_rm_makes_room(tmp_path, lacks
         assert "is full, and Redis has ended: free some space" in found["dead"][2]
 
 
+@pytest.mark.slow
 def test_in_a_home_that_cannot_be_written_each_command_says_so(tmp_path):
     found = drilled(tmp_path, "read-only")
     for command in ("submit", "resume", "rm"):

@@ -153,6 +153,7 @@ def test_a_process_of_another_container_with_the_same_id_and_start_time_is_not_k
     os.close(taken[0])
 
 
+@pytest.mark.slow
 def test_nobody_is_killed_who_did_not_take_the_lock_here(tmp_path):
     with ExitStack() as horses:
         waiting = {}

@@ -93,6 +93,7 @@ class HoldAt:
         return self.around.last_step >= self.step and not self.over.is_set()
 
 
+@pytest.mark.slow
 def test_a_job_that_is_held_while_a_save_is_in_flight_is_saved_at_its_own_step(tmp_path):
     around = tiny.surroundings(tmp_path)
     disk, pause = GatedDisk(tmp_path / "checkpoints"), HoldAt(around, 3)

@@ -352,6 +352,7 @@ def test_equal_files_are_stored_once_and_growing_ones_as_they_are_at_the_end(mac
     assert (other.rundir(job_id).path / "rows.jsonl").read_text() == "1\n2\n"
 
 
+@pytest.mark.slow
 def test_large_files_are_uploaded_in_parts_and_verified_when_they_are_fetched(machines):
     one, other = machines
     job_id = one.submit()

@@ -79,6 +79,7 @@ def test_endless_stderr_without_line_breaks_does_not_grow_or_slow_the_supervisor
         assert sum(map(len, lines)) == 500 * 60_000 + len("the end")
 
 
+@pytest.mark.slow
 def test_child_whose_heartbeats_stop_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

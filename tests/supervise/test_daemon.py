@@ -37,6 +37,7 @@ def daemon(sturdy: Daemon) -> Daemon:
     return sturdy
 
 
+@pytest.mark.slow
 def test_start_reports_every_part_and_returns_when_workers_are_warm(sturdy_daemon: Daemon):
     daemon = sturdy_daemon  # it need not run yet: most often this is its first start
     if daemon.home.is_locked():
@@ -208,6 +209,7 @@ def test_a_job_that_a_killed_worker_had_popped_is_run(daemon: Daemon):
     assert (job["status"], job["execution"]) == ("finished", 1)
 
 
+@pytest.mark.slow
 def test_a_job_with_a_result_on_disk_is_not_run_again(daemon: Daemon):
     job_id = daemon.submit()
     wait_until(lambda: daemon.events(job_id, "started"))
@@ -230,6 +232,7 @@ def test_job_that_kills_its_horse_three_times_in_a_row_fails_and_says_why(daemon
     assert "3 times in a row" in job["error"]
 
 
+@pytest.mark.slow
 def test_a_retry_gives_a_job_that_kills_its_horse_three_more_tries(daemon: Daemon):
     job_id = daemon.submit("behaviours:dies", save_every=100, retries=1)
     job = daemon.wait(job_id)
@@ -238,6 +241,7 @@ def test_a_retry_gives_a_job_that_kills_its_horse_three_more_tries(daemon: Daemo
     assert "3 times in a row" in retried["reason"]
 
 
+@pytest.mark.slow
 def test_job_that_makes_progress_between_kills_is_not_given_up(daemon: Daemon):
     job_id = daemon.submit("behaviours:dies", save_every=1, samples=10)
     job = daemon.wait(job_id)
@@ -307,6 +311,7 @@ def test_a_process_that_cannot_start_stops_the_daemon_with_a_message(
     assert "no such luck" in log
 
 
+@pytest.mark.slow
 def test_unknown_model_does_not_start_a_daemon(make_daemon: MakeDaemon, tmp_path: Path):
     daemon = make_daemon()
     daemon.config.__dict__["models"] = (ModelConfig(name="none", path=str(tmp_path)),)

@@ -181,6 +181,7 @@ def test_homes_on_one_redis_must_share_their_run_directories(
         third.stop()
 
 
+@pytest.mark.slow
 def test_a_wrong_redis_password_is_reported_without_showing_it(
     make_daemon: MakeDaemon, tmp_path: Path
 ):

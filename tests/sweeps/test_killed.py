@@ -28,6 +28,7 @@ def spread(lines: int, points: int) -> list[int]:
     return sorted({1 + round(n * (lines - 1) / (points - 1)) for n in range(points)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("points", POINTS)
 def test_a_submission_killed_anywhere_is_finished_with_each_job_queued_once(desk, points):
     lines = lines_of_advance(desk, complete := planned(desk, **RATES))
@@ -49,6 +50,7 @@ def test_a_submission_killed_anywhere_is_finished_with_each_job_queued_once(desk
     assert not [path for path in desk.home.runs.iterdir() if path.name.startswith("grpo-")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("points", POINTS)
 def test_a_decision_killed_anywhere_is_made_once_and_the_best_continues_once(desk, points):
     lines = lines_of_advance(desk, complete := at_rung(desk))

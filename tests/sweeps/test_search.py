@@ -86,6 +86,7 @@ def test_a_range_whose_values_change_the_number_of_steps_is_refused(desk):
         planned(desk, sweep=["epochs=1..3"], search="optuna")
 
 
+@pytest.mark.slow
 def test_trials_are_chosen_one_after_another_and_come_closer_to_the_best(desk):
     sweep_id = planned(desk, sweep=[RATE], search="optuna", trials=30, parallel=1)
     for number in range(1, 31):

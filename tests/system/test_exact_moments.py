@@ -226,6 +226,7 @@ def test_gateway_that_hangs_is_replaced(make_daemon: MakeDaemon):
     assert daemon.status()["http"]["pid"] != gateway.pid
 
 
+@pytest.mark.slow
 def test_status_answers_while_the_zygote_is_busy(sturdy: Daemon):
     zygote = psutil.Process(sturdy.pid("zygote"))
     zygote.suspend()  # as in a load that takes minutes

@@ -64,6 +64,7 @@ def test_garbage_in_the_registries_stops_no_job(battered: Daemon):
     assert connection.zcard("rq:wip:train") == 0
 
 
+@pytest.mark.slow
 def test_something_else_in_the_place_of_a_stream_costs_the_stream_alone(battered: Daemon):
     with frozen(battered, "worker"):
         job_id = battered.submit()

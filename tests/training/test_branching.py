@@ -105,6 +105,7 @@ def test_two_branches_of_different_steps_have_their_own_weights(shared_daemon, o
     assert len(weights) == 2
 
 
+@pytest.mark.slow
 def test_a_branch_outlives_the_job_that_it_came_from(shared_daemon):
     origin = Origin(shared_daemon)
     done = origin.branch("@2", "--steps", "1")
@@ -204,6 +205,7 @@ def test_kinds_that_do_not_train_have_no_init_from(shared_daemon):
     assert "No such option" in done.err
 
 
+@pytest.mark.slow
 def test_sft_dpo_grpo_and_lora_continue_from_one_another(shared_daemon, tmp_path):
     home = shared_daemon.home.path
     pairs = tmp_path / "pairs.jsonl"

@@ -118,6 +118,7 @@ def work(request: Any, tmp_path: Path) -> Work:
     return Work("grpo", run_grpo, options, model, folder)
 
 
+@pytest.mark.slow
 def test_a_stopped_job_ends_with_the_adapter_of_the_straight_run(work, tmp_path):
     straight = work.job(tmp_path / "straight")
     work.run(work.spec(), straight.ctx)
@@ -133,6 +134,7 @@ def test_a_stopped_job_ends_with_the_adapter_of_the_straight_run(work, tmp_path)
     assert not [e for e in straight.of_type("warning") if "lora" in e["message"]]
 
 
+@pytest.mark.slow
 def test_a_stopped_job_on_an_int8_base_ends_with_the_adapter_of_the_straight_run(work, tmp_path):
     needs(levels().int8 is not None, "int8 kernels")
     spec = work.spec(base_precision="int8")

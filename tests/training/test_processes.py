@@ -165,6 +165,7 @@ def test_another_number_of_processes_resumes_the_job_but_for_rounding(tmp_path):
     assert "exact in state, but not bitwise (processes 2, now 3)" in warning
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_fails_the_job_with_its_reason(tmp_path):
     job = grpo(tmp_path, reward=["processes:fails_on_rank_1"])
     _, failed = run_apart(2, job, tmp_path / "failing")

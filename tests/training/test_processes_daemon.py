@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from waiting import wait_until
 
 from warmd.configs.values import num_cores
+from warmd.daemon.fork.activity import PERIOD_S
 from warmd.jobs.errors import SpecError
 from warmd.jobs.sft.options import SftSpec
 
@@ -106,12 +107,20 @@ def test_a_request_to_stop_may_be_sent_to_all_processes(sturdy: Daemon, tmp_path
     assert sturdy.events(job_id, "begin")[-1]["resumed_from"] == requeued["step"]
 
 
+def _seconds_since(found: list[dict[str, Any]]) -> float:
+    """The seconds between the first and the last of some events."""
+    return found[-1]["time"] - found[0]["time"] if found else 0.0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_suspended_rank_is_named_with_its_process(sturdy: Daemon, tmp_path: Path, number: int):
     # Without checkpoints: the limit of a save is ten minutes until five are known.
     job_id = sturdy.client.submit(spec(tmp_path, epochs=400, save_every=10_000))
-    wait_until(lambda: len(sturdy.events(job_id, "step")) > 6, timeout_s=60)
+    # The limit of a step is ten minutes until five are known, and is reported once a second.
+    wait_until(
+        lambda: _seconds_since(sturdy.events(job_id, "step")[6:]) > 2 * PERIOD_S, timeout_s=60
+    )
     ranks = processes_of(sturdy, job_id)
     assert ranks is not None
     assert ranks[1].name() == "warmd-rank-1"

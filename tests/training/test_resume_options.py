@@ -128,6 +128,7 @@ def test_unknown_options_of_another_version_are_ignored():
 # What comes of it.
 
 
+@pytest.mark.slow
 def test_an_extension_has_the_learning_rates_of_a_run_of_that_length(tmp_path):
     whole = tiny.surroundings(tmp_path / "whole")
     run(spec(steps=6), whole.ctx)
@@ -254,6 +255,7 @@ def test_changes_take_effect_and_are_recorded(shared_daemon):
     assert steps[6]["learning_rate"] == pytest.approx(2e-3 * 3 / 9)
 
 
+@pytest.mark.slow
 def test_one_of_two_simultaneous_resumes_succeeds(shared_daemon, finished):
     (shared_daemon.folder / "gate").touch()
     job_id = shared_daemon.submit(reward="behaviours:gated", samples=12)

@@ -119,6 +119,7 @@ def test_a_paused_job_that_is_stopped_saves_and_stops_at_once(home):
     assert again.of_type("step")[0]["step"] == 6
 
 
+@pytest.mark.slow
 def test_checkpoints_can_be_minutes_apart(home, tmp_path):
     # 0.001 minutes, 60 ms: far fewer than steps, and more than the last one.
     seldom = tiny.surroundings(home / "runs" / "seldom")
@@ -129,6 +130,7 @@ def test_checkpoints_can_be_minutes_apart(home, tmp_path):
     assert 2 <= len(often.of_type("checkpoint")) < 40
 
 
+@pytest.mark.slow
 def test_a_diverging_loss_is_reported_and_can_stop_the_job(home):
     name = home / "runs" / "runaway"
     run(spec(home, steps=20), tiny.surroundings(name).ctx)

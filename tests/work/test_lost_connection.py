@@ -30,6 +30,7 @@ def pop(place: Workplace, job_id: str) -> None:
     assert popped == job_id.encode()
 
 
+@pytest.mark.slow
 def test_a_job_that_arrives_late_goes_back_to_the_queue_of_a_busy_worker(place: Workplace):
     with place.zygote() as zygote:
         running = place.submit()

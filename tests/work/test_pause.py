@@ -158,6 +158,7 @@ def test_waiting_job_leaves_its_queue_and_comes_back_to_the_front(daemon: Daemon
     assert [daemon.wait(job_id)["status"] for job_id in (running, second)] == ["finished"] * 2
 
 
+@pytest.mark.slow
 def test_a_paused_job_is_not_queued_when_its_dependency_ends(daemon: Daemon):
     running = hold_at_gate(daemon)
     behind, again = daemon.submit(after=running), daemon.submit(after=running)

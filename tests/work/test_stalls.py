@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from daemons import Daemon
 from waiting import wait_until
 
@@ -14,6 +15,7 @@ def stall_of(daemon: Daemon, job: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_hanging_step_is_reported_with_its_stack_and_the_job_continues(sturdy):
     (sturdy.folder / "gate").touch()
     job = sturdy.submit("behaviours:hangs", samples=10, save_every=5)
@@ -28,6 +30,7 @@ def test_a_hanging_step_is_reported_with_its_stack_and_the_job_continues(sturdy)
     assert numbers == list(range(1, len(numbers) + 1))
 
 
+@pytest.mark.slow
 def test_a_stall_of_a_job_that_holds_the_gil_is_reported(sturdy):
     job = sturdy.submit("behaviours:hangs_alone", samples=10)
     stall = stall_of(sturdy, job)
@@ -37,6 +40,7 @@ def test_a_stall_of_a_job_that_holds_the_gil_is_reported(sturdy):
     assert sturdy.wait(job)["status"] == "stopped"
 
 
+@pytest.mark.slow
 def test_a_stall_can_end_the_job_which_saves_and_fails(sturdy):
     (sturdy.folder / "gate").touch()
     job = sturdy.submit("behaviours:hangs", samples=10, save_every=5, on_stall="stop")
