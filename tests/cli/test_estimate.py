@@ -119,7 +119,7 @@ def test_a_dry_run_has_the_estimate(home):
 def test_a_machine_is_measured_once_and_says_so(tmp_path):
     words = ("estimate", "grpo", "--samples", "80")
     done = warmd(*words, home=tmp_path / "home")
-    assert "measuring the limits of this machine" in done.err
+    assert "measuring the speed of this machine" in done.err
     again = warmd(*words, home=tmp_path / "home")
     assert again.err == ""
     stored = load(home=tmp_path / "home", environ={}).home
