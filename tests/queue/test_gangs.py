@@ -238,5 +238,5 @@ def test_nodes_count_for_a_gang_if_they_may_take_a_seat_now_or_later(
     token = opened(gangs, job_id)
     assert not gangs.may_gather({NODES: "2"})  # another job gathers
     gangs.give_up(job_id, token, {NODES: "2"}, pause_s=0.05)
-    assert not gangs.may_gather({NODES: "2"})  # it did so in vain just now
+    assert not gangs.may_gather({NODES: "2"})  # its attempt just now failed
     wait_until(lambda: gangs.may_gather({NODES: "2"}))
