@@ -57,7 +57,7 @@ def check_deciding_daemon(client: ClientConnection, what: str) -> None:
 
     The plan of `what` is in this home, so no other machine could decide how it continues.
     """
-    if client.config.redis_url is not None and not client.home.is_locked():
+    if client.config.is_shared and not client.home.is_locked():
         raise Unavailable(
             f"{what}: the daemon of this home decides how it continues, and none runs in "
             f"{client.home.path}: start one, or submit on a machine that has one"

@@ -23,7 +23,6 @@ from ..runs import weights
 from ..runs.labels import NO_LABELS, Labels
 from ..runs.rundir import fresh_id
 from ..runs.weights import Weights
-from ..store.bucket import StoreUnavailable
 from ..sweeps import folder as sweeps, halving, plan, progress
 from ..sweeps.folder import CANCELED, RUNNING, Member, Search, State, Sweep, SweepFolder
 from ..sweeps.members import changes_of, submit_all
@@ -182,7 +181,7 @@ class Sweeping(Submitting, Reading):
             if init is not None:
                 weights.link(init, staging / "init")
         if sweep.search is None:  # its trials are chosen by the daemon, which may import Optuna
-            with suppress(redis.RedisError, StoreUnavailable, OSError):  # the daemon finishes it
+            with suppress(redis.RedisError, OSError):  # the daemon finishes it
                 progress.advance(self.store, self.home.runs, SweepFolder(self.home, sweep.id))
         return sweep.id
 

@@ -98,16 +98,11 @@ def _extend(store: JobStore, runs: Path, sweep: Sweep, state: State) -> None:
 
 def waits_at_rung(store: JobStore, runs: Path, member: Member, job: Job, step: int) -> bool:
     """Whether a member has stopped at the step of a rung, not by a request before or after it."""
-    rundir = RunDir(runs / member.id)
-    if job.get_status(refresh=False) != JobStatus.STOPPED or not _last_stopped_at(rundir, step):
+    if job.get_status(refresh=False) != JobStatus.STOPPED:
         return False
-    store.refresh(member.id)  # it may have reached the next rung on another machine
-    return _last_stopped_at(rundir, step)
-
-
-def _last_stopped_at(rundir: RunDir, step: int) -> bool:
+    store.refresh(member.id)  # it may have run on another machine
     try:
-        latest = next(iter(events.newest(rundir.events, 1)), None)
+        latest = next(iter(events.newest(RunDir(runs / member.id).events, 1)), None)
     except FileNotFoundError:  # it was removed
         return False
     return latest is not None and latest["type"] == "stopped" and latest["step"] == step

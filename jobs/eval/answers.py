@@ -5,14 +5,11 @@ A question is one request or several. Imports torch, by the engine.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ..context import Context
 from ..engine.request import End, Piece, Request
 from ..engine.scheduler import MAX_SEQUENCES, Engine
 from ..errors import JobFailed, Stopped
@@ -37,19 +34,6 @@ class Answer:
         self.texts[piece.index] += piece.text
         self.tokens[piece.index] += piece.tokens
         self.reasons[piece.index] = piece.finish_reason
-
-
-@contextmanager
-def cancel_on_exit(ctx: Context) -> Iterator[Callable[[], bool]]:
-    """Yield whether requests are canceled: by `ctx.stop`, and with the end of this block.
-
-    So an error in the block also frees the slots of the engine.
-    """
-    has_ended = threading.Event()
-    try:
-        yield lambda: has_ended.is_set() or ctx.stop.is_set()
-    finally:
-        has_ended.set()
 
 
 def answered(

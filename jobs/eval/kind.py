@@ -74,8 +74,9 @@ def _evaluate(
 ) -> str:
     """Append the rows that are missing; return the precision that the model was served in."""
     from ..compute.levels import compute_summary
+    from ..engine.cancellation import cancel_on_exit
     from ..engine.engines import engine_of
-    from .answers import answered, cancel_on_exit
+    from .answers import answered
     from .tasks import task_of
 
     engine = engine_of(warm, spec.precision or warm.precision)

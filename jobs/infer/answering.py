@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import queue
 import secrets
-import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 from ..compute.levels import compute_summary
 from ..compute.threads import without_helpers
 from ..context import Context, WarmModel
+from ..engine.cancellation import cancel_on_exit
 from ..engine.engines import engine_of
 from ..engine.grammar import Grammar
 from ..engine.request import End, Piece, Request, Sampling, TokenLogprob
@@ -126,7 +125,7 @@ def answer_all(
     """
     seed = _seed(spec)
     engine = _engine(spec, warm)
-    with _cancel_on_exit(ctx) as is_canceled:
+    with cancel_on_exit(ctx) as is_canceled:
         grammar = _grammar(spec, engine)
         answers = [
             _prepare(spec, warm, prompt, (seed + number) % 2**63, grammar, is_canceled)
@@ -187,19 +186,6 @@ def _merged(answers: Sequence[Answer]) -> Merged:
     for number, answer in enumerate(answers):
         answer.request.pieces = _Port(number, target)
     return target
-
-
-@contextmanager
-def _cancel_on_exit(ctx: Context) -> Iterator[Callable[[], bool]]:
-    """Yield whether generations are canceled: by `ctx.stop`, and with the end of this block.
-
-    So an error in the block also frees the slots of the engine.
-    """
-    has_ended = threading.Event()
-    try:
-        yield lambda: has_ended.is_set() or ctx.stop.is_set()
-    finally:
-        has_ended.set()
 
 
 def _engine(spec: InferSpec, warm: WarmModel) -> Engine:
@@ -312,7 +298,7 @@ def answer_file(spec: InferSpec, ctx: Context, warm: WarmModel) -> dict[str, Any
     begun = time.perf_counter()
     with (
         batch_file.Answers(Path(spec.output), ctx.job_id) as answers,
-        _cancel_on_exit(ctx) as is_canceled,
+        cancel_on_exit(ctx) as is_canceled,
     ):
         ctx.emit("begin", rows=total, done=answers.done, **compute_summary(ctx.device))
         ctx.emit("progress", done=answers.done, total=total)

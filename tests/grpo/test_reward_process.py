@@ -14,25 +14,12 @@ from typing import Any
 import orjson
 import pytest
 import tiny
+from grpo_jobs import spec
 
 from warmd.jobs.errors import JobFailed, SpecError, Stopped
 from warmd.jobs.grpo.kind import run
-from warmd.jobs.grpo.options import GrpoSpec
 
 pytestmark = pytest.mark.usefixtures("like_a_work_horse")
-
-
-def spec(**options: Any) -> GrpoSpec:
-    small = {
-        "samples": 6,
-        "num_generations": 4,
-        "max_completion_length": 6,
-        "reward": ["tiny:digit_share"],
-        "learning_rate": 1e-2,
-        "save_every": 3,
-        "keep": 100,
-    }
-    return GrpoSpec.parse(small | options)
 
 
 def trained(folder: Path, **options: Any) -> tiny.Surroundings:
@@ -277,5 +264,5 @@ def test_a_log_that_cannot_be_written_is_refused_at_submit(tmp_path, name, messa
     (tmp_path / "taken.jsonl").touch()
     path = tmp_path / name
     with pytest.raises(SpecError) as caught:
-        GrpoSpec.parse({"reward_log": name}).located(tmp_path).check_inputs(None)
+        spec(reward_log=name).located(tmp_path).check_inputs(None)
     assert str(caught.value) == message.format(path=path)

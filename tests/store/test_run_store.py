@@ -529,6 +529,12 @@ def test_what_is_on_this_disk_is_shown_while_the_store_is_away(
     verify(other.rundir(job_id).checkpoints / "checkpoint-2")
 
 
+def iterated(uploader: Uploader, is_reached: Callable[[], object]) -> bool:
+    """Whether something is so after another iteration of the uploader."""
+    uploader.turn()
+    return bool(is_reached())
+
+
 def test_a_job_that_cannot_be_read_delays_no_upload_of_another(machines):
     one, _ = machines
     broken, whole = one.submit(), one.submit()
@@ -538,21 +544,17 @@ def test_a_job_that_cannot_be_read_delays_no_upload_of_another(machines):
     one.rundir(broken).events.mkdir()  # reading it fails, as from a broken disk
     uploader = Uploader(one.home, one.bucket)
 
-    def turned(is_reached: Callable[[], object]) -> bool:
-        uploader.turn()
-        return bool(is_reached())
-
-    wait_until(lambda: turned(lambda: one.pending.problem(broken)))
+    wait_until(lambda: iterated(uploader, lambda: one.pending.problem(broken)))
     one.checkpoint(whole, 2)
     tries = uploader._retries[broken].failures
-    wait_until(lambda: turned(lambda: index.read(one.bucket, whole).checkpoints()))
+    wait_until(lambda: iterated(uploader, lambda: index.read(one.bucket, whole).checkpoints()))
     assert uploader._retries[broken].failures == tries  # it still waits for its next try
     assert "Is a directory" in str(one.pending.problem(broken))
     assert one.pending.problem(whole) is None
     one.rundir(broken).events.rmdir()
     one.checkpoint(broken, 2)
-    wait_until(lambda: turned(lambda: index.read(one.bucket, broken).checkpoints()))
-    wait_until(lambda: turned(lambda: one.pending.problem(broken) is None))
+    wait_until(lambda: iterated(uploader, lambda: index.read(one.bucket, broken).checkpoints()))
+    wait_until(lambda: iterated(uploader, lambda: one.pending.problem(broken) is None))
 
 
 def test_an_evaluation_gets_the_rows_that_it_is_compared_with(machines):
@@ -603,15 +605,11 @@ def test_an_upload_that_a_removal_overtakes_leaves_nothing_in_the_store(machines
     one.step(job_id, 1, 1, 2)
     uploader = Uploader(one.home, one.bucket)
 
-    def turned(is_reached: Callable[[], object]) -> bool:
-        uploader.turn()
-        return bool(is_reached())
-
-    wait_until(lambda: turned(lambda: event_segments.segments(one.bucket, job_id)))
+    wait_until(lambda: iterated(uploader, lambda: event_segments.segments(one.bucket, job_id)))
     other.remote.withdraw(job_id)
     one.step(job_id, 1, 3)
     one.checkpoint(job_id, 2, b"after the removal")
-    wait_until(lambda: turned(lambda: one.pending.is_uploaded(job_id)))
+    wait_until(lambda: iterated(uploader, lambda: one.pending.is_uploaded(job_id)))
     assert list(one.bucket.sizes(job_id)) == []
     assert other.remote.ids() == []
 
