@@ -127,11 +127,13 @@ def test_a_job_of_two_nodes_is_paused_and_canceled_and_resumes_exactly(machines:
     wait_until(lambda: not horses_of(nodes, *nodes))
     stopped = machines.events(job_id, "stopped")[-1]["step"]
     assert machines.events(job_id, "checkpoint")[-1]["step"] == stopped
+    # The third node starts first: the job could end before it is ready.
+    nodes = run_nodes(machines, "a", "b", "c")
     machines.client.resume(job_id)
-    # A stop of any of the nodes lets the job save; a third node takes its place.
-    run_nodes(machines, "a", "b", "c")
+    # A stop of any of its nodes lets the job save; the third node takes its place.
     wait_until(lambda: reached(machines, job_id, stopped + 2), timeout_s=60)
-    leaves = nodes[machines.name_of("b")]
+    _leader, follower = machines.events(job_id, "started")[-1]["nodes"]
+    leaves = nodes[follower]
     leaves.terminate()
     wait_until(lambda: machines.events(job_id, "requeued"), timeout_s=30)
     [requeued] = machines.events(job_id, "requeued")
@@ -155,6 +157,7 @@ def test_the_death_of_a_part_ends_the_whole_and_it_resumes_exactly(
     (leader, follower), (other_leader, other_follower) = (
         machines.events(job_id, "started")[-1]["nodes"] for job_id in jobs
     )
+    machines.client.pause(jobs[1])  # it must not end while the other job begins again
     [horse] = horses_of(nodes, follower)
     os.kill(horse.pid, signal.SIGKILL)
     wait_until(lambda: len(machines.events(jobs[0], "started")) == 2, timeout_s=60)
@@ -163,6 +166,7 @@ def test_the_death_of_a_part_ends_the_whole_and_it_resumes_exactly(
     assert {leader, follower, other_leader, other_follower} == set(nodes)
     running = horses_of(nodes, *nodes)
     assert len(running) == 4
+    machines.client.unpause(jobs[1])
     for name in (follower, other_leader):
         kill_tree(nodes[name])
     wait_until(lambda: all(map(gone, running)), timeout_s=40)
