@@ -1,12 +1,13 @@
 """Batch-invariant linear layers: a row gets the same bits whatever else is in the batch.
 
-Libraries choose kernels by the number of rows. So the number of rows is padded to a multiple that a
-probe has found to make no difference to the bits.
+Libraries choose kernels by the number of rows. So the number of rows is padded to a multiple, and
+many rows are computed in parts, as a probe has found to make no difference to the bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
@@ -16,22 +17,42 @@ from .quantized import Bfloat16Linear
 
 _ROW_MULTIPLES = (1, 2, 4, 8, 16, 32)
 _PROBED_ROWS = 64
+# With AMX, oneDNN sums the inputs in other blocks from 33 rows on. Parts of 32 rows take up to 2.5
+# times as long as all rows at once, and a third of the time without AMX.
+_MOST_ROWS = (None, 32)
 _CANCELED_OUTPUTS = 32  # outputs whose sums cancel to nearly zero in the probe
 _TRIED_ROWS = 4  # probed rows in smaller batches, where results are not rounded
 
 
-class BatchInvariantLinear:
-    """Pads the number of rows to a multiple for which the form is batch-invariant."""
+@dataclass(frozen=True)
+class Rows:
+    """Numbers of rows for which a form of a layer is batch-invariant."""
 
-    def __init__(self, form: Linear, row_multiple: int) -> None:
+    multiple: int
+    most: int | None  # a larger number of rows is computed in parts
+
+    def compute(self, form: Linear, x: torch.Tensor, step: Callable[[int], int]) -> torch.Tensor:
+        """Apply the form to parts of x, padded to multiples of `step` of their rows, too."""
+        if self.most is None or len(x) <= self.most:
+            return self._padded(form, x, step)
+        return torch.cat([self._padded(form, part, step) for part in x.split(self.most)])
+
+    def _padded(self, form: Linear, x: torch.Tensor, step: Callable[[int], int]) -> torch.Tensor:
+        missing = -len(x) % max(self.multiple, step(len(x)))
+        if not missing:
+            return form(x)
+        return form(functional.pad(x, (0, 0, 0, missing)))[: len(x)]
+
+
+class BatchInvariantLinear:
+    """Computes only numbers of rows for which the form is batch-invariant."""
+
+    def __init__(self, form: Linear, rows: Rows) -> None:
         self.form = form
-        self._row_multiple = row_multiple
+        self._rows = rows
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        missing = -len(x) % max(self._row_multiple, _row_step(len(x)))
-        if not missing:
-            return self.form(x)
-        return self.form(functional.pad(x, (0, 0, 0, missing)))[: len(x)]
+        return self._rows.compute(self.form, x, _row_step)
 
 
 def _row_step(rows: int) -> int:
@@ -43,20 +64,19 @@ def _row_step(rows: int) -> int:
     return 1 if rows == 1 else max(2, 1 << (rows - 1).bit_length() >> 4)
 
 
-def probe_row_multiples(forms: Sequence[Linear], *, like: torch.Tensor) -> list[int] | None:
-    """Return, for each form of a layer, the multiple that makes it batch-invariant.
+def probe_rows(forms: Sequence[Linear], *, like: torch.Tensor) -> list[Rows] | None:
+    """Return, for each form of a layer, the numbers of rows for which it is batch-invariant.
 
-    With it, all forms give the same bits; None if there is no such multiple. Probed with inputs
+    With them, all forms give the same bits; None if there are no such numbers. Probed with inputs
     made for `like`, (out, in), with this thread's number of threads.
     """
     x = _probe(like)
-    whole = forms[0](x)
-    row_multiples = [_row_multiple(form, x, whole) for form in forms]
-    return (
-        None
-        if None in row_multiples
-        else [row_multiple for row_multiple in row_multiples if row_multiple is not None]
-    )
+    for most in _MOST_ROWS:
+        whole = torch.cat([forms[0](part) for part in x.split(most or len(x))])
+        multiples = [_row_multiple(form, x, whole, most or len(x)) for form in forms]
+        if None not in multiples:
+            return [Rows(multiple, most) for multiple in multiples if multiple is not None]
+    return None
 
 
 def _probe(like: torch.Tensor) -> torch.Tensor:
@@ -73,17 +93,17 @@ def _probe(like: torch.Tensor) -> torch.Tensor:
     return x.to(like.dtype)
 
 
-def _row_multiple(form: Linear, x: torch.Tensor, whole: torch.Tensor) -> int | None:
+def _row_multiple(form: Linear, x: torch.Tensor, whole: torch.Tensor, most: int) -> int | None:
     # Rounded to bfloat16, most sums are equal by chance: differences show only in many rows.
     is_rounded = x.dtype != torch.float32 or isinstance(form, Bfloat16Linear)
     tried = _PROBED_ROWS if is_rounded else _TRIED_ROWS
     for row_multiple in _ROW_MULTIPLES:
-        counts = range(row_multiple, min(8 * row_multiple, _PROBED_ROWS), row_multiple)
+        counts = range(row_multiple, min(8 * row_multiple, most), row_multiple)
         if all(
             torch.equal(
                 torch.cat([form(rows) for rows in torch.split(x[:end], count)]), whole[:end]
             )
-            for count in (*counts, _PROBED_ROWS // 2, _PROBED_ROWS)
+            for count in (*counts, most // 2, most)
             if (end := max(tried, row_multiple) // count * count or count)
         ):
             return row_multiple

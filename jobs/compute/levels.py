@@ -110,13 +110,8 @@ def why_not(precision: str) -> str:
 @lru_cache(maxsize=1)
 def _levels() -> Levels:
     path = _path()
-    if path is not None:
-        try:
-            kept = Levels(**orjson.loads(path.read_bytes()))
-        except (OSError, TypeError, ValueError):
-            pass  # not measured yet, or unreadable
-        else:
-            return kept
+    if (kept := _stored(path)) is not None:
+        return kept
     # By one thread: only ratios count, and the caller may fork later.
     with ThreadPoolExecutor(1, initializer=compute_with, initargs=(1,)) as pool:
         try:
@@ -124,12 +119,24 @@ def _levels() -> Levels:
         except (MemoryError, RuntimeError) as error:  # torch and oneDNN raise the second
             log.warning("warmd's own kernels are not used: measuring failed: %s", error)
             return _unmeasured(str(error).partition("\n")[0])
+    if (kept := _stored(path)) is not None:
+        return kept  # of another process that was faster: all are to use the same kernels
     if path is not None:
         try:
             write_atomic(path, orjson.dumps(asdict(found)))
         except OSError as error:
             log.info("the measurement of this processor is not stored: %s", error)
     return found
+
+
+def _stored(path: Path | None) -> Levels | None:
+    """Return what a process measured before; None if there is none, or it cannot be read."""
+    if path is None:
+        return None
+    try:
+        return Levels(**orjson.loads(path.read_bytes()))
+    except (OSError, TypeError, ValueError):
+        return None
 
 
 def _unmeasured(reason: str) -> Levels:
@@ -147,7 +154,7 @@ def _unmeasured(reason: str) -> Levels:
 
 
 def instructions() -> str:
-    """Return the best instruction set that the native kernels use, or else torch."""
+    """Return the best instruction set that the kernels use; torch's without the native ones."""
     if not native.is_available():
         return str(torch.backends.cpu.get_cpu_capability())
     from .native import intrinsics as i
@@ -159,6 +166,7 @@ def instructions() -> str:
         (i.HAS_VNNI, "VNNI"),
         (i.HAS_AVX_VNNI and not i.HAS_VNNI, "AVX-VNNI"),
         (i.HAS_BFLOAT16, "BF16"),
+        (i.HAS_AMX, "AMX"),
     ]
     return " ".join([name, *(extra for has, extra in extras if has)])
 

@@ -16,7 +16,7 @@ import torch
 from ...configs.memory import available_bytes
 from ...configs.precision import NATIVE
 from . import onednn
-from .batch_invariance import BatchInvariantLinear, probe_row_multiples
+from .batch_invariance import BatchInvariantLinear, Rows, probe_rows
 from .device import has_bfloat16
 from .levels import levels, why_not
 from .linear_forms import Linear, OnednnPacked, PlainLinear, forms_of, panels_of
@@ -89,7 +89,7 @@ class LinearBuilder:
         self.is_batch_invariant = True  # of all layers built so far
         self._precision = precision
         self._lacks_memory = False  # to pack more layers
-        self._row_multiples: dict[tuple[Any, ...], list[int]] = {}  # by forms and shape
+        self._rows: dict[tuple[Any, ...], list[Rows]] = {}  # by forms and shape
 
     def fused(
         self, layers: Sequence[torch.nn.Linear | torch.nn.Embedding], *, patience: int
@@ -109,17 +109,17 @@ class LinearBuilder:
             if isinstance(linear, PlainLinear):
                 linear.share_weight(layers)
             return linear
-        row_multiples = self._row_multiples_of(makes, weights)
-        first = BatchInvariantLinear(makes[0](weights, bias), row_multiples[0])
+        rows = self._rows_of(makes, weights)
+        first = BatchInvariantLinear(makes[0](weights, bias), rows[0])
         if len(makes) == 1:
             return first
-        pack = partial(self._pack, makes[1], row_multiples[1], weights, bias)
+        pack = partial(self._pack, makes[1], rows[1], weights, bias)
         return LazilyPackedLinear(first, pack, patience=patience)
 
     def _pack(
         self,
         make: LinearFactory,
-        row_multiple: int,
+        rows: Rows,
         weights: Sequence[torch.Tensor],
         bias: torch.Tensor | None,
     ) -> Linear | None:
@@ -132,38 +132,36 @@ class LinearBuilder:
             reason = f"{available_bytes() / 2**30:.1f} GiB are free"
         else:
             try:
-                return BatchInvariantLinear(make(weights, bias), row_multiple)
+                return BatchInvariantLinear(make(weights, bias), rows)
             except (MemoryError, RuntimeError) as error:  # torch and oneDNN raise the second
                 reason = str(error).partition("\n")[0]
         self._lacks_memory = True
         log.warning("layers stay unpacked, which is slower, but needs less memory: %s", reason)
         return None
 
-    def _row_multiples_of(
+    def _rows_of(
         self, makes: Sequence[LinearFactory], weights: Sequence[torch.Tensor]
-    ) -> list[int]:
-        """Return the row multiple of each form, probed once per shape."""
+    ) -> list[Rows]:
+        """Return the rows of each form (batch_invariance.Rows), probed once per shape."""
         kind = (*makes, *(weight.shape for weight in weights))
-        if kind not in self._row_multiples:
+        if kind not in self._rows:
             probed, room = [], _PROBED_OUTPUTS
             for weight in weights:
                 if room:
                     probed.append(weight[:room])
                     room -= len(probed[-1])
-            row_multiples = probe_row_multiples(
-                [make(probed, None) for make in makes], like=weights[0]
-            )
-            if row_multiples is None:
+            rows = probe_rows([make(probed, None) for make in makes], like=weights[0])
+            if rows is None:
                 self.is_batch_invariant = False
                 log.warning(
                     "not batch-invariant on this machine: results may differ in the last bits with "
                     "the batch size"
                 )
-            row_multiples = row_multiples or [1] * len(makes)
+            rows = rows or [Rows(multiple=1, most=None)] * len(makes)
             if not any(weight.any() for weight in probed):
-                return row_multiples  # all zeros: no evidence for other layers
-            self._row_multiples[kind] = row_multiples
-        return self._row_multiples[kind]
+                return rows  # all zeros: no evidence for other layers
+            self._rows[kind] = rows
+        return self._rows[kind]
 
 
 class UniformBuilder:

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from ..compute import onednn
-from ..compute.batch_invariance import probe_row_multiples
+from ..compute.batch_invariance import Rows, probe_rows
 
 # The linear layers of a decoder layer that are computed as one.
 FUSED = {
@@ -175,36 +175,31 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, is_batch_invariant: bool) -> 
     # On a GPU the model's own layers are not batch-invariant either (docs/gpu.md).
     if not is_batch_invariant or x.device.type != "cpu":
         return functional.linear(x, weight)
-    multiply, row_multiple = _batch_invariant(*weight.shape, torch.get_num_threads())
-    missing = -len(x) % row_multiple
-    return multiply(functional.pad(x, (0, 0, 0, missing)), weight)[: len(x)]
+    multiply, rows = _batch_invariant(*weight.shape, torch.get_num_threads())
+    return rows.compute(partial(multiply, weight=weight), x, lambda _: 1)
 
 
 _Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (x, weight)
 
 
 @cache
-def _batch_invariant(outputs: int, inputs: int, threads: int) -> tuple[_Multiply, int]:
-    """Return a batch-invariant float32 GEMM for a weight of this shape, and its multiple of rows.
+def _batch_invariant(outputs: int, inputs: int, threads: int) -> tuple[_Multiply, Rows]:
+    """Return a float32 GEMM for a weight of this shape, and the rows that make it batch-invariant.
 
     torch's GEMM (MKL on x86) has the least overhead for such small weights, but for some shapes no
-    multiple of rows makes it batch-invariant. Then oneDNN's GEMM is used, and if that has none
-    either, one row at a time.
+    numbers of rows make it batch-invariant. Then oneDNN's GEMM is used, and if there are none for
+    that either, one row at a time.
     """
     probe = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(0))
     for multiply in (functional.linear, _onednn) if onednn.is_available() else (functional.linear,):
         form = partial(multiply, weight=probe)
-        if (found := probe_row_multiples([form], like=probe)) is not None:
+        if (found := probe_rows([form], like=probe)) is not None:
             return multiply, found[0]
-    return _row_by_row, 1
+    return functional.linear, Rows(multiple=1, most=1)
 
 
 def _onednn(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return onednn.linear(x, weight, None)
-
-
-def _row_by_row(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return torch.cat([functional.linear(row, weight) for row in torch.split(x, 1)])
 
 
 def _joined(updates: Sequence[LowRank]) -> LowRank:

@@ -37,6 +37,10 @@ def capped(cpu: str, features: str, onednn_isa: str, aten: str) -> dict[str, str
 
 # Name -> the processor flags that simulating the level requires, and its environment variables.
 LEVELS = {
+    "AVX-512 VNNI BF16": (
+        {"avx512f", "avx512_vnni", "avx512_bf16"},
+        capped("cooperlake", f"{SKYLAKE} avx512vnni avx512bf16", "AVX512_CORE_BF16", "avx512"),
+    ),
     "AVX-512 VNNI": (
         {"avx512f", "avx512_vnni"},
         capped("cascadelake", f"{SKYLAKE} avx512vnni", "AVX512_CORE_VNNI", "avx512"),

@@ -58,6 +58,11 @@ def packed(model: Any, precision: str = "native") -> Decoder:
     decoder = Decoder(model, precision=precision)
     for _ in range(PACKED):
         decoder.forward([Part(decoder.new(1), [3], True)])
+    if precision == "bf16" and "AMX" in levels().instructions:
+        # oneDNN packs and sums bfloat16 for AMX in an order of its own: steps are not fused.
+        # test_levels.py plays the level below, where they are.
+        assert decoder._fused_steps is None
+        return decoder
     assert decoder._fused_steps is not None
     assert decoder._fused_steps.is_ready
     return decoder

@@ -15,7 +15,7 @@ from needs import needs
 from torch.nn import functional
 
 from warmd.jobs.compute import onednn
-from warmd.jobs.compute.batch_invariance import probe_row_multiples
+from warmd.jobs.compute.batch_invariance import probe_rows
 from warmd.jobs.engine import low_rank
 from warmd.jobs.engine.decoder import Decoder
 from warmd.jobs.engine.kv_cache import CHUNK
@@ -61,13 +61,11 @@ def anew() -> Iterator[None]:
 @pytest.mark.parametrize("fastest", ["MKL", "oneDNN", "one row at a time"])
 @pytest.mark.parametrize("shape", [(4, 1024), (8, 896), (16, 4864), (896, 8), (64, 4)])
 def test_a_low_rank_product_has_the_same_bits_for_any_number_of_rows(monkeypatch, shape, fastest):
-    if fastest != "MKL":  # as where MKL, or both, have no multiple of rows that is batch-invariant
+    if fastest != "MKL":  # as where MKL, or both, are batch-invariant for no number of rows
         refused = [functional.linear, low_rank._onednn][: 1 if fastest == "oneDNN" else 2]
         monkeypatch.setattr(
-            "warmd.jobs.engine.low_rank.probe_row_multiples",
-            lambda forms, like: (
-                None if forms[0].func in refused else probe_row_multiples(forms, like=like)
-            ),
+            "warmd.jobs.engine.low_rank.probe_rows",
+            lambda forms, like: None if forms[0].func in refused else probe_rows(forms, like=like),
         )
     if fastest == "oneDNN":
         needs(onednn.is_available(), "oneDNN")
