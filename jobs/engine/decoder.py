@@ -199,7 +199,7 @@ class Decoder:
         is_step = len(parts) == len(wanted) == len(ids) <= _MAX_FUSED_SEQUENCES and not deep
         adapted = adapted_rows(parts)
         steps = self._ready_fused_steps() if is_step and not adapted else None
-        if steps is not None:
+        if steps is not None and steps.has_logits:
             logits: torch.Tensor = steps.logits(x, cos, sin, [part.kv.location for part in parts])
         else:
             rows = torch.tensor(wanted, dtype=torch.long, device=x.device)

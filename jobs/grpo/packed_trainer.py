@@ -29,7 +29,13 @@ from trl.trainer.utils import add_fused_lm_head
 
 from ..compute.frozen_int8 import FrozenInt8Linear
 from ..compute.levels import levels
-from ..compute.linear_forms import InPlaceLinear, has_onednn, int8_linear, packed_float32
+from ..compute.linear_forms import (
+    InPlaceLinear,
+    UnpackedLinear,
+    has_onednn,
+    int8_linear,
+    packed_float32,
+)
 from ..compute.quantized import CastLinear, LinearFactory, WeightOnlyInt8Linear
 from ..context import ONE_PROCESS, Ranks
 from ..engine.decoder import Decoder
@@ -165,11 +171,13 @@ class PackedTrainer(GRPOTrainer):
 
         Every step has new weights. Those below an adapter are frozen, so their decoder is kept.
         """
-        make, make_head = self._linear_factory(rows), None
-        if self._has_int8_base:
-            make, make_head = int8_linear, make
+        make = self._linear_factory(rows)
         if not self._adapted:
             return Decoder(self.model, make=make, use_cuda_steps=False)
+        # The packed copy of the vocabulary's layer is the largest of all and saves the least time.
+        make_head = UnpackedLinear if make is packed_float32 else make
+        if self._has_int8_base:
+            make = int8_linear
         if make not in self._frozen_decoders:
             decoder = Decoder(self.model, make=make, make_head=make_head, use_cuda_steps=False)
             self._frozen_decoders = {make: decoder}

@@ -16,7 +16,7 @@ import torch
 
 from .. import onednn
 from ..levels import levels
-from ..linear_forms import Linear, OnednnPacked, panels_of
+from ..linear_forms import InPlaceLinear, Linear, OnednnPacked, panels_of
 from ..linears import innermost
 from ..quantized import Bfloat16Linear, Int8Linear
 from ..shape import Shape
@@ -58,16 +58,21 @@ class FusedDecodeSteps:
         head: Linear,
         omp: OpenMP,
     ) -> None:
-        """`norm`: (hidden,) float32, before the vocabulary's linear layer `head`."""
+        """`norm`: (hidden,) float32, before the vocabulary's linear layer `head`.
+
+        A head that stays unpacked leaves only `linear`, without `logits`.
+        """
         self._omp = omp
         self._max_rows = min(_MAX_ROWS, levels().max_rows)
         # Keep the objects alive whose addresses the plan has: layers, norms, constants and biases.
         self._shape, self._layers, self._norm, self._head = shape, layers, norm, head
-        self._linears = [*(linear for layer in layers for linear in layer.linears), head]
+        self.has_logits = not isinstance(head, InPlaceLinear)
+        self._linears = [linear for layer in layers for linear in layer.linears]
+        if self.has_logits:
+            self._linears.append(head)
         self._constants = np.array([shape.eps, shape.scale], dtype=np.float32)
         self._hidden = len(norm)
         self._inner = 0
-        self._vocabulary = 0
         self._widest = 0  # inputs of a layer
         self._biases: list[torch.Tensor] = []  # in float32
         self._num_packed = 0  # leading layers found packed so far
@@ -77,7 +82,7 @@ class FusedDecodeSteps:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every layer is packed, so that `logits` can run. Raises LayoutMismatch."""
+        """Whether every layer is packed, so that the rest can run. Raises LayoutMismatch."""
         if self._plan is None:
             linears = self._linears
             while self._num_packed < len(linears) and _is_packed(linears[self._num_packed]):
@@ -100,9 +105,10 @@ class FusedDecodeSteps:
         its length.
         """
         assert self._plan is not None
+        assert self.has_logits
         rows, threads = len(x), torch.get_num_threads()
         heads, kv_heads, size = self._shape.heads, self._shape.kv_heads, self._shape.head_dim
-        logits = x.new_empty(rows, self._vocabulary)
+        logits = x.new_empty(rows, _shape(self._head)[0])
         sequence_words = np.array(sequences, dtype=np.int64)
         longest = int(sequence_words[:, p.LENGTH].max()) + 1
         private = whole_lines(rows * self._hidden * FLOAT, rows * 2 * WIDTH * FLOAT) + whole_lines(
@@ -138,7 +144,7 @@ class FusedDecodeSteps:
     def linear(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
         """Apply a linear layer: (rows, in) to (rows, out), float32."""
         form = innermost(linear)
-        if panels_of(form) is not None or len(x) > self._max_rows:
+        if panels_of(form) is not None or len(x) > self._max_rows or linear not in self._words:
             return linear(x)
         return multiply(self._words[linear], x, self._omp)
 
@@ -150,7 +156,6 @@ class FusedDecodeSteps:
         if any(size % WIDTH for linear in self._linears for size in _shape(linear)):
             raise LayoutMismatch(f"a layer's size is not a multiple of {WIDTH}")
         self._inner = _shape(self._layers[0].linears[3])[1]
-        self._vocabulary = _shape(self._head)[0]
         self._widest = max(_shape(linear)[1] for linear in self._linears)
         for linear in self._linears:
             self._words[linear] = np.array(self._words_of(linear), dtype=np.int64)
@@ -158,7 +163,7 @@ class FusedDecodeSteps:
         words = [
             len(self._layers), self._hidden, shape.heads, shape.kv_heads, shape.head_dim,
             self._inner, self._constants.ctypes.data, address(self._norm),
-            *self._words[self._head],
+            *(self._words[self._head] if self.has_logits else [0] * p.LINEAR),
         ]  # fmt: skip
         for layer in self._layers:
             addresses = [address(norm) for norm in layer.norms]
