@@ -303,6 +303,23 @@ def test_a_machine_that_is_ahead_of_the_store_resumes_from_its_own_disk(machines
     assert third.steps(job_id) == [1, 2, 3]
 
 
+def test_initial_weights_are_fetched_again_after_an_interruption(machines):
+    one, other = machines
+    rundir = RunDir.create(one.home.runs, "grpo", {"spec": {}})
+    job_id = rundir.path.name
+    weights = {"config.json": 2, "model.safetensors": 16 << 20}
+    (rundir.path / "init").mkdir()
+    for name, size in weights.items():
+        (rundir.path / "init" / name).write_bytes(b"w" * size)
+    one.remote.publish(job_id)
+    fetching.open_rundir(other.home, other.bucket, job_id, 1)  # then it is killed
+    for execution in (1, 2):  # the network was cut; the worker was killed
+        other.begin(job_id, execution)
+        init = other.rundir(job_id).path / "init"
+        assert {path.name: path.stat().st_size for path in init.iterdir()} == weights
+        (init / "model.safetensors").unlink()
+
+
 def test_checkpoints_that_training_prunes_go_from_the_store_also_on_the_next_machine(machines):
     one, other = machines
     job_id = one.submit()
@@ -559,14 +576,23 @@ def test_a_job_that_cannot_be_read_delays_no_upload_of_another(machines):
 
 def test_an_evaluation_gets_the_rows_that_it_is_compared_with(machines):
     one, other = machines
-    named = ended(one)
+    named = one.submit()
+    one.begin(named, 1)
+    rows = one.rundir(named).path / "rows.jsonl"
+    rows.write_text("1\n")
+    one.upload(named).advance(is_last=False)  # it still runs
     document = {"spec": {"against": named}}
     rundir = RunDir.create(one.home.runs, "eval", document)
     one.remote.publish(rundir.path.name)
     fetch = RunFetch(other.home, other.bucket, rundir.path.name, 1)
+    rows.write_bytes(b"x" * (16 << 20))
+    one.rundir(named).write_result({"metrics": {}}, revision=1)
+    assert not fetch.is_done  # it waits for all rows: fewer could be compared without an error
+    one.end(named)
     wait_until(lambda: fetch.is_done)
     assert fetch.failure is None
-    assert other.rundir(named).read_result() == {"steps": 2, "metrics": {}}
+    assert other.rundir(named).read_result() == {"metrics": {}}
+    assert (other.rundir(named).path / "rows.jsonl").stat().st_size == 16 << 20
 
 
 def test_a_flipped_bit_in_the_events_of_a_store_is_reported_to_who_takes_the_job_over(machines):
