@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 from ... import __version__
 from ...configs.config import DaemonConfig
-from ...configs.labels import GANG_ADDRESS
+from ...configs.labels import GANG_ADDRESS, GANG_SOFTWARE
 from ...configs.queues import TRAIN
 from ..host.home import Home
-from ..host.machine import machine_labels, machine_name, node_name
+from ..host.machine import machine_labels, machine_name, node_name, software_label
 from ..queue import own_address
 from ..queue.election import Election
 from ..queue.jobs import JobStore
@@ -79,7 +79,7 @@ class Membership:
                 error,
             )
         else:
-            self.labels = {**self.labels, GANG_ADDRESS: address}
+            self.labels = {**self.labels, GANG_ADDRESS: address, GANG_SOFTWARE: software_label()}
 
     @property
     def jobs_left(self) -> int | None:

@@ -132,6 +132,7 @@ class Worker:
         self._held.mailbox.close()
         with suppress(redis.RedisError):  # then the supervisor does it, now or at its next start
             if self._down_since is None:
+                self._held.gangs.gatherer.drop()
                 self._held.registry.requeue_orphans(self._held.name, self._held.config.queue)
 
     def _may_end(self) -> bool:
@@ -149,7 +150,7 @@ class Worker:
             failed=self._num_ended["failed"],
         )
         ids = [one.job.id for one in self._held.taken[:_MOST_REPORTED]]
-        now = JobsHeld(ids, self._leaving.num_taken)
+        now = JobsHeld(ids, self._leaving.num_jobs)
         if now != self._reported:
             with suppress(BlockingIOError, BrokenPipeError):  # then the next iteration tries again
                 os.write(1, encode(now))
