@@ -22,6 +22,8 @@ from ..runs.rundir import RunDir
 
 log = logging.getLogger(__name__)
 
+_LOG_LOCK_TIMEOUT_S = 1.0  # for another process to finish writing an event
+
 
 @dataclass
 class Gathering:
@@ -116,6 +118,7 @@ class Gatherer:
                 execution=self._store.num_executions(gathering.job_id),
                 clock_offset_s=self._store.shared_clock.latest_offset_s,
                 publish=Publisher(writer, gathering.job_id, path).publish,
+                patience_s=_LOG_LOCK_TIMEOUT_S,
             ) as events:
                 events.emit(
                     "warning",

@@ -29,10 +29,11 @@ from warmd.daemon.runs.rundir import RunDir
 from warmd.daemon.store import copies, event_segments, fetching, index
 from warmd.daemon.store.__main__ import Uploader
 from warmd.daemon.store.bucket import Bucket, StoreUnavailable
-from warmd.daemon.store.pending import PendingUploads
+from warmd.daemon.store.pending import Pending, PendingUploads
 from warmd.daemon.store.remote import RemoteRuns
 from warmd.daemon.store.upload import RunUpload
 from warmd.daemon.work.run_fetches import RunFetch
+from warmd.daemon.work.stored_runs import StoredRuns
 from warmd.jobs.errors import Conflict
 
 
@@ -301,6 +302,24 @@ def test_a_machine_that_is_ahead_of_the_store_resumes_from_its_own_disk(machines
     third = Machine(one.home.path.parent / "c", one.url)
     third.remote.refresh(job_id)
     assert third.steps(job_id) == [1, 2, 3]
+
+
+def test_a_note_of_an_upload_that_cannot_be_read_is_no_sign_that_it_is_complete(machines):
+    one, _ = machines
+    job_id = one.submit()
+    one.begin(job_id, 1)
+    note = one.pending.folder / job_id
+    content = note.read_bytes()
+    runs = StoredRuns(one.home, one.bucket)
+    assert one.pending.read(job_id) == Pending(1, 0)
+    note.write_bytes(content.replace(b"{", b'{"new": 1, '))  # by a later version
+    assert one.pending.read(job_id) == Pending(1, 0)
+    for damaged in (b"", b"[]", b'{"execution": "x"}', content[:9]):
+        note.write_bytes(damaged)
+        assert one.pending.read(job_id) is None
+        assert not runs._is_uploaded(job_id, 1)
+    one.pending.remove(job_id)
+    assert runs._is_uploaded(job_id, 1)
 
 
 def test_initial_weights_are_fetched_again_after_an_interruption(machines):
