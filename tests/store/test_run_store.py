@@ -318,6 +318,9 @@ def test_a_note_of_an_upload_that_cannot_be_read_is_no_sign_that_it_is_complete(
         note.write_bytes(damaged)
         assert one.pending.read(job_id) is None
         assert not runs._is_uploaded(job_id, 1)
+    uploader = Uploader(one.home, one.bucket)
+    wait_until(lambda: iterated(uploader, lambda: one.pending.problem(job_id)))
+    assert f"{note} cannot be read" in str(one.pending.problem(job_id))
     one.pending.remove(job_id)
     assert runs._is_uploaded(job_id, 1)
 
