@@ -20,7 +20,11 @@ from warmd.cli.commands.doctor import check_runs
 from warmd.cli.main import main
 from warmd.configs.config import DaemonConfig
 from warmd.daemon.client.client import Client
+from warmd.daemon.curriculum import stages
+from warmd.daemon.curriculum.folder import Attempt, Curriculum, Stage, State
 from warmd.daemon.host.home import Home
+from warmd.daemon.queue import keys
+from warmd.daemon.queue.jobs import JobStore
 from warmd.daemon.runs import events
 from warmd.daemon.runs.checkpoints import Checkpoints, verify
 from warmd.daemon.runs.events import EventLog
@@ -615,6 +619,28 @@ def test_an_evaluation_gets_the_rows_that_it_is_compared_with(machines):
     assert fetch.failure is None
     assert other.rundir(named).read_result() == {"metrics": {}}
     assert (other.rundir(named).path / "rows.jsonl").stat().st_size == 16 << 20
+
+
+def test_a_stage_is_rolled_back_whose_result_alone_a_list_of_jobs_has_fetched(machines):
+    one, other = machines
+    job_id = one.submit()
+    one.begin(job_id, 1)
+    with EventLog(one.rundir(job_id).events, execution=1) as log:
+        log.emit("begin", learning_rate=0.5)
+    one.rundir(job_id).write_result({}, revision=1)
+    one.end(job_id)
+    other.remote.refresh_summaries([job_id])
+    assert other.rundir(job_id).read_result() == {}
+    assert not other.rundir(job_id).events.exists()
+    store = JobStore(keys.connect_once("redis://127.0.0.1:1/0"), other.remote)
+    plan = Curriculum(
+        id="curriculum-1", kind="grpo", created=0.0, name=None, tags=[], gate=None, questions=1,
+        most_questions=1, queueing={}, stages=[Stage("one", {"spec": {"samples": 4}}, True)],
+    )  # fmt: skip
+    again = Attempt(stage=0, number=1, job="grpo-2")
+    state = State("running", [Attempt(stage=0, number=0, job=job_id), again])
+    document = stages._training(store, other.home.runs, plan, state, again)
+    assert document["spec"] == {"samples": 4, "learning_rate": 0.25}
 
 
 def test_a_flipped_bit_in_the_events_of_a_store_is_reported_to_who_takes_the_job_over(machines):
