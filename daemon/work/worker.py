@@ -20,7 +20,6 @@ import redis
 
 from ...configs.config import WorkerConfig
 from ...configs.labels import Labels
-from ...configs.queues import TRAIN
 from ..host.heartbeat import Heartbeat
 from ..host.home import Home
 from ..host.machine import node_name
@@ -78,8 +77,7 @@ class Worker:
         """
         self.connection = keys.connect_once(url, timeout_s=lease_s / RENEWALS)
         store = JobStore(self.connection)
-        takes_part = config.queue == TRAIN and config.isolation == "fork"
-        gang_labels = labels if takes_part else {}
+        gang_labels = labels if config.takes_part else {}
         held = self._held = Held(
             home=home,
             config=config,
