@@ -11,7 +11,7 @@ from waiting import wait_until
 from workplaces import NAME, Workplace, workplace
 
 from warmd.configs.config import WorkerConfig
-from warmd.configs.labels import GANG_ADDRESS, GANG_SOFTWARE, NODES
+from warmd.configs.labels import GANG_ADDRESS, GANG_SOFTWARE, NODES, line_of
 from warmd.configs.queues import TRAIN
 from warmd.daemon.host.messages import RunJob
 from warmd.daemon.queue import keys
@@ -20,6 +20,7 @@ from warmd.daemon.queue.gangs import Gangs
 from warmd.daemon.queue.lease import LEASE_S
 from warmd.daemon.queue.nodes import NodeRecord, NodeRegistry
 from warmd.daemon.work.leaving import Leaving
+from warmd.daemon.work.taking import JobTaker
 from warmd.jobs import spec_class
 from warmd.jobs.errors import NotFound
 
@@ -360,3 +361,36 @@ def test_a_node_of_another_version_gets_no_seat(place: Workplace, gangs: Gangs):
     seats = held.gangs.seats
     assert seats.take(job_id, {GANG_SOFTWARE: "2-y"}, request) is None
     assert seats.take(job_id, {GANG_SOFTWARE: "1-x"}, request) is not None
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_job_of_several_nodes_that_cannot_be_read_fails_instead_of_gathering(
+    place: Workplace, gangs: Gangs, is_damaged: bool
+):
+    registry = NodeRegistry(place.connection)
+    for name in ("a", "b"):
+        registry.beat(name, node())
+    job_id, labels = submit(place), {GANG_ADDRESS: "127.0.0.1"}
+    needs = {NODES: "2"}
+    place.connection.hset(f"rq:job:{job_id}", keys.FIELD_NEEDS, line_of(needs))
+    popped: Any = place.connection.lmove(
+        place.store.queue(TRAIN).key, keys.taken(NAME), "LEFT", "RIGHT"
+    )
+    assert place.store.set_aside(popped, TRAIN, NAME, needs)
+    if is_damaged:
+        (place.client.rundir(job_id).path / "spec.json").write_text("{")
+    held = place.held(place.store, WorkerConfig(name="train-0", queue=TRAIN), labels)
+    JobTaker(held, Leaving(held, max_jobs=None), labels).take()
+    if not is_damaged:
+        assert seen(gangs, job_id).is_gathering
+        return
+    assert gangs.gang(job_id) is None
+    [attempt] = held.attempts
+    assert attempt.settle is not None
+    attempt.settle()
+    job = place.store.fetch(job_id)
+    assert job is not None
+    assert job.get_status() == "failed"
+    result = job.latest_result()
+    assert result is not None
+    assert "spec.json: cannot be read" in str(result.exc_string)
