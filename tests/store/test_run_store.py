@@ -621,6 +621,16 @@ def test_an_evaluation_gets_the_rows_that_it_is_compared_with(machines):
     assert (other.rundir(named).path / "rows.jsonl").stat().st_size == 16 << 20
 
 
+def test_a_damaged_spec_fails_the_job_instead_of_beginning_anew(machines):
+    one, other = machines
+    rundir = RunDir.create(one.home.runs, "eval", {"spec": {"against": 5}})
+    one.remote.publish(rundir.path.name)
+    fetch = RunFetch(other.home, other.bucket, rundir.path.name, 1)
+    wait_until(lambda: fetch.is_done)
+    assert fetch.failure is not None
+    assert fetch.failure.startswith("run directory: TypeError")
+
+
 def test_a_stage_is_rolled_back_whose_result_alone_a_list_of_jobs_has_fetched(machines):
     one, other = machines
     job_id = one.submit()
