@@ -180,6 +180,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = suggest.options(error.option_name, [flag for p in known for flag in p.opts])
         path = error.ctx.command_path if error.ctx else "warmd"
         message = f"No such option {error.option_name!r}.{suggest.sentence(found)}"
+        refused = getattr(error.ctx.command, "not_supported", {}) if error.ctx else {}
+        if reason := refused.get(error.option_name.lstrip("-").replace("-", "_")):
+            message = f"No such option {error.option_name!r}: {reason}."
         return _failed(app, f"{message} See: {path} --help", error.exit_code)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "warmd"

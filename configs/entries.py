@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from . import gpus, precision as precisions
-from .gpus import AUTO, read_device
+from .gpus import AUTO, CPU, read_device
 from .queues import INFER, QUEUES, TRAIN
 from .values import (
     ConfigError,
@@ -71,6 +71,12 @@ class WorkerConfig:
     gpu_memory: int = 100  # percent of the GPU's memory that one process may take
     copy_threads: int = 0  # that copy weights to the GPU through pinned memory; 0: torch copies
     standby: bool = False  # whether a process is forked ahead of the next job; isolation fork only
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it can run a part of a job of several nodes: in forked processes, on a CPU."""
+        computes_on_cpu = self.device == CPU or (self.device == AUTO and gpus.visible() == 0)
+        return self.queue == TRAIN and self.isolation == "fork" and computes_on_cpu
 
     @property
     def niceness(self) -> int:

@@ -20,6 +20,7 @@ SCHEMA = "schema"  # the label with the format of run directories; set by warmd 
 MODEL = "model path"  # the need for a model folder
 NODES = "nodes at once"  # the need for so many nodes, of a job that runs on several
 GANG_ADDRESS = "gang address"  # the label of a node that runs parts of such jobs
+GANG_SOFTWARE = "gang software"  # the label with its software, which all nodes of a gang share
 OWN_NEEDS = (SCHEMA, MODEL, NODES)
 
 _KEY = re.compile(r"[a-z][a-z0-9_.-]{0,31}", re.ASCII)

@@ -253,6 +253,9 @@ class Spec:
     # Whether `run` computes with WarmModel.adapter; other kinds get the merged model.
     takes_adapters: ClassVar[bool] = False
 
+    # Options of other programs that users look for here, and what to know instead.
+    not_supported: ClassVar[Mapping[str, str]] = {}
+
     # The options that may change when a job is resumed; the others determine what the job has
     # computed so far. `otherwise` is the advice for those.
     changeable: ClassVar[tuple[str, ...]] = ()
@@ -273,10 +276,20 @@ class Spec:
         known = cls.options()
         for name in values:
             if name not in known:
-                raise SpecError(str(name), f"unknown option of {cls.kind}{_hint(name, known)}")
+                raise SpecError(str(name), f"unknown option of {cls.kind}{cls._hint(name)}")
         spec = cls(**{name: known[name].convert(value) for name, value in values.items()})
         spec.check()
         return spec
+
+    @classmethod
+    def _hint(cls, name: Any) -> str:
+        if name in cls.not_supported:
+            return f"; {cls.not_supported[name]}"
+        # Imported here: difflib costs 5 ms at every start of the command line.
+        import difflib
+
+        close = difflib.get_close_matches(str(name), cls.options(), n=1)
+        return f"; did you mean {close[0]}?" if close else ""
 
     def check(self) -> None:
         """Check constraints between fields, without reading files. Raises SpecError."""
@@ -314,7 +327,7 @@ class Spec:
         spec = self.extended(values.pop("steps")) if "steps" in values else self
         for name in values:
             if name not in known:
-                raise SpecError(str(name), f"unknown option of {self.kind}{_hint(name, known)}")
+                raise SpecError(str(name), f"unknown option of {self.kind}{self._hint(name)}")
         spec = replace(spec, **{name: known[name].convert(v) for name, v in values.items()})
         spec.changes(self.to_json())
         spec.check()
@@ -370,11 +383,3 @@ def _option_info(f: Any, hint: Any) -> OptionInfo:
     return OptionInfo(
         name=f.name, type=hint, many=many, optional=optional, default=f.default, **f.metadata
     )
-
-
-def _hint(name: Any, known: Mapping[str, Any]) -> str:
-    # Imported here: difflib costs 5 ms at every start of the command line.
-    import difflib
-
-    close = difflib.get_close_matches(str(name), known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ...configs.labels import line_of
+from ...configs.labels import GANG_SOFTWARE, line_of
 from ...configs.queues import QUEUES
 from ...configs.values import ConfigError, choice
 from ..shared.app import App, common_options, note
@@ -201,8 +201,9 @@ def _row(found: Node) -> list[str]:
 
 
 def _readable(found: Node) -> dict[str, str]:
-    """The labels; the machine's name is in the node's, and bytes are hard to read."""
-    labels = {key: value for key, value in found.labels.items() if key != "machine"}
+    """The labels; name and version have columns of their own, and bytes are hard to read."""
+    shown_elsewhere = ("machine", GANG_SOFTWARE)
+    labels = {key: value for key, value in found.labels.items() if key not in shown_elsewhere}
     if labels.get("memory", "").isdigit():
         labels["memory"] = render.size(int(labels["memory"])).replace(" ", "")
     return labels

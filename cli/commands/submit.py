@@ -162,6 +162,7 @@ def _kind_command(kind: str) -> click.Command:
     return click.command(
         kind,
         cls=GroupedCommand,
+        not_supported=spec_class(kind).not_supported,
         params=[*arguments, *map(spec_option, options.values()), *requests],
         help=spec_class(kind).__doc__,
     )(common_options(callback))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -17,6 +19,13 @@ class GroupedOption(click.Option):
 
 class GroupedCommand(click.Command):
     """A command whose `--help` lists its options by group, in the order of its parameters."""
+
+    def __init__(
+        self, *args: Any, not_supported: Mapping[str, str] = MappingProxyType({}), **kwargs: Any
+    ) -> None:
+        """`not_supported`: names of options that users look for here, and what to know instead."""
+        super().__init__(*args, **kwargs)
+        self.not_supported = not_supported
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}

@@ -142,7 +142,10 @@ class Submitting(ClientConnection):
         self.home.create()
         if self.config.redis_url is not None:
             runs_owner.claim(self.connection, self.home, self.remote)
-        after = self._unfinished(spec, document) if after is None else self.find(after)
+        unfinished = self._unfinished(spec, document)
+        after = unfinished if after is None else self.find(after)
+        if unfinished not in (None, after):
+            raise SpecError("after", f"must be {unfinished}, which is still to end, got {after}")
         if delay_s is not None:
             at = datetime.fromtimestamp(self.store.clock() + delay_s, UTC)
         rundir = RunDir.create(self.home.runs, spec.kind, document)

@@ -214,9 +214,9 @@ def _submit(
     )
     is_training = job_id == attempt.job
     if is_training:
-        document = _training(runs, folder, plan, state, attempt)
+        document = _training(store, runs, plan, state, attempt)
     else:
-        document = _evaluation(runs, folder, plan, state, attempt, job_id)
+        document = _evaluation(runs, plan, state, attempt, job_id)
     document |= {"origin": plan.origin, "curriculum": plan.id}
     rundir = RunDir.ensure(runs, job_id, document)
     stage = plan.stages[attempt.stage].name
@@ -239,13 +239,14 @@ def _ids(one: Round) -> tuple[str, str]:
 
 
 def _training(
-    runs: Path, folder: CurriculumFolder, plan: Curriculum, state: State, attempt: Attempt
+    store: JobStore, runs: Path, plan: Curriculum, state: State, attempt: Attempt
 ) -> dict[str, Any]:
     """The spec.json of an attempt: that of the stage, from the weights of the stage before."""
     document = plan.stages[attempt.stage].document
     document = _on_weights(runs, plan.kind, document, state.begin_of(attempt.stage))
     if attempt.number:
         first = next(a.job for a in state.attempts if a.stage == attempt.stage)
+        store.refresh(first)  # it may have run on another machine: its events may not be here
         rate = _learning_rate(RunDir(runs / first)) / 2**attempt.number
         document["spec"] = {**document["spec"], "learning_rate": rate}
     return document
@@ -253,7 +254,6 @@ def _training(
 
 def _evaluation(
     runs: Path,
-    folder: CurriculumFolder,
     plan: Curriculum,
     state: State,
     attempt: Attempt,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Mapping
+from hashlib import blake2b
 
+from ... import __version__
 from ...configs import gpus
 from ...configs.memory import memory_bytes
 from ...configs.values import num_cores
+from ...jobs.libraries import versions
 from .home import Home
 
 _LONGEST_NAME = 50
@@ -35,3 +38,9 @@ def machine_labels(configured: Mapping[str, str]) -> dict[str, str]:
         "memory": str(memory_bytes()),
     }
     return dict(sorted({**found, **configured}.items()))
+
+
+def software_label() -> str:
+    """Return warmd's version with a digest of the versions of all libraries that compute."""
+    text = repr((__version__, sorted(versions().items())))
+    return f"{__version__}-{blake2b(text.encode(), digest_size=6).hexdigest()}"

@@ -64,7 +64,10 @@ class Gang:
 
 
 def read_gang(connection: redis.Redis, job_id: str) -> Gang | None:
-    """Return the gang of a job as Redis has it now."""
+    """Return the gang of a job as Redis has it now; None: there is none, or it is not valid.
+
+    A seat that is not valid counts as free.
+    """
     with connection.pipeline(transaction=False) as pipeline:
         pipeline.hgetall(keys.gang(job_id))
         pipeline.get(keys.GATHERING)
@@ -72,11 +75,15 @@ def read_gang(connection: redis.Redis, job_id: str) -> Gang | None:
     fields = {keys.text(name): keys.text(text) for name, text in raw.items()}
     if not {"token", "leader", "node", "size", "needs"} <= fields.keys():
         return None
-    seats = {
-        name.removeprefix(SEAT): Seat(**orjson.loads(text))
+    numbers = {name: _number(fields.get(name)) for name in ("size", "execution", "port")}
+    if (size := numbers["size"]) is None:
+        return None
+    found_seats = {
+        name.removeprefix(SEAT): _seat(text)
         for name, text in fields.items()
         if name.startswith(SEAT)
     }
+    seats = {worker: seat for worker, seat in found_seats.items() if seat is not None}
     workers = [fields["leader"], *seats]
     with connection.pipeline(transaction=False) as pipeline:
         for worker in workers:
@@ -91,16 +98,37 @@ def read_gang(connection: redis.Redis, job_id: str) -> Gang | None:
         token=fields["token"],
         leader=fields["leader"],
         node=fields["node"],
-        size=int(fields["size"]),
+        size=size,
         needs=parse_line(fields["needs"]),
         seats=seats,
         is_gathering=gathering is not None and keys.text(gathering) == job_id,
         is_leader_alive=fields["leader"] in alive,
         alive=frozenset(alive),
-        execution=int(fields["execution"]) if "execution" in fields else None,
+        execution=numbers["execution"],
         claim=fields.get("claim"),
         has_claim=score is not None,
         host=fields.get("host", ""),
-        port=int(fields["port"]) if "port" in fields else None,
+        port=numbers["port"],
         is_ending="end" in fields,
+    )
+
+
+def _number(text: str | None) -> int | None:
+    is_number = text is not None and text.isascii() and text.isdigit() and len(text) < 10
+    return int(text) if text is not None and is_number else None
+
+
+def _seat(text: str) -> Seat | None:
+    """The seat in a field. Another version may write more."""
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(document, dict) or not isinstance(document.get("node"), str):
+        return None
+    return Seat(
+        node=document["node"],
+        state=str(document.get("state", JOINED)),
+        detail=str(document.get("detail", "")),
+        wants_end=bool(document.get("wants_end")),
     )

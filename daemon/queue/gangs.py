@@ -11,6 +11,7 @@ A gang is a hash that the leader keeps alive; `token` tells it from earlier ones
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -22,6 +23,7 @@ from rq.job import Job
 
 from ...configs.labels import (
     GANG_ADDRESS,
+    GANG_SOFTWARE,
     SCHEMA,
     Labels,
     line_of,
@@ -71,7 +73,8 @@ return gang.token
 
 # Closes a gang once all seats are taken, by workers that are alive. KEYS: the gathering job, the
 # gang, the hash of the job; ARGV: job, token, two times in ms, prefix of leases. Returns the number
-# of seats taken, -1 if the gang has expired or the job does not wait any more.
+# of seats taken, -1 if the gang has expired, the job does not wait any more, or seats are free and
+# another job gathers: this leader was suspended.
 _CLOSE = """
 local gang = redis.call('HMGET', KEYS[2], 'token', 'size')
 if gang[1] ~= ARGV[2] or redis.call('HGET', KEYS[3], 'status') ~= 'queued' then return -1 end
@@ -84,13 +87,29 @@ for _, field in ipairs(redis.call('HKEYS', KEYS[2])) do
     redis.call('HDEL', KEYS[2], field)
   end
 end
-redis.call('PEXPIRE', KEYS[2], ARGV[4])
+local gathering = redis.call('GET', KEYS[1])
 if taken < tonumber(gang[2]) - 1 then
+  if gathering and gathering ~= ARGV[1] then return -1 end
   redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])
-elseif redis.call('GET', KEYS[1]) == ARGV[1] then
+elseif gathering == ARGV[1] then
   redis.call('DEL', KEYS[1])
 end
+redis.call('PEXPIRE', KEYS[2], ARGV[4])
 return taken
+"""
+
+# Begins the execution of a gang; from then on no seat can be given back. KEYS: the gang; ARGV:
+# token, fields and values. Returns whether all seats are taken.
+_BEGIN = """
+local gang = redis.call('HMGET', KEYS[1], 'token', 'size')
+if gang[1] ~= ARGV[1] then return 0 end
+local taken = 0
+for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
+  if string.find(field, '^seat ') then taken = taken + 1 end
+end
+if taken < tonumber(gang[2]) - 1 then return 0 end
+for i = 2, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+return 1
 """
 
 # Changes fields of a gang. KEYS: the gang; ARGV: token, fields and values; returns whether the gang
@@ -148,16 +167,18 @@ class Gangs:
         return self.num_suitable(needs) >= num_nodes(needs)
 
     def num_suitable(self, needs: Labels) -> int:
-        """Return how many nodes may take part in a job with these needs, now or later."""
+        """Return how many nodes of the same software may take part in a job, now or later."""
         own = of_node(needs)
-        return sum(
-            node.state == READY
+        suitable = Counter(
+            node.labels.get(GANG_SOFTWARE)
+            for node in NodeRegistry(self._connection).all()
+            if node.state == READY
             and not node.is_draining
             and TRAIN in node.queues
             and GANG_ADDRESS in node.labels
             and not unmet(own, {**node.labels, SCHEMA: str(node.schema)})
-            for node in NodeRegistry(self._connection).all()
         )
+        return max(suitable.values(), default=0)
 
     def open(self, job_id: str, leader: str, node: str, needs: Labels) -> str | None:
         """Begin to gather nodes for a job; return the token, None while another job gathers."""
@@ -210,9 +231,9 @@ class Gangs:
     # --- the execution --------------------------------------------------------------------------
 
     def begin(self, job_id: str, token: str, number: int, claim: Execution) -> bool:
-        """Note the execution that the gang runs; False if the gang is gone."""
+        """Note the execution that the gang runs; False if the gang is gone, or a seat is free."""
         fields = {"execution": str(number), "claim": claim.composite_key}
-        return self._write(job_id, token, fields)
+        return self._write(job_id, token, fields, script=_BEGIN)
 
     def listen(self, job_id: str, token: str, host: str, port: int) -> bool:
         """Note where rank 0 listens: the others may start."""
@@ -228,9 +249,11 @@ class Gangs:
             self._connection.pexpire(keys.gang(job_id), _GANG_MS)
         return read_gang(self._connection, job_id)
 
-    def _write(self, job_id: str, token: str, fields: Mapping[str, str]) -> bool:
+    def _write(
+        self, job_id: str, token: str, fields: Mapping[str, str], *, script: str = _WRITE
+    ) -> bool:
         pairs = [text for pair in fields.items() for text in pair]
-        return bool(self._eval(_WRITE, keys.gang(job_id))(token, *pairs))
+        return bool(self._eval(script, keys.gang(job_id))(token, *pairs))
 
     def _eval(self, script: str, *all_keys: str) -> Any:
         def call(*arguments: str) -> Any:

@@ -125,6 +125,14 @@ class JobStore(Executions, Pausing, Ordering):
         if self.remote is not None:
             self.remote.refresh(job_id)
 
+    def refresh_ended(self, job: Job) -> None:
+        """The same for a training that has ended, once per end: nothing is uploaded after it."""
+        is_known = job.id in self._refreshed and self._refreshed[job.id] == job.ended_at
+        if self.remote is None or is_known:
+            return
+        self.remote.refresh(job.id)
+        self._refreshed[job.id] = job.ended_at
+
     def release(self, job: Job) -> None:
         """Queue a job whose start time has come or whose dependencies have finished.
 

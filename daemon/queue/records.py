@@ -57,6 +57,7 @@ class JobRecords:
         self.connection = connection
         self.shared_clock = SharedClock(connection)
         self.remote = remote
+        self._refreshed: dict[str, datetime | None] = {}  # jobs as of their latest end, by id
         self._queues: dict[str, Queue] = {}  # RQ queries the version of Redis once for each
 
     def queue(self, name: str) -> Queue:

@@ -106,6 +106,8 @@ class Uploader:
         """Upload what is due of a job; return whether it was. Raises StoreUnavailable, OSError."""
         pending = self._pending.read(job_id)
         if pending is None:
+            if not self._pending.is_uploaded(job_id):
+                raise OSError(f"{self._pending.folder / job_id} cannot be read: remove it")
             return False
         rundir = RunDir(self._runs / job_id)
         try:

@@ -27,6 +27,11 @@ from .content import OnBytes, download, is_safe, is_same
 from .index import Index, StoredFile
 from .pending import Pending, PendingUploads
 
+
+class NotUploaded(Exception):
+    """A job has finished, and the machine that ran it has not uploaded its files yet."""
+
+
 OnBegin = Callable[[str, int], None]  # what is fetched now, and its bytes
 OnProblem = Callable[[str], None]
 
@@ -55,8 +60,9 @@ def open_rundir(
         is_ahead = unsent is not None and unsent.execution == old.execution
         log_segments = event_segments.segments(bucket, job_id)
         if is_ahead:
-            by_people = ("spec.json", "labels.json")
-            fetch_files(bucket, rundir.path, {n: f for n, f in new.files.items() if n in by_people})
+            by_people = {n: f for n, f in new.files.items() if _is_by_people(n)}
+            small = {n: f for n, f in by_people.items() if f.bytes < _LARGE_BYTES}
+            fetch_files(bucket, rundir.path, small)
         else:
             remove_others(rundir, new)
             fetch_small(bucket, rundir, new)
@@ -67,7 +73,9 @@ def open_rundir(
         started = Pending(execution, event_segments.length(log_segments))
         pending.write(job_id, started)
     if is_ahead:
-        new = replace(new, files={n: f for n, f in new.files.items() if _is_of_checkpoint(n)})
+        # Not all initial weights are here if this machine was interrupted while it fetched them.
+        fetched = {n: f for n, f in new.files.items() if _is_of_checkpoint(n) or _is_by_people(n)}
+        new = replace(new, files=fetched)
     return new
 
 
@@ -83,15 +91,21 @@ def fetch_small(bucket: Bucket, rundir: RunDir, now: Index) -> None:
 
 
 def fetch_named(home: Home, bucket: Bucket, job_id: str) -> None:
-    """Fetch the small files of an ended job that another one names, if it is in the store.
+    """Fetch the files of a finished job that another one names, if it is in the store.
 
-    Files that are not uploaded yet are left alone. Raises StoreUnavailable, Conflict and OSError.
+    Weights are left out, and files of this machine that are not uploaded yet are left alone. Raises
+    NotUploaded, StoreUnavailable, Conflict and OSError.
     """
     pending = PendingUploads(home)
     with pending.fetching(job_id), suppress(NotFound):
         if pending.is_uploaded(job_id):
             rundir = RunDir(home.runs / job_id)
-            fetch_small(bucket, rundir, index.read(bucket, job_id))
+            now = index.read(bucket, job_id)
+            if "result.json" not in now.files:
+                raise NotUploaded(f"run store {bucket.name}: waits for the result of {job_id}")
+            left_out = ("checkpoints", "init", "model")
+            files = {n: f for n, f in now.files.items() if n.partition("/")[0] not in left_out}
+            fetch_files(bucket, rundir.path, files)
             copies.mark(bucket, rundir.path)
 
 
@@ -212,6 +226,11 @@ def _read(path: Path) -> bytes | None:
 
 def _is_of_checkpoint(name: str) -> bool:
     return name.startswith("checkpoints/")
+
+
+def _is_by_people(name: str) -> bool:
+    """Whether commands write the file, and no execution does."""
+    return name in ("spec.json", "labels.json") or name.startswith("init/")
 
 
 def _is_whole(path: Path) -> bool:

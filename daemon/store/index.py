@@ -58,7 +58,7 @@ class Index:
         for name in self.files:
             folder, _, rest = name.partition("/")
             number = rest.partition("/")[0].removeprefix("checkpoint-")
-            if folder == "checkpoints" and number.isdigit():
+            if folder == "checkpoints" and number.isascii() and number.isdigit():
                 found[int(number)] = f"checkpoints/checkpoint-{number}"
         return dict(sorted(found.items()))
 

@@ -47,9 +47,15 @@ class PendingUploads:
         return []
 
     def read(self, job_id: str) -> Pending | None:
-        """Return the content of a job's file; None: all of the job is in the store."""
-        with suppress(OSError, orjson.JSONDecodeError, TypeError):
-            return Pending(**orjson.loads((self.folder / job_id).read_bytes()))
+        """Return the content of a job's file; None: there is none, or it cannot be read."""
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            document = orjson.loads((self.folder / job_id).read_bytes())
+            # A later version may have written more.
+            return Pending(
+                int(document["execution"]),
+                int(document["events_from"]),
+                document.get("has_ended") is True,
+            )
         return None
 
     def write(self, job_id: str, pending: Pending) -> None:

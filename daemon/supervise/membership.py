@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 from ... import __version__
 from ...configs.config import DaemonConfig
-from ...configs.labels import GANG_ADDRESS
+from ...configs.labels import GANG_ADDRESS, GANG_SOFTWARE
 from ...configs.queues import TRAIN
 from ..host.home import Home
-from ..host.machine import machine_labels, machine_name, node_name
+from ..host.machine import machine_labels, machine_name, node_name, software_label
 from ..queue import own_address
 from ..queue.election import Election
 from ..queue.jobs import JobStore
@@ -63,8 +63,14 @@ class Membership:
     def find_gang_address(self) -> None:
         """Find out where jobs of several nodes listen here, for the labels. Raises RedisError."""
         config = self._config
-        takes_part = any(w.queue == TRAIN and w.isolation == "fork" for w in config.workers)
-        if config.gang_address is None or not takes_part:
+        trains = [worker for worker in config.workers if worker.queue == TRAIN]
+        if config.gang_address is None or not trains:
+            return
+        if not any(worker.takes_part for worker in trains):
+            log.warning(
+                "gang_address: has no effect without a worker of queue train with isolation=fork "
+                "and without a GPU (device=cpu)"
+            )
             return
         if not config.is_shared or config.run_store is not None:
             log.warning("gang_address: has no effect without a shared Redis and a shared folder")
@@ -79,7 +85,7 @@ class Membership:
                 error,
             )
         else:
-            self.labels = {**self.labels, GANG_ADDRESS: address}
+            self.labels = {**self.labels, GANG_ADDRESS: address, GANG_SOFTWARE: software_label()}
 
     @property
     def jobs_left(self) -> int | None:

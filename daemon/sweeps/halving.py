@@ -100,7 +100,7 @@ def waits_at_rung(store: JobStore, runs: Path, member: Member, job: Job, step: i
     """Whether a member has stopped at the step of a rung, not by a request before or after it."""
     if job.get_status(refresh=False) != JobStatus.STOPPED:
         return False
-    store.refresh(member.id)  # it may have run on another machine
+    store.refresh_ended(job)  # it may have run on another machine
     try:
         latest = next(iter(events.newest(RunDir(runs / member.id).events, 1)), None)
     except FileNotFoundError:  # it was removed

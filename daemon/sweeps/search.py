@@ -71,15 +71,16 @@ def _ended(
     members = state.members_of(open_points)
     jobs = store.fetch_many([member.id for member in members])
     ended = {
-        member.id
+        member.id: job
         for member, job in zip(members, jobs, strict=True)
         if job is None or job.get_status(refresh=False) in ENDED
     }
     for point in open_points:
         ids = [member.id for member in members if member.point == point]
-        if ended.issuperset(ids):
-            for one in ids:  # it may have run on another machine
-                store.refresh(one)
+        if ended.keys() >= set(ids):
+            for one in ids:
+                if (job := ended[one]) is not None:  # it may have run on another machine
+                    store.refresh_ended(job)
             values = [score(RunDir(runs / one), sweep.metric, sweep.steps) for one in ids]
             scored = [value for value in values if value is not None]
             found[point] = mean(scored) if len(scored) == len(values) else None

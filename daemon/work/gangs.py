@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ...configs.labels import GANG_ADDRESS, Labels
+from ...configs.labels import GANG_ADDRESS, GANG_SOFTWARE, Labels
 from ..queue.gangs import Gangs
 from ..queue.jobs import JobStore
 from .attempt import Attempt
@@ -23,7 +23,8 @@ class GangWork:
     ) -> None:
         """`node`: the name of this node. `wait_s`: for nodes to come, and for ranks to connect."""
         address = labels.get(GANG_ADDRESS)
-        self.gatherer = Gatherer(store, worker, node, address, wait_s=wait_s)
+        software = {name: labels[name] for name in (GANG_SOFTWARE,) if name in labels}
+        self.gatherer = Gatherer(store, worker, node, address, software, wait_s=wait_s)
         self.led = LedJobs(Gangs(store.connection), address, wait_s=wait_s)
         self.seats = Seats(store, worker, node, address, wait_s=wait_s)
         self._advanced_at = float("-inf")

@@ -22,6 +22,8 @@ from ..runs.rundir import RunDir
 
 log = logging.getLogger(__name__)
 
+_LOG_LOCK_TIMEOUT_S = 1.0  # for another process to finish writing an event
+
 
 @dataclass
 class Gathering:
@@ -29,7 +31,7 @@ class Gathering:
 
     popped: bytes
     token: str
-    needs: Labels
+    needs: Labels  # of the job, and the software of this node
     deadline: float
     num_joined: int = 0  # nodes, without this one; -1: the job does not wait here any more
 
@@ -42,11 +44,18 @@ class Gatherer:
     """Gathers nodes for one job at a time."""
 
     def __init__(
-        self, store: JobStore, worker: str, node: str, address: str | None, *, wait_s: float
+        self,
+        store: JobStore,
+        worker: str,
+        node: str,
+        address: str | None,
+        software: Labels,
+        *,
+        wait_s: float,
     ) -> None:
         """`node`: the name of this node. `address`: where its ranks listen; None: it has none.
 
-        `wait_s`: for nodes to come.
+        `software`: the label that the other nodes must have too. `wait_s`: for nodes to come.
         """
         self.gathering: Gathering | None = None
         self._store = store
@@ -54,17 +63,19 @@ class Gatherer:
         self._worker = worker
         self._node = node
         self._address = address
+        self._software = software
         self._wait_s = wait_s
         self._warned: dict[str, int] = {}  # nodes that came, by job, as of the latest event
 
     def may_gather(self, needs: Labels) -> bool:
         """Whether a job with these needs can be gathered for now."""
-        return self._address is not None and self._gangs.may_gather(needs)
+        return self._address is not None and self._gangs.may_gather({**needs, **self._software})
 
     def gather(self, popped: bytes, needs: Labels) -> bool:
         """Begin to gather nodes for a job; False while another job gathers."""
         if self.gathering is not None:
             return False
+        needs = {**needs, **self._software}
         token = self._gangs.open(keys.text(popped), self._worker, self._node, needs)
         if token is None:
             return False
@@ -107,6 +118,7 @@ class Gatherer:
                 execution=self._store.num_executions(gathering.job_id),
                 clock_offset_s=self._store.shared_clock.latest_offset_s,
                 publish=Publisher(writer, gathering.job_id, path).publish,
+                patience_s=_LOG_LOCK_TIMEOUT_S,
             ) as events:
                 events.emit(
                     "warning",

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import redis
+
 from ..host.messages import GangPlan
 from ..queue.gang_records import ENDED, FAILED, JOINED, LOST, Gang
 from ..queue.gangs import Gangs
@@ -46,18 +48,24 @@ class LedJobs:
         self._led: dict[str, _Led] = {}
 
     def lead(self, attempt: Attempt, gathering: Gathering) -> None:
-        """Run an execution that has just begun together with the nodes that came."""
+        """Run an execution that has just begun together with the nodes that came.
+
+        Raises RedisError; the job is queued again then.
+        """
         job_id, token = gathering.job_id, gathering.token
-        led = self._led[job_id] = _Led(attempt, token)
-        gang = self._gangs.gang(job_id)
-        is_whole = gang is not None and gang.token == token and len(gang.seats) == gang.size - 1
+        self._led[job_id] = _Led(attempt, token)
         if attempt.settle is not None or attempt.request is None:
             return  # its end releases the nodes
-        if gang is None or not is_whole or self._address is None:
-            led.attempt.end_ranks("a node has left before the start")
+        try:
+            started = attempt.started
+            has_begun = self._gangs.begin(job_id, token, started.number, started.claim)
+            gang = self._gangs.gang(job_id)
+        except redis.RedisError:
+            attempt.give_back()  # without a plan its ranks must not start
+            raise
+        if gang is None or not has_begun or self._address is None:
+            attempt.end_ranks("a node has left before the start")
             return
-        started = attempt.started
-        self._gangs.begin(job_id, token, started.number, started.claim)
         plan = GangPlan(gang.nodes, node=0, address=self._address, token=token)
         attempt.request = replace(attempt.request, gang=plan)
 
@@ -81,6 +89,8 @@ class LedJobs:
             led.has_listened = self._gangs.listen(
                 job_id, led.token, self._address, attempt.gang_port
             )
+        if len(gang.seats) < gang.size - 1:
+            attempt.end_ranks("a node has no seat any more")
         for worker, seat in gang.seats.items():
             if seat.wants_end:
                 attempt.stop("drain")

@@ -25,7 +25,7 @@ class Leaving:
         """`max_jobs`: after these the worker closes; None: no limit."""
         self.draining = False  # jobs save and are requeued
         self.closing = False  # jobs run to their end, and no more are taken
-        self.num_taken = 0
+        self.num_taken = 0  # jobs of which it began to run ranks, without seats
         self.has_given_back = False  # all jobs, since the lease ran out
         self._held = held
         self._max_jobs = max_jobs
@@ -43,9 +43,14 @@ class Leaving:
     def _close(self, *_: Any) -> None:
         self.closing = True
 
+    @property
+    def num_jobs(self) -> int:
+        """How many jobs it has begun to run, or a part of them."""
+        return self.num_taken + self._held.gangs.seats.num_begun
+
     def is_closing(self) -> bool:
         """Whether it takes no more jobs: on request, or as it has taken its number of them."""
-        return self.closing or (self._max_jobs is not None and self.num_taken >= self._max_jobs)
+        return self.closing or (self._max_jobs is not None and self.num_jobs >= self._max_jobs)
 
     def is_leaving(self) -> bool:
         """Whether it takes no more jobs, for any of the reasons."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+import time
 
 from ...jobs import KINDS, spec_class
-from ...jobs.errors import WarmdError
+from ...jobs.errors import NotFound, WarmdError
 from ..host.home import Home
 from ..runs.fence import Superseded
 from ..runs.rundir import RunDir, is_job_id, trainer_of
@@ -20,6 +21,8 @@ from ..store.bucket import Bucket, StoreUnavailable
 log = logging.getLogger(__name__)
 
 _MAX_WAIT_S = 30.0  # between two attempts while the store is unavailable
+_NAMED_S = 0.5  # between two looks for the result of a job that this one names
+_MAX_NAMED_S = 600.0  # for the machine that ran it to upload it
 
 
 class _Canceled(Exception):
@@ -75,6 +78,9 @@ class RunFetch:
             self.failure = str(error)
         except OSError as error:
             self.failure = f"run directory: {error}"
+        except Exception as error:  # a damaged spec: without a failure it would begin anew
+            log.exception("%s: not fetched", self.rundir.path.name)
+            self.failure = f"run directory: {type(error).__name__}: {error}"
         finally:
             self.is_done = True
 
@@ -90,7 +96,7 @@ class RunFetch:
         document = self.rundir.read_spec()
         for name in spec_class(document["kind"]).names_jobs if document["kind"] in KINDS else ():
             if is_job_id(named := document["spec"].get(name) or ""):
-                fetching.fetch_named(self._home, self._bucket, named)
+                self._fetch_named(named)
         model = document.get("model")
         trainer = None if model is None else trainer_of(model["path"])
         if trainer is not None and trainer != job_id:
@@ -100,6 +106,19 @@ class RunFetch:
         fetching.fetch_checkpoint(
             self._bucket, self.rundir, now, on_begin=self._begin, on_bytes=self._count
         )
+
+    def _fetch_named(self, job_id: str) -> None:
+        """Fetch a job that this one names, once the machine that ran it has uploaded it."""
+        until = time.monotonic() + _MAX_NAMED_S
+        while True:
+            try:
+                fetching.fetch_named(self._home, self._bucket, job_id)
+                return
+            except fetching.NotUploaded as error:
+                if time.monotonic() > until:
+                    raise NotFound(f"{error}, which its machine has not uploaded") from None
+            if self._canceled.wait(_NAMED_S):
+                raise _Canceled
 
     def _note_problem(self, problem: str) -> None:
         log.warning("%s: %s", self.rundir.path.name, problem)

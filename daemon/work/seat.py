@@ -53,6 +53,11 @@ class Seat:
         self._is_leaving = False
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the execution had begun when the gang was last read."""
+        return self.request.gang is not None
+
+    @property
     def is_downloading(self) -> bool:
         """Whether the model is still being downloaded."""
         model = self.request.model

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from ...configs.labels import Labels, unmet
 from ...jobs.errors import WarmdError
 from ..host.messages import RunJob
 from ..queue.gangs import Gangs
@@ -26,6 +27,7 @@ class Seats:
         `wait_s`: after a job that cannot run here.
         """
         self.taken: list[Seat] = []
+        self.num_begun = 0  # seats whose execution has begun
         self._store = store
         self._gangs = Gangs(store.connection)
         self._worker = worker
@@ -34,22 +36,22 @@ class Seats:
         self._wait_s = wait_s
         self._refused: tuple[str, float] = ("", 0.0)  # a job without a seat for this node, and when
 
-    def take(self, job_id: str, request: Callable[[Job], RunJob]) -> Seat | None:
+    def take(self, job_id: str, labels: Labels, request: Callable[[Job], RunJob]) -> Seat | None:
         """Take a seat in the job that gathers, if there is one that this node can run.
 
-        `request`: makes the request for a horse; raises WarmdError.
+        `labels`: of this node. `request`: makes the request for a horse; raises WarmdError.
         """
         now = time.monotonic()
         has_refused = self._refused[0] == job_id and now - self._refused[1] < self._wait_s
         if self._address is None or has_refused:
             return None
         gang, job = self._gangs.gang(job_id), self._store.fetch(job_id)
-        if gang is None or job is None:
+        if gang is None or job is None or unmet(gang.needs, labels):
             return None
         try:
             wanted = request(job)
-        except WarmdError as error:
-            log.info("%s: %s: takes no part: %s", job_id, self._worker, error)
+        except (WarmdError, OSError, LookupError, TypeError, ValueError) as error:  # damaged
+            log.info("%s: %s: takes no part: %r", job_id, self._worker, error)
             self._refused = job_id, now
             return None
         home_key = self._worker.split(":")[1]
@@ -77,4 +79,6 @@ class Seats:
         """Do what their gangs require now; arguments as for `Seat.advance`. Raises RedisError."""
         if self._address is not None:
             for seat in self.taken:
+                had_begun = seat.has_begun
                 seat.advance(self._address, is_stopping=is_stopping, is_closing=is_closing)
+                self.num_begun += seat.has_begun and not had_begun

@@ -93,8 +93,10 @@ class StoredRuns:
             self._pending.write(job_id, replace(pending, has_ended=True))
 
     def _is_uploaded(self, job_id: str, execution: int) -> bool:
-        pending = self._pending.read(job_id)
-        return pending is None or pending.execution != execution
+        if self._pending.is_uploaded(job_id):
+            return True
+        pending = self._pending.read(job_id)  # None: it cannot be read just now
+        return pending is not None and pending.execution != execution
 
     def _report_problem(self, attempts: Sequence[Attempt]) -> None:
         if time.monotonic() - self._checked_at < _CHECK_S:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import time
 
+import redis
+
 from ...configs.labels import (
     NODES,
     SCHEMA as SCHEMA_LABEL,
     Labels,
     line_of,
     num_nodes,
-    of_node,
-    unmet,
 )
+from ...jobs.errors import WarmdError
 from ..host.machine import machine_name
 from ..host.messages import RunJob
 from ..queue import keys
@@ -128,7 +129,7 @@ class JobTaker:
     def _start(self, popped: bytes) -> None:
         needs = self._store.needs_of_popped(popped)
         missing = self._offer.unmet(needs)
-        if not missing and num_nodes(needs) > 1:
+        if not missing and num_nodes(needs) > 1 and self._is_readable(keys.text(popped)):
             if self._gangs.gatherer.gather(popped, needs):
                 return
             missing = {NODES: needs[NODES]}  # another job gathers since just now
@@ -137,6 +138,14 @@ class JobTaker:
             log.info("%s: %s: set aside, it needs %s", job_id, self._name, line_of(missing))
             return
         self._begin(popped)
+
+    def _is_readable(self, job_id: str) -> bool:
+        """Whether the job has a spec. Nodes would not gather for one without: it fails instead."""
+        try:
+            RunDir.open(self._held.home.runs, job_id).read_spec()
+        except WarmdError:
+            return False
+        return True
 
     def _begin(self, popped: bytes, gathering: Gathering | None = None) -> None:
         """Begin an execution of a popped job. `gathering`: the nodes that came for it."""
@@ -173,7 +182,8 @@ class JobTaker:
         if is_whole:
             self._begin(gathering.popped, gathering)
             return
-        popped, needs, joined = gathering.popped, gathering.needs, gathering.num_joined
+        popped, joined = gathering.popped, gathering.num_joined
+        needs = self._store.needs_of_popped(popped)
         if joined < 0 or not self._store.set_aside(popped, self._queue, self._name, needs):
             self.reconcile()  # canceled or paused meanwhile; or this machine was suspended
             return
@@ -189,24 +199,28 @@ class JobTaker:
             offset_s = self._store.shared_clock.offset_s()
             return request_of(rundir, self._name, self._held.config, job, 0, offset_s)
 
-        needs = self._store.needs_of_popped(job_id.encode())
-        if unmet(of_node(needs), self._offer.labels):
-            return False
-        seat = self._gangs.seats.take(job_id, request)
+        seat = self._gangs.seats.take(job_id, self._offer.labels, request)
         if seat is None:
             return False
-        self._leaving.num_taken += 1
         if seat.is_downloading and seat.request.model is not None:
             self._held.downloads.add(seat.request.model.config, seat)
         return True
 
     def prepare(self, attempt: Attempt) -> None:
-        """Read the run directory of a started job, which is on this machine."""
+        """Read the run directory of a started job, which is on this machine.
+
+        If Redis goes away meanwhile, the job is queued again.
+        """
         job, started = attempt.job, attempt.started
-        prepared = prepare(
-            *(self._store, self._held.home.runs, self._name, self._held.config, job, started),
-            is_shared=self._held.is_shared,
-        )
+        try:
+            prepared = prepare(
+                *(self._store, self._held.home.runs, self._name, self._held.config, job, started),
+                is_shared=self._held.is_shared,
+            )
+        except redis.RedisError as error:
+            log.warning("%s: %s: not prepared: %s", job.id, self._name, error)
+            attempt.give_back()
+            return
         request = attempt.request = prepared.request
         if prepared.rundir is not None and not attempt.has_rundir:
             attempt.set_rundir(prepared.rundir)

@@ -20,7 +20,6 @@ import redis
 
 from ...configs.config import WorkerConfig
 from ...configs.labels import Labels
-from ...configs.queues import TRAIN
 from ..host.heartbeat import Heartbeat
 from ..host.home import Home
 from ..host.machine import node_name
@@ -78,8 +77,7 @@ class Worker:
         """
         self.connection = keys.connect_once(url, timeout_s=lease_s / RENEWALS)
         store = JobStore(self.connection)
-        takes_part = config.queue == TRAIN and config.isolation == "fork"
-        gang_labels = labels if takes_part else {}
+        gang_labels = labels if config.takes_part else {}
         held = self._held = Held(
             home=home,
             config=config,
@@ -132,6 +130,7 @@ class Worker:
         self._held.mailbox.close()
         with suppress(redis.RedisError):  # then the supervisor does it, now or at its next start
             if self._down_since is None:
+                self._held.gangs.gatherer.drop()
                 self._held.registry.requeue_orphans(self._held.name, self._held.config.queue)
 
     def _may_end(self) -> bool:
@@ -149,7 +148,7 @@ class Worker:
             failed=self._num_ended["failed"],
         )
         ids = [one.job.id for one in self._held.taken[:_MOST_REPORTED]]
-        now = JobsHeld(ids, self._leaving.num_taken)
+        now = JobsHeld(ids, self._leaving.num_jobs)
         if now != self._reported:
             with suppress(BlockingIOError, BrokenPipeError):  # then the next iteration tries again
                 os.write(1, encode(now))

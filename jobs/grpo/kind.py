@@ -18,6 +18,7 @@ from ..models.architectures import check_can_generate
 from ..rewards import problems, rewards
 from ..rewards.prompts import Prompt, completion_room, encode
 from ..rewards.user_rewards import KeywordReward
+from ..training.same_inputs import require_same
 from .options import COMPLETION_LENGTH, GrpoSpec
 from .reward_log import RewardLog
 
@@ -62,6 +63,8 @@ def run(spec: GrpoSpec, ctx: Context) -> dict[str, Any]:
         trainer = _trainer(
             spec, ctx, warm, config, prompts, eval_prompts, functions, data, process, log
         )
+        require_same(ctx.ranks, "dataset", {"rows": data["data"], "columns": data["columns"]})
+        require_same(ctx.ranks, "reward", trainer.sources)
         seconds = {"data_s": data_done - begun, "trainer_s": time.perf_counter() - data_done}
         gemm = ctx.ranks.from_first(lambda: recorded_choice(ctx.run_dir / "gemm", ctx.device))
         _announce(spec, ctx, trainer, checkpoint, gemm, seconds)

@@ -91,7 +91,8 @@ class GroupTrainer(EvaluatingTrainer, ScoredTrainer):
         self._has_own_rewards = any(
             isinstance(reward, PositionalReward | KeywordReward) for reward in rewards.values()
         )
-        self._sources = digests() if self._has_own_rewards else {}
+        # Digests of the files of own rewards, by path.
+        self.sources = digests() if self._has_own_rewards else {}
         self.samples_shown = samples_shown
         self.reward_before: float | None = None
         self._prompt_ids = {prompt.text: prompt.ids for prompt in prompts}
@@ -211,8 +212,8 @@ class GroupTrainer(EvaluatingTrainer, ScoredTrainer):
     def about(self) -> dict[str, Any]:
         if not self._has_own_rewards:
             return super().about()
-        self._sources = digests(self._sources)
-        return {**super().about(), SOURCES: self._sources}
+        self.sources = digests(self.sources)
+        return {**super().about(), SOURCES: self.sources}
 
     def _warn_of_differences(self, checkpoint: Path) -> None:
         super()._warn_of_differences(checkpoint)

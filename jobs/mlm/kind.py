@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..context import Context, WarmModel, step_of
 from ..data.reader import progress
 from ..errors import JobFailed, Stopped
+from ..training.same_inputs import require_same
 from .options import GRAPH, LEARNING_RATE, MlmSpec
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
     of the last step. Raises Stopped and JobFailed.
     """
     from ..compute.aten_overrides import ONEDNN, fast_kernels, recorded_choice
+    from ..data.corpus import tokenizer_digest
     from .model import given_tokenizer, model_to_train, read_tokenizer
 
     checkpoint = ctx.checkpoints.latest()
@@ -38,6 +40,8 @@ def run(spec: MlmSpec, ctx: Context) -> dict[str, Any]:
     given = given_tokenizer(spec, warm)
     corpus = ctx.ranks.after_first(lambda: _corpus(spec, ctx, given, checkpoint))
     tokenizer = given or read_tokenizer(corpus.folder / "tokenizer")
+    digests = {"content": corpus.name, "tokenizer": tokenizer_digest(tokenizer)}
+    require_same(ctx.ranks, "data", digests)
     data_done = time.perf_counter()
     model = model_to_train(spec, warm, tokenizer, is_trained=given is None)
     trainer = _trainer(spec, ctx, warm, model, tokenizer, corpus)

@@ -33,6 +33,10 @@ NOT_ON_ADAPTER = (
     "of it"
 )
 SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
+_NOT_SHARDED = (
+    "the weights of a model are not sharded: each of the processes has all of them, and lora takes "
+    "far less memory"
+)
 _MINUTES = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*(?:m|min|minutes?)")
 
 
@@ -83,6 +87,14 @@ class TrainingSpec(Spec, ABC):
         "report_to",
     )
     otherwise: ClassVar[str] = "start a new job from its weights with --init-from JOB"
+
+    not_supported: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        (
+            *("fsdp", "fsdp_config", "deepspeed", "zero_stage", "parallelism_config"),
+            *("tensor_parallel", "tensor_parallel_size", "pipeline_parallel_size"),
+        ),
+        _NOT_SHARDED,
+    )
 
     # The type of model that is trained; kinds of the same type can start from each other's models.
     trains: ClassVar[str] = "decoder"

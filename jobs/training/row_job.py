@@ -14,6 +14,7 @@ from ..data.reader import progress, report_skipped
 from ..errors import Stopped
 from .row_options import RowTrainingSpec
 from .rows import Rows
+from .same_inputs import require_same
 from .tokens import E, Encoder, Examples, tokenized
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def encode(
     corpus = ctx.ranks.after_first(
         lambda: tokenized(ctx.cache_dir, spec.kind, rows, how, check_stop, progress(ctx.emit))
     )
+    require_same(ctx.ranks, "dataset", {"content": corpus.name})
     for part, lengths in corpus.facts.items():
         if lengths["rows"]:
             ctx.emit("lengths", part=part, cached=not corpus.is_new, **lengths)

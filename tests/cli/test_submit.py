@@ -139,6 +139,8 @@ def test_a_users_reward_module_is_found_in_the_current_folder(shell):
         (["--set", "samples"], "set: must be KEY=VALUE, got 'samples'"),
         (["--set", "seed=1", "--set", "seed=2"], "seed: must be set once"),
         (["--smaples", "3"], "No such option '--smaples'"),
+        (["--set", "fsdp=full_shard"], "fsdp: unknown option of grpo; the weights of a model are "),
+        (["--fsdp-config", "x.json"], "No such option '--fsdp-config': the weights of a model are"),
         (["--config", "missing.yaml"], "missing.yaml: "),
         (["--config", "broken.yaml"], "broken.yaml:2: "),
         (["--config", "list.yaml"], "list.yaml: "),

@@ -300,6 +300,24 @@ def test_variables_hold_several_lines_with_semicolons_between(home):
 
 
 @pytest.mark.parametrize(
+    ("options", "gpus", "takes_part"),
+    [
+        ({}, "", True),
+        ({}, "0", False),
+        ({"device": "cpu"}, "0", True),
+        ({"device": "cuda:0"}, "0", False),
+        ({"isolation": "resident"}, "", False),
+        ({"queue": "infer"}, "", False),
+    ],
+)
+def test_workers_that_fork_on_a_cpu_take_part_in_jobs_of_several_nodes(
+    monkeypatch, options, gpus, takes_part
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    assert WorkerConfig(**{"name": "t", "queue": "train", **options}).takes_part is takes_part
+
+
+@pytest.mark.parametrize(
     ("visible", "devices"),
     [("0,2", ["cuda:0", "cuda:1"]), ("MIG-1", ["cuda:0"]), ("", ["auto"])],
 )

@@ -8,16 +8,21 @@ from typing import Any
 
 import pytest
 from waiting import wait_until
-from workplaces import Workplace, workplace
+from workplaces import NAME, Workplace, workplace
 
-from warmd.configs.labels import GANG_ADDRESS, NODES
+from warmd.configs.config import WorkerConfig
+from warmd.configs.labels import GANG_ADDRESS, GANG_SOFTWARE, NODES, line_of
 from warmd.configs.queues import TRAIN
+from warmd.daemon.host.messages import RunJob
 from warmd.daemon.queue import keys
 from warmd.daemon.queue.gang_records import ENDED, STARTED, Gang, Seat
 from warmd.daemon.queue.gangs import Gangs
 from warmd.daemon.queue.lease import LEASE_S
 from warmd.daemon.queue.nodes import NodeRecord, NodeRegistry
+from warmd.daemon.work.leaving import Leaving
+from warmd.daemon.work.taking import JobTaker
 from warmd.jobs import spec_class
+from warmd.jobs.errors import NotFound
 
 LEADER, SECOND, THIRD, FOURTH = (f"train-0:{name}:1" for name in ("aaaa", "bbbb", "cccc", "dddd"))
 
@@ -240,3 +245,152 @@ def test_nodes_count_for_a_gang_if_they_may_take_a_seat_now_or_later(
     gangs.give_up(job_id, token, {NODES: "2"}, pause_s=0.05)
     assert not gangs.may_gather({NODES: "2"})  # its attempt just now failed
     wait_until(lambda: gangs.may_gather({NODES: "2"}))
+
+
+def test_nodes_of_another_version_do_not_count(place: Workplace, gangs: Gangs):
+    registry = NodeRegistry(place.connection)
+    for name, software in {"a": "1-x", "b": "1-x", "c": "2-y"}.items():
+        labels = {GANG_ADDRESS: "10.0.0.1", GANG_SOFTWARE: software}
+        registry.beat(name, node(labels=labels))
+    assert gangs.num_suitable({NODES: "3"}) == 2
+    assert gangs.may_gather({NODES: "2", GANG_SOFTWARE: "1-x"})
+    assert not gangs.may_gather({NODES: "2", GANG_SOFTWARE: "2-y"})
+    assert not gangs.may_gather({NODES: "3"})
+
+
+def test_an_execution_does_not_begin_without_a_node_that_left_just_before(
+    place: Workplace, gangs: Gangs
+):
+    job_id = submit(place)
+    token = opened(gangs, job_id)
+    assert join(gangs, job_id, SECOND) == token
+    assert gangs.close(job_id, token) == 1
+    assert gangs.leave(job_id, token, SECOND)
+    popped: Any = place.connection.lmove(
+        place.store.queue(TRAIN).key, keys.taken(LEADER), "LEFT", "RIGHT"
+    )
+    taken = place.store.begin(popped, TRAIN, LEADER)
+    assert taken is not None
+    assert not gangs.begin(job_id, token, taken[1].number, taken[1].claim)
+    assert seen(gangs, job_id).execution is None
+
+
+def test_a_leader_that_was_suspended_does_not_take_the_turn_of_another(
+    place: Workplace, gangs: Gangs
+):
+    job_id, other = submit(place), submit(place)
+    token = opened(gangs, job_id)
+    place.connection.delete(keys.GATHERING)  # it has expired
+    opened(gangs, other, leader=THIRD)
+    assert gangs.close(job_id, token) == -1
+    assert join(gangs, other, FOURTH) is not None
+    assert join(gangs, job_id, SECOND) is None
+
+
+@pytest.mark.parametrize(
+    "seat", ["", "x", "[]", "{}", '{"node": 7}', '{"node": "bbbb", "state": "joined", "new": 1}']
+)
+def test_a_record_that_is_not_valid_or_of_a_later_version_is_no_error(
+    place: Workplace, gangs: Gangs, seat: str
+):
+    job_id = submit(place)
+    opened(gangs, job_id)
+    place.connection.hset(keys.gang(job_id), f"seat {SECOND}", seat)
+    assert list(seen(gangs, job_id).seats) == ([SECOND] if "new" in seat else [])
+    place.connection.hset(keys.gang(job_id), "size", "many")
+    assert gangs.gang(job_id) is None
+    assert place.client.job(job_id)["status"] == "queued"
+
+
+def test_a_seat_counts_for_max_jobs_when_the_execution_begins(place: Workplace, gangs: Gangs):
+    """It is no reason to leave before: then a node for one job would never take part."""
+    config = WorkerConfig(name="train-0", queue=TRAIN)
+    held = place.held(place.store, config, {GANG_ADDRESS: "127.0.0.1"})
+    seats, leaving = held.gangs.seats, Leaving(held, max_jobs=1)
+    job_id = submit(place)
+    place.connection.hset(keys.WORKERS, NAME, TRAIN)
+    place.connection.set(keys.lease(NAME), 1)
+    token = opened(gangs, job_id)
+
+    def request(job: Any) -> RunJob:
+        return RunJob(job.id, NAME, "", 0, slots=1, threads=1, niceness=0, enqueued_at=None)
+
+    def advance() -> None:
+        seats.advance(is_stopping=False, is_closing=leaving.is_closing())
+
+    assert seats.take(job_id, {}, request) is not None
+    advance()
+    assert (leaving.num_jobs, leaving.is_closing()) == (0, False)
+    assert gangs.close(job_id, token) == 1
+    begun(place, gangs, job_id, token)
+    assert gangs.listen(job_id, token, "127.0.0.1", 7)
+    for _ in range(2):
+        advance()
+        assert (leaving.num_jobs, leaving.is_closing()) == (1, True)
+    assert [seat.settle for seat in seats.taken] == [None]
+
+
+@pytest.mark.parametrize(
+    "error", [NotFound("gone"), OSError("stale"), KeyError("path"), TypeError("unknown field")]
+)
+def test_a_job_that_cannot_be_read_gets_no_seat(place: Workplace, gangs: Gangs, error: Exception):
+    held = place.held(
+        place.store, WorkerConfig(name="train-0", queue=TRAIN), {GANG_ADDRESS: "127.0.0.1"}
+    )
+    job_id = submit(place)
+    opened(gangs, job_id)
+
+    def request(job: Any) -> RunJob:
+        raise error
+
+    assert held.gangs.seats.take(job_id, {}, request) is None
+    assert seen(gangs, job_id).seats == {}
+
+
+def test_a_node_of_another_version_gets_no_seat(place: Workplace, gangs: Gangs):
+    held = place.held(
+        place.store, WorkerConfig(name="train-0", queue=TRAIN), {GANG_ADDRESS: "127.0.0.1"}
+    )
+    job_id = submit(place)
+    needs = {NODES: "2", GANG_SOFTWARE: "1-x"}
+    assert gangs.open(job_id, LEADER, home_of(LEADER), needs) is not None
+
+    def request(job: Any) -> RunJob:
+        return RunJob(job.id, NAME, "", 0, slots=1, threads=1, niceness=0, enqueued_at=None)
+
+    seats = held.gangs.seats
+    assert seats.take(job_id, {GANG_SOFTWARE: "2-y"}, request) is None
+    assert seats.take(job_id, {GANG_SOFTWARE: "1-x"}, request) is not None
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_job_of_several_nodes_that_cannot_be_read_fails_instead_of_gathering(
+    place: Workplace, gangs: Gangs, is_damaged: bool
+):
+    registry = NodeRegistry(place.connection)
+    for name in ("a", "b"):
+        registry.beat(name, node())
+    job_id, labels = submit(place), {GANG_ADDRESS: "127.0.0.1"}
+    needs = {NODES: "2"}
+    place.connection.hset(f"rq:job:{job_id}", keys.FIELD_NEEDS, line_of(needs))
+    popped: Any = place.connection.lmove(
+        place.store.queue(TRAIN).key, keys.taken(NAME), "LEFT", "RIGHT"
+    )
+    assert place.store.set_aside(popped, TRAIN, NAME, needs)
+    if is_damaged:
+        (place.client.rundir(job_id).path / "spec.json").write_text("{")
+    held = place.held(place.store, WorkerConfig(name="train-0", queue=TRAIN), labels)
+    JobTaker(held, Leaving(held, max_jobs=None), labels).take()
+    if not is_damaged:
+        assert seen(gangs, job_id).is_gathering
+        return
+    assert gangs.gang(job_id) is None
+    [attempt] = held.attempts
+    assert attempt.settle is not None
+    attempt.settle()
+    job = place.store.fetch(job_id)
+    assert job is not None
+    assert job.get_status() == "failed"
+    result = job.latest_result()
+    assert result is not None
+    assert "spec.json: cannot be read" in str(result.exc_string)

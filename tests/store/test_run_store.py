@@ -20,7 +20,11 @@ from warmd.cli.commands.doctor import check_runs
 from warmd.cli.main import main
 from warmd.configs.config import DaemonConfig
 from warmd.daemon.client.client import Client
+from warmd.daemon.curriculum import stages
+from warmd.daemon.curriculum.folder import Attempt, Curriculum, Stage, State
 from warmd.daemon.host.home import Home
+from warmd.daemon.queue import keys
+from warmd.daemon.queue.jobs import JobStore
 from warmd.daemon.runs import events
 from warmd.daemon.runs.checkpoints import Checkpoints, verify
 from warmd.daemon.runs.events import EventLog
@@ -29,10 +33,11 @@ from warmd.daemon.runs.rundir import RunDir
 from warmd.daemon.store import copies, event_segments, fetching, index
 from warmd.daemon.store.__main__ import Uploader
 from warmd.daemon.store.bucket import Bucket, StoreUnavailable
-from warmd.daemon.store.pending import PendingUploads
+from warmd.daemon.store.pending import Pending, PendingUploads
 from warmd.daemon.store.remote import RemoteRuns
 from warmd.daemon.store.upload import RunUpload
 from warmd.daemon.work.run_fetches import RunFetch
+from warmd.daemon.work.stored_runs import StoredRuns
 from warmd.jobs.errors import Conflict
 
 
@@ -303,6 +308,44 @@ def test_a_machine_that_is_ahead_of_the_store_resumes_from_its_own_disk(machines
     assert third.steps(job_id) == [1, 2, 3]
 
 
+def test_a_note_of_an_upload_that_cannot_be_read_is_no_sign_that_it_is_complete(machines):
+    one, _ = machines
+    job_id = one.submit()
+    one.begin(job_id, 1)
+    note = one.pending.folder / job_id
+    content = note.read_bytes()
+    runs = StoredRuns(one.home, one.bucket)
+    assert one.pending.read(job_id) == Pending(1, 0)
+    note.write_bytes(content.replace(b"{", b'{"new": 1, '))  # by a later version
+    assert one.pending.read(job_id) == Pending(1, 0)
+    for damaged in (b"", b"[]", b'{"execution": "x"}', content[:9]):
+        note.write_bytes(damaged)
+        assert one.pending.read(job_id) is None
+        assert not runs._is_uploaded(job_id, 1)
+    uploader = Uploader(one.home, one.bucket)
+    wait_until(lambda: iterated(uploader, lambda: one.pending.problem(job_id)))
+    assert f"{note} cannot be read" in str(one.pending.problem(job_id))
+    one.pending.remove(job_id)
+    assert runs._is_uploaded(job_id, 1)
+
+
+def test_initial_weights_are_fetched_again_after_an_interruption(machines):
+    one, other = machines
+    rundir = RunDir.create(one.home.runs, "grpo", {"spec": {}})
+    job_id = rundir.path.name
+    weights = {"config.json": 2, "model.safetensors": 16 << 20}
+    (rundir.path / "init").mkdir()
+    for name, size in weights.items():
+        (rundir.path / "init" / name).write_bytes(b"w" * size)
+    one.remote.publish(job_id)
+    fetching.open_rundir(other.home, other.bucket, job_id, 1)  # then it is killed
+    for execution in (1, 2):  # the network was cut; the worker was killed
+        other.begin(job_id, execution)
+        init = other.rundir(job_id).path / "init"
+        assert {path.name: path.stat().st_size for path in init.iterdir()} == weights
+        (init / "model.safetensors").unlink()
+
+
 def test_checkpoints_that_training_prunes_go_from_the_store_also_on_the_next_machine(machines):
     one, other = machines
     job_id = one.submit()
@@ -559,14 +602,55 @@ def test_a_job_that_cannot_be_read_delays_no_upload_of_another(machines):
 
 def test_an_evaluation_gets_the_rows_that_it_is_compared_with(machines):
     one, other = machines
-    named = ended(one)
+    named = one.submit()
+    one.begin(named, 1)
+    rows = one.rundir(named).path / "rows.jsonl"
+    rows.write_text("1\n")
+    one.upload(named).advance(is_last=False)  # it still runs
     document = {"spec": {"against": named}}
     rundir = RunDir.create(one.home.runs, "eval", document)
     one.remote.publish(rundir.path.name)
     fetch = RunFetch(other.home, other.bucket, rundir.path.name, 1)
+    rows.write_bytes(b"x" * (16 << 20))
+    one.rundir(named).write_result({"metrics": {}}, revision=1)
+    assert not fetch.is_done  # it waits for all rows: fewer could be compared without an error
+    one.end(named)
     wait_until(lambda: fetch.is_done)
     assert fetch.failure is None
-    assert other.rundir(named).read_result() == {"steps": 2, "metrics": {}}
+    assert other.rundir(named).read_result() == {"metrics": {}}
+    assert (other.rundir(named).path / "rows.jsonl").stat().st_size == 16 << 20
+
+
+def test_a_damaged_spec_fails_the_job_instead_of_beginning_anew(machines):
+    one, other = machines
+    rundir = RunDir.create(one.home.runs, "eval", {"spec": {"against": 5}})
+    one.remote.publish(rundir.path.name)
+    fetch = RunFetch(other.home, other.bucket, rundir.path.name, 1)
+    wait_until(lambda: fetch.is_done)
+    assert fetch.failure is not None
+    assert fetch.failure.startswith("run directory: TypeError")
+
+
+def test_a_stage_is_rolled_back_whose_result_alone_a_list_of_jobs_has_fetched(machines):
+    one, other = machines
+    job_id = one.submit()
+    one.begin(job_id, 1)
+    with EventLog(one.rundir(job_id).events, execution=1) as log:
+        log.emit("begin", learning_rate=0.5)
+    one.rundir(job_id).write_result({}, revision=1)
+    one.end(job_id)
+    other.remote.refresh_summaries([job_id])
+    assert other.rundir(job_id).read_result() == {}
+    assert not other.rundir(job_id).events.exists()
+    store = JobStore(keys.connect_once("redis://127.0.0.1:1/0"), other.remote)
+    plan = Curriculum(
+        id="curriculum-1", kind="grpo", created=0.0, name=None, tags=[], gate=None, questions=1,
+        most_questions=1, queueing={}, stages=[Stage("one", {"spec": {"samples": 4}}, True)],
+    )  # fmt: skip
+    again = Attempt(stage=0, number=1, job="grpo-2")
+    state = State("running", [Attempt(stage=0, number=0, job=job_id), again])
+    document = stages._training(store, other.home.runs, plan, state, again)
+    assert document["spec"] == {"samples": 4, "learning_rate": 0.25}
 
 
 def test_a_flipped_bit_in_the_events_of_a_store_is_reported_to_who_takes_the_job_over(machines):

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import pickle
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -112,3 +112,8 @@ def add_gradients(ctx: Context) -> dict[str, Any]:
     given = ctx.ranks.gather([weight.grad for weight in weights])
     sum_gradients(weights, ctx.ranks)
     return {"given": given, "summed": ctx.ranks.gather([weight.grad for weight in weights])}
+
+
+def of_rank(runs: Sequence[Run], ctx: Context) -> dict[str, Any]:
+    """Run a job of which each rank has options of its own, as if its files were others."""
+    return runs[ctx.ranks.rank](ctx)

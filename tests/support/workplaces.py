@@ -30,8 +30,15 @@ from warmd.daemon.host.messages import (
     encode,
 )
 from warmd.daemon.queue import keys
+from warmd.daemon.queue.jobs import JobStore
+from warmd.daemon.queue.lease import Lease
+from warmd.daemon.queue.mailbox import Mailbox
+from warmd.daemon.queue.stream import StreamWriter
 from warmd.daemon.queue.workers import WorkerRegistry
 from warmd.daemon.supervise.redis_server import EmbeddedRedis, find_binary
+from warmd.daemon.work.gangs import GangWork
+from warmd.daemon.work.held import Held
+from warmd.daemon.work.horse_pool import HorsePool
 from warmd.jobs import spec_class
 
 NAME = "infer-0:abcd1234:1"
@@ -83,6 +90,25 @@ class Workplace:
     def resume_redis(self) -> None:
         assert self.redis.process is not None
         self.redis.process.send_signal(signal.SIGCONT)
+
+    def held(
+        self, store: JobStore, config: WorkerConfig, labels: dict[str, str] | None = None
+    ) -> Held:
+        """What a worker holds that uses a store, for its parts to be tested one by one."""
+        return Held(
+            home=self.home,
+            config=config,
+            name=NAME,
+            is_shared=True,
+            store=store,
+            registry=WorkerRegistry(store),
+            writer=StreamWriter(store.connection),
+            mailbox=Mailbox(store.connection, config.queue, NAME),
+            lease=Lease(self.redis.url, NAME, config.queue, length_s=15.0),
+            stored=None,
+            horses=HorsePool(self.home.zygote_socket, config),
+            gangs=GangWork(store, NAME, "node", labels or {}, wait_s=60.0),
+        )
 
     def worker(
         self,

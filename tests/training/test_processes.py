@@ -11,7 +11,7 @@ import mlm_jobs
 import pytest
 import sft_jobs
 import torch
-from processes import add_gradients, run_apart
+from processes import add_gradients, of_rank, run_apart
 from safetensors.torch import load_file
 
 from warmd.jobs.dpo.kind import run as run_dpo
@@ -171,6 +171,24 @@ def test_a_rank_that_fails_fails_the_job_with_its_reason(tmp_path):
     _, failed = run_apart(2, job, tmp_path / "failing")
     assert isinstance(failed, JobFailed)
     assert str(failed).endswith("ValueError: no reward today")
+
+
+@pytest.mark.parametrize(
+    ("make", "option", "values"),
+    [
+        (sft, "samples", (6, 7)),
+        pytest.param(dpo, "samples", (6, 7), marks=pytest.mark.slow),
+        (grpo, "samples", (6, 7)),
+        pytest.param(mlm, "vocab_size", (300, 301), marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_that_have_read_other_data_fail_the_job(make, option, values, tmp_path):
+    jobs = [make(tmp_path, **{option: value}) for value in values]
+    events, failed = run_apart(2, partial(of_rank, jobs), tmp_path / "run")
+    assert isinstance(failed, JobFailed), failed
+    assert "must be the same on all nodes, got another" in str(failed)
+    assert "on rank 1 of 2" in str(failed)
+    assert not [event for event in events if event["type"] == "begin"]
 
 
 def test_a_model_that_is_trained_by_padded_batches_needs_one_process(tmp_path):

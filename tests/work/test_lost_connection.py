@@ -12,9 +12,20 @@ from waiting import wait_until
 from workplaces import NAME, Workplace, workplace
 
 from warmd.configs.config import WorkerConfig
+from warmd.configs.labels import NODES
+from warmd.daemon.host.messages import RunJob
 from warmd.daemon.queue import adoption, keys
+from warmd.daemon.queue.gangs import Gangs
 from warmd.daemon.queue.jobs import JobStore
+from warmd.daemon.queue.stream import StreamWriter
+from warmd.daemon.work.attempt import Attempt
+from warmd.daemon.work.gathering import Gathering
+from warmd.daemon.work.leading import LedJobs
+from warmd.daemon.work.leaving import Leaving
 from warmd.daemon.work.preparation import prepare
+from warmd.daemon.work.taking import JobTaker
+
+NOWHERE = "redis://127.0.0.1:1/0"
 
 
 @pytest.fixture
@@ -50,12 +61,32 @@ def test_a_job_does_not_fail_when_redis_is_lost_between_its_begin_and_its_horse(
     pop(place, job_id)
     begun = place.store.begin(job_id.encode(), "infer", NAME)
     assert begun is not None
-    nowhere = JobStore(keys.connect_once("redis://127.0.0.1:1/0"))
+    nowhere = JobStore(keys.connect_once(NOWHERE))
     config = WorkerConfig(name="infer-0", queue="infer")
     with pytest.raises(redis.ConnectionError):
         prepare(nowhere, place.home.runs, NAME, config, *begun, is_shared=False)
-    # The worker finds, when Redis is back, that it holds a job that it does not run.
-    assert place.registry.reclaim(NAME, "infer") == [job_id]
+    attempt = Attempt(place.store, *begun, None, None, StreamWriter(place.connection))
+    held = place.held(nowhere, config)
+    JobTaker(held, Leaving(held, max_jobs=None), {}).prepare(attempt)
+    assert attempt.settle is not None
+    attempt.settle()  # when Redis is back
+    assert place.status(job_id) == "queued"
+
+
+def test_a_job_of_several_nodes_does_not_start_without_them_when_redis_is_lost(place: Workplace):
+    job_id = place.submit()
+    pop(place, job_id)
+    begun = place.store.begin(job_id.encode(), "infer", NAME)
+    assert begun is not None
+    request = RunJob(job_id, NAME, "", 1, slots=1, threads=1, niceness=0, enqueued_at=None)
+    attempt = Attempt(place.store, *begun, None, request, StreamWriter(place.connection))
+    led = LedJobs(Gangs(keys.connect_once(NOWHERE)), "127.0.0.1", wait_s=1.0)
+    gathering = Gathering(job_id.encode(), "token", {NODES: "2"}, deadline=0.0)
+    with pytest.raises(redis.ConnectionError):
+        led.lead(attempt, gathering)
+    assert attempt.settle is not None
+    attempt.settle()
+    assert place.status(job_id) == "queued"
 
 
 @pytest.mark.slow
