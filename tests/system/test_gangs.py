@@ -175,10 +175,11 @@ def test_the_death_of_a_part_ends_the_whole_and_it_resumes_exactly(
     jobs = [submit_sft(machines) for _ in range(2)]
     for job_id in jobs:
         wait_until(lambda: reached(machines, job_id, 3), timeout_s=60)  # noqa: B023
+        machines.client.pause(job_id)  # it must not end while the other job begins
     (leader, follower), (other_leader, other_follower) = (
         machines.events(job_id, "started")[-1]["nodes"] for job_id in jobs
     )
-    machines.client.pause(jobs[1])  # it must not end while the other job begins again
+    machines.client.unpause(jobs[0])
     [horse] = horses_of(nodes, follower)
     os.kill(horse.pid, signal.SIGKILL)
     wait_until(lambda: len(machines.events(jobs[0], "started")) == 2, timeout_s=60)
