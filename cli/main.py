@@ -144,7 +144,8 @@ class CommandGroup(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # `warmd jobs | head` closes the pipe. What Python still flushes at its exit is dropped.
+            # `warmd jobs | head` closes the pipe. Output that Python would flush at exit is
+            # dropped.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_BROKEN_PIPE
 
@@ -198,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Write nowhere what a shell has closed (`>&-`): then Python has no sys.stdout at all."""
+    """Open /dev/null for streams that the shell closed (`>&-`), for which sys.stdout is None."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
@@ -211,6 +212,6 @@ def _failed(app: App, message: str, code: int) -> int:
         traceback.print_exc()
     from ..jobs.user_code.tracebacks import MOST_REASON, cut
 
-    # A message may quote a whole value, whoever raised it: warmd, click or the system.
+    # A message may quote a long value, whether warmd, click or the system raised it.
     click.echo(f"Error: {cut(one_line(message), MOST_REASON)}", err=True)
     return code

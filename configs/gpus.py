@@ -1,6 +1,6 @@
 """The names of devices, and the NVIDIA GPUs of this machine as their driver reports them.
 
-CUDA is not needed for it, nor torch.
+Needs neither CUDA nor torch.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def follow(
             _show_events(app, client, job_id, stream, live, has_samples=has_samples)
     except KeyboardInterrupt:
         if not live.enabled:
-            note("")  # the terminal's ^C has no line of its own
+            note("")  # the terminal printed ^C without a line break
         note(f"{job_id} continues. Follow it again with: {app.command(f'tail {job_id}')}")
         return EXIT_INTERRUPTED
     return EXIT_CODES.get(client.job(job_id)["status"], 0)

@@ -30,7 +30,7 @@ _MAYMOVE_FIXED = 3  # MREMAP_MAYMOVE | MREMAP_FIXED
 
 
 class HeldFiles:
-    """Read leases on files (fcntl F_SETLEASE), until they are given back or the process ends.
+    """Read leases on files (fcntl F_SETLEASE), until they are released or the process ends.
 
     When another process opens such a file for writing, it waits, and this process gets SIGIO, which
     ends it unless it has a handler. Then call `give_back` or `copy_wanted`.
@@ -79,12 +79,12 @@ class HeldFiles:
         return any(map(_is_wanted, self._held))
 
     def give_back(self) -> None:
-        """Give all leases back: other processes can write."""
+        """Release all leases: other processes can write."""
         for fd in list(self._held):
             self._give_back(fd)
 
     def copy_wanted(self) -> None:
-        """Copy the mappings of files that other processes wait to write, then give these back.
+        """Copy the mappings of files that other processes wait to write, then release their leases.
 
         Addresses do not change. No thread may write to the mappings meanwhile. Raises MemoryError
         if there is too little memory; the files are still held then.

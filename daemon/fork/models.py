@@ -86,7 +86,8 @@ class WarmModels:
         self._attaching = Lock()  # jobs run in threads of a fork
 
     def ensure(self, config: ModelConfig, folder: Path, *, in_use: Collection[str]) -> Loaded:
-        """Return the model, loading it from `folder` if it is not warm, or another one there.
+        """Return the model, loading it from `folder` if it is not warm, or if that folder now has
+        another model.
 
         A model whose files have changed is loaded again; running horses keep the old weights. To
         make room, the least recently used models are unloaded, never one `in_use`. Raises JobFailed
@@ -138,7 +139,7 @@ class WarmModels:
 
     @contextmanager
     def _holding(self, paths: Collection[Path]) -> Iterator[HeldFiles]:
-        """Hold files; give them back if the block raises."""
+        """Hold files; release them if the block raises."""
         held = HeldFiles(paths if self._holds_files else ())
         try:
             yield held

@@ -219,7 +219,7 @@ class _Rank:
             return b""
 
     def end(self) -> str:
-        """Say how it ended."""
+        """Describe how it ended."""
         try:
             found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
         except ChildProcessError:  # code of the job has reaped it

@@ -113,7 +113,7 @@ class RunUpload:
         return None
 
     def _gone_checkpoints(self) -> set[str]:
-        """The checkpoints in the index that training has removed: not here twice in a row.
+        """The checkpoints in the index that training has removed: missing here twice in a row.
 
         A checkpoint that is being replaced is missing for a moment.
         """

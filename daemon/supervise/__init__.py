@@ -1,6 +1,6 @@
 """The supervisor: starts Redis, zygote, workers and gateway, and restarts those that die.
 
 `guardian` restarts the supervisor itself. The supervisor replies to requests on the control socket
-(start, stop, load, unload, status), requeues orphaned jobs and removes old answers (`retention`).
+(stop, reload, load, unload, status), requeues orphaned jobs and removes old answers (`retention`).
 Imports no torch.
 """

@@ -1,4 +1,4 @@
-"""Waits of the main loop: ended by output of child processes, signals, and other threads."""
+"""The main loop's wait: ended by output of child processes, signals and other threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Wakeups:
         self._sender.setblocking(False)
 
     def on_signals(self, stop: Callable[[], None]) -> None:
-        """Let signals end a wait, too; SIGTERM and SIGINT call `stop`, and are unblocked."""
+        """Let signals end a wait as well; unblock SIGTERM and SIGINT, which call `stop`."""
         signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -104,7 +104,7 @@ class SweepOptions:
     def points(self) -> list[dict[str, Any]]:
         """The combinations of values, the last option varying fastest.
 
-        For a search: as many combinations as have each value and each end of a range once.
+        For a search: combinations that cover each value and each end of a range once.
         """
         if self.search is not None:
             ends = {name: (one.low, one.high) for name, one in self.ranges.items()}

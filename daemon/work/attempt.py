@@ -1,8 +1,8 @@
 """One execution of a job, from its start in Redis to its end.
 
-The attempt sends stop and pause requests to the horse, handles the horse's messages, and turns
-every way in which the execution can end into a change in Redis. The worker makes this change,
-`settle`, as soon as Redis is reachable.
+The attempt sends stop and pause requests to the horse, handles the horse's messages, and turns any
+end of the execution into a change in Redis. The worker makes this change, `settle`, as soon as
+Redis is reachable.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class Attempt:
         )
 
     def warn(self, message: str) -> None:
-        """Report something about the job that someone should look at."""
+        """Emit a warning about the job that needs attention."""
         self._log_event("warning", message=message)
 
     def note_store(self, problem: str | None) -> None:

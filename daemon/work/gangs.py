@@ -12,7 +12,7 @@ from .gathering import Gatherer
 from .leading import LedJobs
 from .seats import Seats
 
-_TICK_S = 0.25  # between two looks at each gang
+_TICK_S = 0.25  # between two polls of each gang
 
 
 class GangWork:
@@ -30,7 +30,7 @@ class GangWork:
 
     @property
     def num_slots(self) -> int:
-        """How many slots are kept for gangs, apart from those of attempts."""
+        """How many slots are reserved for gangs, apart from those of attempts."""
         has_seat = sum(seat.settle is None for seat in self.seats.taken)
         return has_seat + (self.gatherer.gathering is not None)
 

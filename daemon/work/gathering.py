@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Gathering:
-    """A popped job for which nodes gather."""
+    """A popped job for which nodes are gathered."""
 
     popped: bytes
     token: str

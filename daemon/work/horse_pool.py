@@ -117,7 +117,7 @@ class Horse:
             self.kill()
 
     def cause_of_death(self) -> str:
-        """Return how it died, as far as that is known."""
+        """Return the known cause of its death."""
         if self._exit is None:
             return "lost: its process disappeared"
         code = self._exit.code

@@ -19,7 +19,7 @@ _DRAIN_TIMEOUT_S = 1.0  # for Redis to come back when the worker is to end
 
 
 class Leaving:
-    """Whether a worker takes jobs, lets them end, or has them save and ends."""
+    """Whether a worker takes jobs, lets them end, or makes them save."""
 
     def __init__(self, held: Held, *, max_jobs: int | None) -> None:
         """`max_jobs`: after these the worker closes; None: no limit."""

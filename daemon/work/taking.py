@@ -87,9 +87,9 @@ class JobTaker:
             self._mailbox.wait_for_job()
 
     def _return_strays(self) -> None:
-        """Give back jobs that were popped for this worker and that it does not wait for.
+        """Requeue jobs that were popped for this worker although it does not wait for one.
 
-        A network that was cut delivers a command late, after its connection was closed. Without
+        After a network failure a command may arrive late, when its connection is closed. Without
         this, the job would wait for the end of the running ones while other workers are idle.
         """
         now = time.monotonic()

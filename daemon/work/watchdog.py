@@ -1,4 +1,4 @@
-"""Stall detection in the worker: jobs without progress, and the place where they hang.
+"""Stall detection in the worker: jobs without progress, and the code where they hang.
 
 The horse reports its activity and the time limit for it (fork/activity.py); the worker measures
 with its own clock, because a horse that is suspended, or whose code holds the GIL, could not. To
@@ -28,7 +28,7 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process of the job is."""
+    """The code that a process of the job executes."""
 
     rank: int
     pid: int

@@ -24,7 +24,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from ...configs.precision import NATIVE as NATIVE  # for the engine, too
+from ...configs.precision import NATIVE as NATIVE  # re-exported for the engine
 from ..files.atomic import write_atomic
 from . import cache, native, onednn
 from .device import gpu_summary, processor_name

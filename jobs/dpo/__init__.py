@@ -1,5 +1,5 @@
 """The DPO kind: direct preference optimization, a decoder learns to prefer chosen completions.
 
-`options` (no torch) -> `kind.run` -> `trainer`; `dataset` reads pairs and turns them into tokens,
+`options` (no torch) -> `kind.run` -> `trainer`; `dataset` reads and tokenizes pairs,
 `packed_trainer` computes TRL's losses without padding.
 """

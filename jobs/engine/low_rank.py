@@ -155,7 +155,7 @@ def among(adapted: Sequence[Adapted], tokens: torch.Tensor) -> list[Adapted]:
 
 
 def unserved(wrapped: Any, layers: Sequence[Any]) -> str | None:
-    """Return the name of an adapted part of a PeftModel that an Adapter of `layers` would lack."""
+    """Return the name of an adapted part of a PeftModel that an Adapter would not cover."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     places = [part for parts in FUSED.values() for part in parts]

@@ -1,4 +1,4 @@
-"""The eval kind: how good a model is on a data set, with intervals, and whether it got better.
+"""The eval kind: metrics of a model on a data set, with intervals, and comparison with another.
 
 `options` (no torch) -> `kind.run`: `questions` reads the data set, `generation` and `likelihood`
 make requests, `answers` gets their completions from the engine, `journal` keeps a line per

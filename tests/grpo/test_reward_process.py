@@ -85,7 +85,7 @@ def dies_at(step: int) -> Any:
     [
         (hangs_at(3), "took longer than 0.5 s (reward_timeout)"),
         (raises_at(3), "reward tiny:faulty failed at"),
-        (dies_at(3), "the process of the rewards ended"),
+        (dies_at(3), "the reward process ended"),
     ],
 )
 def test_a_group_whose_rewards_fail_is_left_out_and_the_job_goes_on(
