@@ -60,10 +60,10 @@ class Uploader:
         """Upload until the process ends."""
         self._pending.clear_problems()
         while True:
-            self.turn()
+            self.iterate()
             time.sleep(_TICK_S)
 
-    def turn(self) -> None:
+    def iterate(self) -> None:
         """One iteration: handle the uploads that have ended, and start those that are due."""
         self._collect()
         for job_id in self._pending.jobs():

@@ -96,20 +96,20 @@ class ProcessGroup:
 
     def after_first(self, make: Callable[[], T]) -> T:
         # The first rank of each other machine makes its own: files such as caches may be local.
-        own_turn, last_turn = self._turns()
-        for _ in range(own_turn):
+        own_round, last_round = self._rounds()
+        for _ in range(own_round):
             self._exchange(b"")
         made = make()
-        for _ in range(last_turn - own_turn):
+        for _ in range(last_round - own_round):
             self._exchange(b"")
         return made
 
-    def _turns(self) -> tuple[int, int]:
+    def _rounds(self) -> tuple[int, int]:
         """Return the round in which this rank calls `make` in `after_first`, and the last round."""
-        last_turn = 2 if 1 < self._per_node < self.size else 1
+        last_round = 2 if 1 < self._per_node < self.size else 1
         if self.rank == 0:
-            return 0, last_turn
-        return (1 if self.rank % self._per_node == 0 else last_turn), last_turn
+            return 0, last_round
+        return (1 if self.rank % self._per_node == 0 else last_round), last_round
 
     def gather(self, value: T) -> list[T]:
         return [pickle.loads(content) for content in self._exchange(pickle.dumps(value))]

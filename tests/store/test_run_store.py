@@ -531,7 +531,7 @@ def test_what_is_on_this_disk_is_shown_while_the_store_is_away(
 
 def iterated(uploader: Uploader, is_reached: Callable[[], object]) -> bool:
     """Whether something is so after another iteration of the uploader."""
-    uploader.turn()
+    uploader.iterate()
     return bool(is_reached())
 
 
