@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""SFT, DPO, GRPO and GRPO with LoRA, each from the one before: straight, killed, and over HTTP.
+"""SFT, DPO, GRPO and LoRA GRPO, each from the previous model: uninterrupted, killed, over HTTP.
 
     python tests/benchmarks/chain.py MODEL DATASET [--seed 0]
 
@@ -109,7 +109,7 @@ class Chain:
     # By the client of the command line.
 
     def run(self) -> None:
-        """Train the chain, each job straight and killed."""
+        """Train the chain, each job uninterrupted and killed."""
         sft = self._both("sft", "tiny", dataset=self.dataset, template=TEMPLATE, **SFT)
         pairs = self._write("pairs.jsonl", self._pairs(sft))
         dpo = self._both("dpo", sft, dataset=pairs, **DPO)
@@ -118,7 +118,8 @@ class Chain:
         self._both("grpo", grpo, lora=4, **rewarded)
 
     def _both(self, kind: str, origin: str, **options: Any) -> str:
-        """Train straight and killed, from the result of `origin`; return the straight job."""
+        """Train uninterrupted and killed, from the result of `origin`; return the uninterrupted
+        job."""
         straight = self._submit(kind, origin, options)
         begun = time.monotonic()
         self._finished(straight)
@@ -220,7 +221,7 @@ class Chain:
     # By OpenAI's client.
 
     def run_over_http(self) -> None:
-        """Train the chain by requests, each from the model that the one before has trained."""
+        """Train the chain by requests, each from the model that the last one trained."""
         with openai.OpenAI(base_url=api_of(self.daemon.client), api_key="unused") as client:
             rows = self.records[: NUM_PROMPTS + NUM_HELD_OUT]
             model = self._tuned(client, "tiny", "supervised", map(chat_of, rows), n_epochs=1)

@@ -1,4 +1,4 @@
-"""A GUI agent's request, answered by the engine and by transformers in the same run.
+"""A GUI agent's request, completed by the engine and by transformers in the same run.
 
     python tests/benchmarks/gui.py MODEL REQUEST [--thumbnail 800] [--tokens 94] [--skip stock]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What many machines cost their Redis: claim latency, and commands per second.
+"""The load of many machines on their Redis: claim latency and commands per second.
 
     python tests/benchmarks/nodes.py [--jobs 10000] [--workers 100] [--seconds 5]
 
@@ -81,7 +81,7 @@ class Simulated:
 
 
 class Leader(threading.Thread):
-    """What the elected daemon does each second."""
+    """The work of the elected daemon in each second."""
 
     def __init__(self, place: Workplace, stopping: threading.Event) -> None:
         super().__init__(daemon=True)

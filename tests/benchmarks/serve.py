@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""16 mixed requests over HTTP: by warmd at once and one by one, and by `transformers serve`.
+"""16 mixed requests over HTTP: warmd concurrently and one by one, and `transformers serve`.
 
     python tests/benchmarks/serve.py MODEL [--requests 16] [--tokens 48] [--rounds 3] [--json]
 
@@ -51,7 +51,7 @@ Server = Callable[[], AbstractContextManager[tuple[str, str]]]  # its URL and it
 
 @dataclass(frozen=True)
 class Way:
-    """How a server is asked."""
+    """How requests are sent to a server."""
 
     server: str
     at_once: int
@@ -62,7 +62,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Answered:
-    """What came of it in one round: tokens per second, and what the machine could do then."""
+    """The result of one round: tokens per second, and the machine's rates at that time."""
 
     tokens_s: float
     allowed_s: float  # tokens per second that the rates allow
@@ -124,7 +124,7 @@ def endless(model: Path) -> Iterator[Path]:
 
 
 def measure_all(folder: Path, args: argparse.Namespace) -> dict[Way, list[Answered]]:
-    """Ask each server in each way, so many rounds; print each figure, unless all come as JSON."""
+    """Send the requests to each server in each way, for some rounds; print each figure, or JSON."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     # Words that are one token each, with the space before them.
     words = [word[1:] for word in tokenizer.get_vocab() if re.fullmatch("Ġ[a-z]{2,}", word)]
@@ -143,7 +143,7 @@ def measure_all(folder: Path, args: argparse.Namespace) -> dict[Way, list[Answer
                 asyncio.run(ask(url, model, warming, args.requests))
                 time.sleep(SETTLING_S)
                 for way in (Way(name, at_once) for at_once in numbers):
-                    # Others every time, so that nothing was read before.
+                    # New ones every time, so that no prefix is cached.
                     asked = requests(words, args.requests, args.tokens, seed=f"{number} {way}")
                     answered = measure(folder, url, model, asked, way)
                     found.setdefault(way, []).append(answered)
@@ -154,7 +154,7 @@ def measure_all(folder: Path, args: argparse.Namespace) -> dict[Way, list[Answer
 
 
 def measure(folder: Path, url: str, model: str, asked: Sequence[Request], way: Way) -> Answered:
-    """Ask once; the rates are the means of those right before and right after."""
+    """Send the requests once; the rates are the means of those right before and right after."""
     before = machine.measure()
     tokens_s = asyncio.run(ask(url, model, asked, way.at_once))
     after = machine.measure()
@@ -168,7 +168,7 @@ def _median(ones: Sequence[Answered]) -> float:
 
 
 def allowed(model: Path, asked: Sequence[Request], way: Way, flops: float, bytes_s: float) -> float:
-    """Return the tokens per second that such rates allow, in float32.
+    """Return the tokens per second that these rates allow in float32.
 
     The layers compute every token, the head only those behind which a new one is written. One by
     one, all weights are read for each new token but the first, which comes with the prompt.
@@ -204,7 +204,7 @@ def requests(words: Sequence[str], count: int, tokens: int, *, seed: str) -> lis
 
 
 async def ask(url: str, model: str, asked: Sequence[Request], at_once: int) -> float:
-    """Tokens per second of answering, so many at once."""
+    """Completion tokens per second, with some requests at a time."""
     slots = asyncio.Semaphore(at_once)
     async with openai.AsyncOpenAI(base_url=url, api_key="unused", timeout=PATIENCE_S) as client:
 

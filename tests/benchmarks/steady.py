@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Thousands of requests over HTTP: does the memory of any process grow with them?
+"""The memory of every process under thousands of requests over HTTP.
 
     python tests/benchmarks/steady.py MODEL [--requests 10000] [--at-once 32] [--samples 10]
 

@@ -117,7 +117,7 @@ def stream(client: openai.OpenAI, request: dict[str, Any]) -> str:
 
 
 def compare_precisions(folder: Path, tokenizer: Any, prompt: str, sentence: str) -> None:
-    """Print what each precision makes of the same tokens."""
+    """Print the results of each precision for the same tokens."""
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
     model.requires_grad_(False).eval()
     ids = tokenizer(prompt + sentence)["input_ids"]

@@ -1,4 +1,4 @@
-"""`warmd data`: what is in a data set, what each kind makes of it, and the tokens that are kept."""
+"""`warmd data`: the content of a data set, its use by each kind, and the cached tokens."""
 
 from __future__ import annotations
 

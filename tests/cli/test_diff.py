@@ -1,4 +1,4 @@
-"""`warmd diff` and `warmd show --source`, on a real server."""
+"""`warmd diff` and `warmd show --source`, with a real Redis."""
 
 from warmd.daemon.runs import source
 

@@ -1,4 +1,4 @@
-"""`warmd digest`, on a real server."""
+"""`warmd digest`, with a real Redis."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""`warmd estimate`: by what has run here, by the measured limits of this machine, and computed."""
+"""`warmd estimate`: from earlier jobs, from the measured limits of this machine, and computed."""
 
 import orjson
 import pytest

@@ -1,4 +1,4 @@
-"""What a person meets on the first day: suggestions, lists that fit, reading without a daemon."""
+"""First-day use: suggestions for typos, tables that fit, reading without a daemon."""
 
 from __future__ import annotations
 

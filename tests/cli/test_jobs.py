@@ -1,7 +1,7 @@
-"""The commands that show, follow and steer jobs, on a real server.
+"""The commands that show, follow and steer jobs, with a real Redis.
 
-The part of the worker is played by the test, through the daemon's own job store and event log:
-these tests are about what the command line makes of it.
+The test acts as the worker, through the daemon's own job store and event log: these tests are about
+the output of the command line.
 """
 
 import os

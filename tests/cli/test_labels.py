@@ -1,4 +1,4 @@
-"""Names, tags and notes of jobs, on a real server."""
+"""Names, tags and notes of jobs, with a real Redis."""
 
 import pytest
 

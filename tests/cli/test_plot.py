@@ -1,4 +1,4 @@
-"""`warmd plot`: the curves of a job's events, without any server."""
+"""`warmd plot`: the curves of a job's events, without Redis."""
 
 import subprocess
 import sys
@@ -113,7 +113,7 @@ def test_a_png_file_is_written_atomically(home, tmp_path):
 
 def test_without_matplotlib_a_png_is_refused_with_what_to_install(home, tmp_path):
     run_dir(home, [3.0, 2.0])
-    # An interpreter in which matplotlib is not to be found.
+    # An interpreter without matplotlib.
     script = (
         "import sys\nsys.modules['matplotlib'] = None\n"
         "from warmd.cli.main import main\nsys.exit(main(sys.argv[1:]))"

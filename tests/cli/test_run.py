@@ -1,4 +1,4 @@
-"""`warmd run` and `warmd chat` with a real daemon: text as it comes, and exit codes."""
+"""`warmd run` and `warmd chat` with a real daemon: streamed text, and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands without a JOB: which job they show, and which one they act on, or refuse to guess."""
+"""Commands without a JOB: the job that they show or act on, and when they refuse to choose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the command line reads times and writes durations, tables, events and progress."""
+"""Parsing of times, and the text of durations, tables, events and progress."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta

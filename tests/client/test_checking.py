@@ -1,4 +1,4 @@
-"""What is found out about a model's folder before a job on it is queued."""
+"""Checks of a model's folder before a job on it is queued."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHAT = {"messages": '[{"role": "user", "content": "a"}]'}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model folder, as far as it is looked at."""
+    """A model folder with the files that the checks read."""
     folder = tmp_path / "m"
     folder.mkdir()
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}

@@ -1,4 +1,4 @@
-"""What a GRPO job would refuse in its first second is refused when it is submitted."""
+"""Errors that a GRPO job would find in its first second are refused at submission."""
 
 from __future__ import annotations
 

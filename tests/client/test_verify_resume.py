@@ -1,4 +1,4 @@
-"""`warmd verify-resume`: verifies exact resume on a user's job, and detects what is not exact."""
+"""`warmd verify-resume`: verifies exact resume on a user's job, and detects differences."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RECORD = NodeRecord(
 
 
 def jobs_of(daemon: Daemon | Desk) -> tuple[set[str], set[str]]:
-    """The jobs that the disk knows of, and those that the server does."""
+    """The jobs on disk, and those in Redis."""
     known = {job["id"] for job in daemon.client.jobs()}
     return {path.name for path in daemon.home.runs.iterdir()}, known
 

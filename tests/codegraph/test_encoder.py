@@ -1,4 +1,4 @@
-"""The code-graph encoder: its size, its bias and its losses, against small sums by hand."""
+"""The code-graph encoder: its size, bias and losses, compared with manual calculations."""
 
 from __future__ import annotations
 
@@ -300,9 +300,9 @@ def test_reversed_edges_and_closed_paths_are_penalized():
         return j[:3] @ k[3:] / math.sqrt(3)
 
     edges = [(root, a), (a, b), (root, c)]
-    turned = sum(F.softplus(affinity(t, h) - affinity(h, t)) for h, t in edges) / 3
+    antisymmetry = sum(F.softplus(affinity(t, h) - affinity(h, t)) for h, t in edges) / 3
     closed = F.softplus(affinity(b, root))
-    expected = float(0.2 * turned + 0.2 * closed)
+    expected = float(0.2 * antisymmetry + 0.2 * closed)
     assert float(constraint(hidden, rel, depth, role)) == pytest.approx(expected)
 
 

@@ -1,4 +1,4 @@
-"""The knowledge graph of Python sources, by small sources worked out by hand."""
+"""The knowledge graph of Python sources, for small sources with known triples."""
 
 from __future__ import annotations
 

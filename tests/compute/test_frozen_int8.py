@@ -1,4 +1,4 @@
-"""Frozen int8 layers: forward what the engine serves, backward the same integers."""
+"""Frozen int8 layers: forward as in the engine, backward with the same integers."""
 
 from __future__ import annotations
 

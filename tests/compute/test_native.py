@@ -29,7 +29,7 @@ from warmd.jobs.engine.parts import Part
 
 MAX_GEMM_ROWS = 512  # that were measured
 MAX_ROWS = 14  # three groups: four, five and five
-PACKED = 8  # turns after which every layer of these models is packed
+PACKED = 8  # steps after which every layer of these models is packed
 
 
 @pytest.fixture(autouse=True)
@@ -89,10 +89,10 @@ def test_a_fused_step_has_the_bits_of_the_unfused_pass(name, sizes, precision, t
     for kv, ids in zip(kvs, prompts * 2, strict=True):
         decoder.forward([Part(kv, ids, True)])
     pairs = list(zip(kvs[:MAX_ROWS], kvs[MAX_ROWS:], strict=True))
-    for turn in range(40):
-        rows = 1 + turn * 3 % MAX_ROWS
-        one = decoder.forward([Part(kv, [turn], True) for kv, _ in pairs[:rows]])
-        other = without_steps(decoder, [Part(kv, [turn], True) for _, kv in pairs[:rows]])
+    for step in range(40):
+        rows = 1 + step * 3 % MAX_ROWS
+        one = decoder.forward([Part(kv, [step], True) for kv, _ in pairs[:rows]])
+        other = without_steps(decoder, [Part(kv, [step], True) for _, kv in pairs[:rows]])
         assert torch.equal(one, other)
     for kv, copy in pairs:
         assert torch.equal(kv.data[..., : kv.length, :], copy.data[..., : kv.length, :])
@@ -123,13 +123,13 @@ def test_rowwise_operations_equal_those_of_pytorch():
         gate_up = torch.randn(rows, 2 * 192) * 20
         torch.testing.assert_close(ours.swiglu(gate_up), theirs.swiglu(gate_up))
         qkv = torch.randn(rows, heads + 2 * kv_heads, size)
-        turned, expected = qkv.clone(), qkv.clone()
+        result, expected = qkv.clone(), qkv.clone()
         cos, sin = decoder.rope.at(torch.arange(rows))
         norms = (torch.randn(size), torch.randn(size))
         for given in (norms, None):
-            ours.norm_and_rope(turned, given, cos, sin)
+            ours.norm_and_rope(result, given, cos, sin)
             theirs.norm_and_rope(expected, given, cos, sin)
-            torch.testing.assert_close(turned, expected)
+            torch.testing.assert_close(result, expected)
         kvs = [decoder.new(100) for _ in range(rows)]
         for kv in kvs:
             kv.data.normal_()

@@ -1,4 +1,4 @@
-"""The daemon's settings: where they come from, and how a wrong one is refused."""
+"""The daemon's settings: their sources, and errors for wrong values."""
 
 import os
 import subprocess

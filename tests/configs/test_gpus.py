@@ -1,4 +1,4 @@
-"""What is known of the GPUs of this machine without CUDA: by nvidia-smi and the driver's files."""
+"""The GPUs of this machine without CUDA: read from nvidia-smi and the driver's files."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def submit(daemon: Daemon, kind: str) -> str:
 
 def ended(daemon: Daemon, curriculum_id: str) -> dict[str, Any]:
     def found() -> dict[str, Any] | None:
-        with contextlib.suppress(WarmdError):  # Redis may be away for a moment
+        with contextlib.suppress(WarmdError):  # Redis may be unreachable for a moment
             one = daemon.client.curriculum(curriculum_id)
             return one if one["status"] in ("finished", "failed") else None
         return None

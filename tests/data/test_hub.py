@@ -1,5 +1,4 @@
-"""Hub data sets on this machine: a split by its name, of every kind of folder, and what is said
-of one that is not here."""
+"""Hub data sets on this machine: splits by name in every kind of folder; missing data sets."""
 
 from __future__ import annotations
 

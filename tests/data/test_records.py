@@ -1,4 +1,4 @@
-"""Records: the same rows of every format, renamed columns, and the one line about a bad record."""
+"""Records: the same rows in every format, renamed columns, and one-line errors for bad records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = [{"question": "1+1?", "answer": "2"}, {"question": 'say "hi",\nplease', "
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """Write rows in the format that the end of the name says."""
+    """Write rows in the format of the file name's suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".jsonl":
         path.write_bytes(b"\n".join(map(orjson.dumps, rows)))

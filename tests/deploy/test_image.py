@@ -1,4 +1,4 @@
-"""The container image: it has all that warmd needs, and what it runs exists."""
+"""The container image: it has everything that warmd needs, and its commands exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTAINERFILE = (ROOT / "deploy" / "Containerfile").read_text()
 
 
 def copied() -> set[str]:
-    """What is copied from the checkout, by the names at its top level."""
+    """The top-level names of the checkout that are copied."""
     lines = re.findall(r"^COPY (?!--from)(.*) \S+$", CONTAINERFILE, re.MULTILINE)
     return {Path(name).parts[0] for line in lines for name in line.split()}
 

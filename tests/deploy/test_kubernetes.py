@@ -58,7 +58,7 @@ def containers() -> dict[str, dict[str, Any]]:
 
 
 def commands() -> Iterator[list[str]]:
-    """All that is run of warmd, without its name."""
+    """All commands of warmd in the manifests, without `warmd`."""
     for container in containers().values():
         yield container["args"]
         hooks = [container.get("lifecycle", {}).get("preStop", {})]

@@ -90,9 +90,9 @@ def test_a_bad_pair_is_refused_before_the_job_is_queued(shared_daemon: Daemon, t
 def test_a_dry_run_counts_pairs_and_steps(shared_daemon: Daemon, tmp_path: Path):
     path = sft_jobs.write(tmp_path / "pairs.jsonl", dpo_jobs.ROWS["texts"])
     words = ("--model", "tiny", "--batch-size", "4", "--eval-samples", "2", "--dry-run")
-    told = warmd("submit", "dpo", path, *words, home=shared_daemon.home.path)
-    assert told.code == 0, told.err
-    plan = told.out + told.err
+    done = warmd("submit", "dpo", path, *words, home=shared_daemon.home.path)
+    assert done.code == 0, done.err
+    plan = done.out + done.err
     assert f"12 of {path}, 1 epochs" in plan
     assert "for weights, gradients and AdamW" in plan
 

@@ -1,4 +1,4 @@
-"""The DPO kind: pairs that are read or refused, training that learns, a resume without a trace."""
+"""The DPO kind: pairs that are read or refused, training that learns, exact resume."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class PowerCut(BaseException):
-    """Ends a run like a kill: nothing is saved any more."""
+    """Ends a run like a power failure: nothing more is saved."""
 
 
 @pytest.mark.slow

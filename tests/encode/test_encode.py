@@ -1,4 +1,4 @@
-"""Encode jobs: vectors that depend on nothing but the text, however they are computed and kept."""
+"""Encode jobs: vectors depend only on the text, not on batching, output format or restarts."""
 
 from __future__ import annotations
 

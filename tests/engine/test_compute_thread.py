@@ -27,11 +27,11 @@ GREEDY = Sampling(temperature=0)
 
 
 @pytest.fixture(autouse=True)
-def turns(monkeypatch: pytest.MonkeyPatch) -> ComputeThread:
+def compute_thread(monkeypatch: pytest.MonkeyPatch) -> ComputeThread:
     """A ComputeThread that nothing else in this process uses."""
-    turns = ComputeThread()
-    monkeypatch.setattr(engines, "COMPUTE_THREAD", turns)
-    return turns
+    compute_thread = ComputeThread()
+    monkeypatch.setattr(engines, "COMPUTE_THREAD", compute_thread)
+    return compute_thread
 
 
 def start() -> Engine:
@@ -47,7 +47,7 @@ def ask(engine: Engine, tokens: int, **how: Any) -> Request:
 
 
 def whole(request: Request) -> int:
-    """The number of tokens that it got. Raises what ended it."""
+    """The number of tokens of a request. Raises the error that ended it."""
     tokens = 0
     while not isinstance(piece := request.pieces.get(timeout=60), End):
         tokens += piece.tokens
@@ -129,7 +129,7 @@ def test_a_closed_engine_frees_its_memory_at_once_while_another_stays_open():
 
 
 class PanicError(BaseException):
-    """As those of libraries in Rust are: no Exception."""
+    """Not an Exception, like the panics of libraries in Rust."""
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_the_error_of_a_sequence_keeps_no_sequence_alive(monkeypatch):
 def test_the_compute_thread_keeps_its_thread_count_whatever_other_threads_set():
     threads = torch.get_num_threads()
 
-    def told(number: int) -> int:
+    def threads_after(number: int) -> int:
         compute_with(number)
         with ThreadPoolExecutor(1) as other:
             other.submit(compute_with, 1).result()
@@ -210,7 +210,7 @@ def test_the_compute_thread_keeps_its_thread_count_whatever_other_threads_set():
 
     try:
         with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(told, 2).result() == 2
+            assert pool.submit(threads_after, 2).result() == 2
     finally:
         compute_with(threads)  # what a thread that asks for the first time is given
 

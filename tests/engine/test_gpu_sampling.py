@@ -1,4 +1,4 @@
-"""Sampling for all sequences of a step together, as an engine does on a GPU."""
+"""Batched sampling for all sequences of a step, as an engine does on a GPU."""
 
 from __future__ import annotations
 

@@ -312,13 +312,13 @@ def test_an_error_in_a_step_is_reported_and_the_engine_continues(qwen):
     asked = [Request(ids=prompt(60), sampling=GREEDY, max_tokens=50) for _ in range(3)]
     for request in asked:
         engine.submit(request)
-    told = []
+    errors = []
     for request in asked:
         with pytest.raises(RuntimeError, match=r"^engine: MemoryError: no memory$") as caught:
             collect(request)
-        told.append(caught.value)
-    assert len(set(map(id, told))) == len(asked)  # raising an exception changes its traceback
-    (cause,) = {error.__cause__ for error in told}  # it has the traceback of the step
+        errors.append(caught.value)
+    assert len(set(map(id, errors))) == len(asked)  # raising an exception changes its traceback
+    (cause,) = {error.__cause__ for error in errors}  # it has the traceback of the step
     assert isinstance(cause, MemoryError)
     assert cause.__traceback__ is not None
     fine = Request(ids=prompt(5), sampling=GREEDY, max_tokens=5)
@@ -356,7 +356,7 @@ def test_a_request_without_memory_for_its_kv_cache_fails_without_affecting_other
 def test_a_sequence_larger_than_all_memory_fails_without_affecting_others(engine):
     endless = Request(ids=prompt(9), sampling=GREEDY, max_tokens=10**15)
     behind = Request(ids=prompt(5), sampling=GREEDY, max_tokens=5)
-    with COMPUTE_THREAD.changed:  # so that both are there for the first turn
+    with COMPUTE_THREAD.changed:  # so that both are there for the first step
         engine.submit(endless)
         engine.submit(behind)
     with pytest.raises(RuntimeError, match="memory"):

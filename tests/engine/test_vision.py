@@ -1,4 +1,4 @@
-"""Images in prompts: answers are equal to those of transformers."""
+"""Images in prompts: completions are equal to those of transformers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ KINDS: dict[str, tuple[bool, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module", params=KINDS)
 def each(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> WarmModel:
-    """One model after the other of those that take images."""
+    """Each model that accepts images."""
     is_taken, sizes = KINDS[request.param]
     model = tiny_vision.make(request.param.partition(" ")[0], **sizes)
     assert Decoder.supports(model) is is_taken
@@ -140,7 +140,7 @@ def test_several_choices_and_batched_requests_with_images_equal_transformers(eac
         ask(each, png(90, 90, 6), "b" * 70, png(150, 100, 5), "?"),
     ]
     wanted = [by_transformers(each, request) for request in asked]
-    with COMPUTE_THREAD.changed:  # so that all of them are there for the first turn
+    with COMPUTE_THREAD.changed:  # so that all of them are there for the first step
         for request in asked:
             engine.submit(request)
     for request, text in zip(asked, wanted, strict=True):
@@ -176,7 +176,7 @@ def test_prompts_with_images_share_the_time_budget_of_a_step(warm, monkeypatch):
 
     monkeypatch.setattr(PromptImages, "encode", encode)
     asked = [ask(warm, "what is ", png(60, 60, seed)) for seed in range(3)]
-    with COMPUTE_THREAD.changed:  # so that all of them are there for the first turn
+    with COMPUTE_THREAD.changed:  # so that all of them are there for the first step
         for request in asked:
             engine.submit(request)
     for request in asked:
@@ -357,19 +357,19 @@ def test_images_for_a_text_model_are_refused_at_the_command_line(tmp_path, optio
     spec.check_inputs({"model_type": "qwen2_vl"})
 
 
-@pytest.mark.parametrize(("turned", "size"), [(1, (120, 60)), (6, (60, 120))])
-def test_an_image_is_rotated_by_its_exif_orientation(tmp_path, turned, size):
+@pytest.mark.parametrize(("orientation", "size"), [(1, (120, 60)), (6, (60, 120))])
+def test_an_image_is_rotated_by_its_exif_orientation(tmp_path, orientation, size):
     path = tmp_path / "a.jpg"
     image = Image.new("RGB", (120, 60), "white")
     image.paste("black", (0, 0, 60, 60))  # its left half
     exif = Image.Exif()
-    exif[0x0112] = turned  # 6: to be turned by 90 degrees to the right
+    exif[0x0112] = orientation  # 6: rotate by 90 degrees to the right
     image.save(path, exif=exif)
     seen, found, _ = images.read(images.FILE + str(path), Budget())
     assert (seen.size, found) == (size, size)
     grey = seen.convert("L").tobytes()
     is_dark = [grey[place] < 100 for place in (0, size[0] - 1)]  # the corners above
-    assert is_dark == [True, turned == 6]
+    assert is_dark == [True, orientation == 6]
 
 
 def test_job_with_images_says_how_many_tokens_they_take(warm, tmp_path):

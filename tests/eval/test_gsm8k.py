@@ -1,4 +1,4 @@
-"""GSM8K as lm-evaluation-harness has it: recorded outputs, and the library where it is installed.
+"""GSM8K like lm-evaluation-harness: recorded outputs, and the library where it is installed.
 
 `WARMD_LM_EVAL_PYTHON` names the Python of an environment that has lm_eval 0.4.13.
 """

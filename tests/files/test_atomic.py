@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic writes: a file is complete or absent."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_files_of_the_daemon_are_for_their_owner_alone(tmp_path):
 
 @contextmanager
 def forked_child() -> Iterator[None]:
-    """A process that was forked here, with copies of all that is open, and lives for the block."""
+    """A process that was forked here with copies of all open files, and lives during the block."""
     child = os.fork()
     if child == 0:
         signal.pause()

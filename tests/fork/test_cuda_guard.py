@@ -1,6 +1,6 @@
-"""No job may find a zygote that has initialized CUDA; on a build of torch that looks like CUDA's.
+"""The zygote never initializes CUDA; tested with a simulated CUDA build of torch.
 
-What CUDA itself does is not tested here: `tests/gpu/check.py` does on a machine with a GPU.
+CUDA itself is not tested here: `tests/gpu/check.py` does so on a machine with a GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job's process imports nothing that the zygote could have imported for all."""
+"""A job's process imports nothing that the zygote could have imported before the fork."""
 
 from __future__ import annotations
 

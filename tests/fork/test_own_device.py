@@ -1,4 +1,4 @@
-"""The device of a horse: which GPU it sees, and what it does where that GPU cannot be used."""
+"""The device of a horse: the GPU that it sees, and the fallback if that GPU cannot be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers over HTTP: text, chats, streams, and how jobs that fail or restart are reported."""
+"""Responses over HTTP: text, chats, streams, and jobs that fail or restart."""
 
 from __future__ import annotations
 

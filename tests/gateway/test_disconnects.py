@@ -1,4 +1,4 @@
-"""Disconnects, retries and restarts: what becomes of the job of a request."""
+"""Disconnects, retries and restarts: their effect on the job of a request."""
 
 from __future__ import annotations
 

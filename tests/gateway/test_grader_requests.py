@@ -1,4 +1,4 @@
-"""Graders in requests for fine-tuning: those that work, and those that are refused by name."""
+"""Graders in fine-tuning requests: supported ones, and those that are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks everything that warmd promises for GPUs, by one command within ten minutes.
+"""Checks everything that warmd documents for GPUs, by one command within ten minutes.
 
     .venv/bin/python tests/gpu/check.py [--only fork,attention] [--limit 560] [--json FILE]
 
@@ -45,7 +45,7 @@ Fact = dict[str, Any]  # check, name, found, expected, ok
 
 
 def main() -> int:
-    """Run the checks that are asked for; return the exit code."""
+    """Run the requested checks; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default=",".join(LIMITS_S), help="checks, with commas between")
     parser.add_argument("--limit", type=float, default=560, help="seconds for all checks")

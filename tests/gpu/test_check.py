@@ -1,4 +1,4 @@
-"""The command that checks a GPU: its parts that need none run here, on a CPU."""
+"""The command that checks a GPU: its parts that need no GPU, on a CPU."""
 
 from __future__ import annotations
 

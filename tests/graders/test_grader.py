@@ -1,4 +1,4 @@
-"""Graders of OpenAI's API: their scores, and the one line about what they cannot be."""
+"""Graders of OpenAI's API: their scores, and one-line errors for unsupported ones."""
 
 from __future__ import annotations
 

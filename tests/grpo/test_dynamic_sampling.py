@@ -1,4 +1,4 @@
-"""Dynamic sampling and experience replay: which groups a step learns from."""
+"""Dynamic sampling and experience replay: the groups of a step."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_int8_rollouts_learn_like_others_and_say_how_far_off_they_were(tmp_path)
         drifts = [e["rollout_drift"] for e in job.of_type("step") if "rollout_drift" in e]
         assert len(drifts) == (12 if dtype == "int8" else 0)
         assert all(0 <= drift < 0.1 for drift in drifts)
-    # An evaluation is by the weights as they are: before, it cannot tell the two apart.
+    # An evaluation uses the native weights, so both are equal before the training.
     assert rewards["int8"]["reward_before"] == rewards["float32"]["reward_before"]
     assert rewards["int8"]["reward_after"] > rewards["int8"]["reward_before"]
 
@@ -187,7 +187,7 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_weights(tmp_path, numbe
 def test_weights_that_explode_fail_the_job_and_leave_the_last_good_checkpoint(tmp_path):
     job = tiny.surroundings(tmp_path)
     with pytest.raises(JobFailed, match=r"^step \d: "):
-        # More than may be asked for: with less, what explodes is not the weights.
+        # Above the allowed maximum: with a smaller rate, the weights do not explode first.
         run(replace(spec(lr_scheduler="constant", save_every=1), learning_rate=1e38), job.ctx)
     latest = job.ctx.checkpoints.latest()
     if latest is not None:

@@ -1,4 +1,4 @@
-"""GRPO with LoRA: what TRL and PEFT compute, from less work; small checkpoints, exact resume."""
+"""GRPO with LoRA: the results of TRL and PEFT with less computation."""
 
 from __future__ import annotations
 

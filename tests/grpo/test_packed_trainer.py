@@ -1,4 +1,4 @@
-"""GRPO's short cuts: the same completions, losses, metrics and weights as TRL, from less work."""
+"""Packed GRPO: the same completions, losses, metrics and weights as TRL with less computation."""
 
 from __future__ import annotations
 
@@ -438,7 +438,7 @@ def test_the_nucleus_is_that_of_all_weights_sorted(top_p):
         at = int((ordered.cumsum(0, dtype=torch.float64) <= limit).sum())
         row[row < ordered[min(at, len(row) - 1)]] = 0
     found = BatchSampler(top_p=top_p).restrict(weights.clone())
-    # Sums of numbers in another order round differently: a weight at the edge may stay or go.
+    # Sums in another order round differently: a weight at the threshold may be kept or not.
     off = (found != expected).sum(-1)
     assert bool((off[:5] <= 1).all()), off
     assert bool((found.sum(-1) >= top_p * weights.sum(-1) * (1 - 1e-5)).all())

@@ -1,4 +1,4 @@
-"""GRPO jobs that are stopped, killed or extended: the resume leaves no trace."""
+"""GRPO jobs that are stopped, killed or extended: the resume is exact."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ HARD_CASES = {
 
 
 class PowerCut(BaseException):
-    """Ends a run like a kill: nothing is saved any more."""
+    """Ends a run like a power failure: nothing more is saved."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rewards in a process of their own, and the log of rewards."""
+"""The reward process, and the reward log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def trained(folder: Path, **options: Any) -> tiny.Surroundings:
     return job
 
 
-def told(job: tiny.Surroundings) -> list[tuple[Any, ...]]:
+def outcomes(job: tiny.Surroundings) -> list[tuple[Any, ...]]:
     return [(s["loss"], s["grad_norm"], s["rewards"]) for s in job.of_type("step")]
 
 
@@ -46,7 +46,7 @@ def test_rewards_in_their_own_process_train_as_in_that_of_the_job(tmp_path, monk
     options = {"reward": ["tiny:digit_share", "tiny:slowly=0.5"], "eval_samples": 3}
     usual = trained(tmp_path / "usual", **options)
     apart = trained(tmp_path / "apart", reward_timeout=30, **options)
-    assert told(apart) == told(usual)
+    assert outcomes(apart) == outcomes(usual)
     assert [step["left_out"] for step in apart.of_type("step")] == [0] * 6
     assert [e["reward"] for e in apart.of_type("eval")] == [
         e["reward"] for e in usual.of_type("eval")

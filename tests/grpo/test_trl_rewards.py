@@ -1,4 +1,4 @@
-"""A reward that is written for TRL gets here what TRL's own GRPOTrainer gives it."""
+"""A reward written for TRL gets the same arguments as from TRL's own GRPOTrainer."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def of_trl(tmp_path: Path, chat: bool) -> list[dict[str, Any]]:
 
 
 def shape(call: dict[str, Any]) -> dict[str, Any]:
-    """What does not depend on the completions, which two samplers draw differently."""
+    """The arguments that do not depend on the completions, which two samplers draw differently."""
     seen = {k: v for k, v in call.items() if k not in ("completions", "completion_ids")}
     seen |= {name: type(call[name]) for name in ("trainer_state", "log_extra", "log_metric")}
     seen["step"] = call["trainer_state"].global_step

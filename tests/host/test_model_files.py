@@ -1,4 +1,4 @@
-"""Weights that change on disk: what has begun keeps them, what comes next has the new ones."""
+"""Weights that change on disk: running jobs keep the old ones, later jobs get the new ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What systemd is told, over its real protocol."""
+"""Notifications to systemd, over its real protocol."""
 
 from __future__ import annotations
 

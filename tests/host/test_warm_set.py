@@ -1,4 +1,4 @@
-"""Which models a daemon brings back when it starts again, and by which names they are known."""
+"""The models that a daemon loads when it starts again, and their names."""
 
 from __future__ import annotations
 

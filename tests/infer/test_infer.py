@@ -1,4 +1,4 @@
-"""The infer kind: prompts, chats and files of them, answered by a tiny model."""
+"""The infer kind: prompts, chats and files of them, completed by a tiny model."""
 
 from __future__ import annotations
 

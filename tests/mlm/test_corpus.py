@@ -1,4 +1,4 @@
-"""The corpus: built once, never stale, whole documents on one side of the split."""
+"""The corpus: built once, never stale, with whole documents on one side of the split."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_sources_given_apart_are_held_out(tmp_path, sources):
 
 
 def test_the_tokenizer_is_trained_on_nothing_that_is_held_out(tmp_path):
-    # A word that stands in one document only becomes a token where that document is trained on.
+    # A word that only one document has becomes a token if that document is trained on.
     words = [letter * 12 for letter in "abcdefghij"]
     data = jsonl(tmp_path / "words.jsonl", [{"text": " ".join([word] * 30)} for word in words])
     found = text_corpus(tmp_path / "cache", recipe(data, vocab_size=400, seq_len=512, share=0.3))

@@ -1,4 +1,4 @@
-"""The options of the MLM kind: which do not fit together, or not with the data and model."""
+"""The options of the MLM kind: combinations that are refused, also with data and model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters, as PEFT writes them: served, and compared with their base."""
+"""Adapters in PEFT's format: served, and compared with their base."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Job kinds of other packages: found by their entry points, used as warmd's own, or left out."""
+"""Job kinds of other packages: found by their entry points, used like warmd's own, or left out."""
 
 from __future__ import annotations
 
@@ -96,11 +96,11 @@ def test_a_kind_from_outside_trains_and_resumes_bit_by_bit(lines, tmp_path):
 
 
 def test_its_options_are_those_of_the_command_line(lines, tmp_path):
-    told = warmd("submit", "lines", "--help", home=tmp_path)
-    assert told.code == 0, told.err
-    assert "Train a decoder on the lines of a text file." in told.out
-    assert "text file, one sample per line" in told.out
-    assert "--init-from" in told.out
+    done = warmd("submit", "lines", "--help", home=tmp_path)
+    assert done.code == 0, done.err
+    assert "Train a decoder on the lines of a text file." in done.out
+    assert "text file, one sample per line" in done.out
+    assert "--init-from" in done.out
     refused = warmd("submit", "lines", "--steps", "0", home=tmp_path)
     assert refused.code == 2
     assert "steps: must be an integer of at least 1" in refused.err

@@ -198,7 +198,7 @@ def plain(text: str | None) -> str:
     return re.sub(r"(?<![`\w])(\w+_\w+)(?![`\w])", r"`\1`", text)
 
 
-# --- What else a reader may try -----------------------------------------------------------------
+# --- Links, files and examples -----------------------------------------------------------------
 
 
 def blocks(text: str, language: str) -> list[str]:

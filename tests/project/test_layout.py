@@ -1,4 +1,4 @@
-"""The import rules: which package may import which, without circles."""
+"""The import rules: the packages that each package may import, without cycles."""
 
 from __future__ import annotations
 
@@ -70,8 +70,7 @@ def package_of(module: str) -> str:
 
 
 def circles(arrows: dict[str, frozenset[str]]) -> list[list[str]]:
-    """The modules on circles: those left when all without an arrow in or out are removed, again
-    and again."""
+    """The modules on import cycles: all but those that no cycle can contain."""
     left = dict(arrows)
     while True:
         ends = [

@@ -1,4 +1,4 @@
-"""Redis on a machine whose clock is minutes ahead: times of jobs go by it."""
+"""Redis on a machine whose clock is minutes ahead: times of jobs use its clock."""
 
 from __future__ import annotations
 

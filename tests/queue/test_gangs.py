@@ -1,4 +1,4 @@
-"""Gangs in Redis: one job gathers at a time, all seats or none, and nothing of an earlier gang."""
+"""Gangs in Redis: one job gathers at a time, all seats or none; earlier gangs have no effect."""
 
 from __future__ import annotations
 
@@ -126,7 +126,8 @@ def test_a_gathering_whose_leader_was_killed_makes_room_for_another(place: Workp
     place.connection.pexpire(keys.GATHERING, 1)
     wait_until(lambda: not place.connection.exists(keys.GATHERING))
     opened(gangs, other, leader=THIRD)
-    # The killed leader was only suspended, and continues: its seats are taken, its turn is over.
+    # The leader was not killed but suspended, and continues: its seats and its right to gather are
+    # lost.
     assert gangs.close(job_id, token) == 1
     assert join(gangs, job_id, FOURTH) is None
     assert join(gangs, other, FOURTH) is not None

@@ -1,4 +1,4 @@
-"""What a user asks of the queue: order, waiting, time, tries, limits, and ways to stop a job."""
+"""The queue for users: order, waiting, times, retries, limits, and ways to stop a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read costs what is shown: thousands of ended jobs make no read dearer."""
+"""The cost of a read depends on its result: thousands of ended jobs do not slow it down."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def desk() -> Iterator[Desk]:
 
 def cost(desk: Desk, read: Callable[[], object]) -> tuple[int, int]:
     """The commands that Redis runs for a read, and the bytes that it sends."""
-    read()  # what is learned once
+    read()  # measured once
 
     def totals() -> tuple[int, int]:
         info: Any = desk.client.connection.info("stats")

@@ -1,4 +1,4 @@
-"""What a Redis must be like to hold jobs, and Redis behind Sentinel."""
+"""Checks of a Redis before it holds jobs, and Redis behind Sentinel."""
 
 from __future__ import annotations
 

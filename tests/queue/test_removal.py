@@ -1,4 +1,4 @@
-"""`warmd rm` and `warmd clean`: what goes, what stays, and what is left when they are killed."""
+"""`warmd rm` and `warmd clean`: what they remove and keep, and the state when they are killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RQ's own tools on the Redis of a daemon: they show the truth and do no harm."""
+"""RQ's own tools on the Redis of a daemon: they show the correct state and do no harm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of dead workers are requeued, whichever process is killed when."""
+"""Jobs of dead workers are requeued, whichever process is killed at any time."""
 
 from __future__ import annotations
 

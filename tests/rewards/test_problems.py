@@ -1,4 +1,4 @@
-"""Problems: what a dataset may look like, and the one line that says why it may not."""
+"""Problems: the accepted forms of a data set, and one-line errors for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards: every rule with a number worked out by hand, and what a user's own must return."""
+"""Rewards: every rule with a manually computed score, and the results of user functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards of the user's own: how they are called, imported and known, and what their faults say."""
+"""User rewards: how they are called, imported and identified, and their error messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reward_of(folder: str, *columns: str, name: str = "mine:f") -> PositionalRew
         return imported(name, columns)
 
 
-# Which way a function is called.
+# Calling conventions.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The damage drill: whatever happens to a file of a checkpoint, no resume is wrong."""
+"""Damaged checkpoints: whatever file is damaged, no resume gives wrong results."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ pytestmark = pytest.mark.usefixtures("like_a_work_horse")
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of a job of 6 steps that nothing happened to."""
+    """The run directory of an undamaged job of 6 steps."""
     folder = tmp_path_factory.mktemp("whole")
     run(SPEC, tiny.surroundings(folder).ctx)
     return folder
@@ -106,14 +106,14 @@ def test_a_damaged_file_is_named_and_its_checkpoint_passed_over(stopped, name, d
         verify(checkpoint)
     assert str(problem.value).startswith(f"checkpoint-4: {name}")
     assert "\n" not in str(problem.value)
-    told: list[str] = []
-    latest = Checkpoints(stopped / "checkpoints", on_warning=told.append).latest()
+    warnings: list[str] = []
+    latest = Checkpoints(stopped / "checkpoints", on_warning=warnings.append).latest()
     assert latest == stopped / "checkpoints" / "checkpoint-2"
-    assert told == [str(problem.value)]
+    assert warnings == [str(problem.value)]
 
 
 def check_resume(whole: Path, folder: Path, *, resumed_from: int | None) -> list[dict[str, Any]]:
-    """Resume, and compare all that came of it with the run that nothing happened to."""
+    """Resume, and compare all results with those of the undamaged run."""
     again = resume(folder)
     assert again.of_type("begin")[0]["resumed_from"] == resumed_from
     assert again.last_step == 6

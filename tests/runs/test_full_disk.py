@@ -1,4 +1,4 @@
-"""A home whose disk is full, has no inodes or cannot be written: one clear line, and nothing half.
+"""A home whose disk is full, has no inodes or cannot be written: one-line errors, no partial state.
 
 Each runs in a mount namespace of its own, on a small tmpfs.
 """
@@ -40,7 +40,7 @@ def lines(done: Done) -> list[Any]:
 
 
 def drill(folder: Path, lacks: str) -> dict[str, Any]:
-    """What the commands say in a home that is full; runs in the namespace."""
+    """Run the commands in a full home and check their output; runs in the namespace."""
     mount = ["mount", "-t", "tmpfs", "-o", FILESYSTEMS[lacks], "tmpfs", str(folder)]
     subprocess.run(mount, check=True)
     desk = Desk(folder)

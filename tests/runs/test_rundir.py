@@ -1,4 +1,4 @@
-"""The lock of a run directory, which horses of several machines may want."""
+"""The lock of a run directory, for which horses of several machines may compete."""
 
 from __future__ import annotations
 

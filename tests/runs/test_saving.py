@@ -49,7 +49,7 @@ def test_a_direct_file_works_where_there_are_no_direct_writes():
 
 
 def test_a_file_is_written_through_the_page_cache_if_direct_io_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(directio, "_ALIGNMENT", 1)  # less than any disk asks for
+    monkeypatch.setattr(directio, "_ALIGNMENT", 1)  # less than any disk requires
     content = np.random.default_rng(0).bytes(8 * MEGABYTE + 7001)
     with DirectFile(tmp_path / "file") as file:
         file.write(content)
@@ -95,7 +95,7 @@ def test_what_the_training_overwrites_meanwhile_is_written_as_it_was():
     writer = threading.Thread(target=write)
     writer.start()
     assert file.begun.wait(10)
-    # The header is out, and nothing tells how long the rest will take.
+    # The header is written; the duration of the rest is unknown.
     releaser = threading.Thread(target=live.release)
     releaser.start()
     file.go_on.set()  # the writer holds the lock while it waits

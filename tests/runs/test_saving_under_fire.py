@@ -1,4 +1,4 @@
-"""Saves on a bad day: a disk that is slow or full, a job that ends before its save does."""
+"""Saves under bad conditions: a slow or full disk, a job that ends before its save."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning by a real daemon: killed in the middle, it ends as if it had not been."""
+"""Supervised fine-tuning by a real daemon: a killed job ends with the same weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens on disk: the same rows are tokenized once, other ones again, and old ones make room."""
+"""Tokens on disk: the same rows are tokenized once, changed ones again; old tokens are evicted."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def server() -> Iterator[S3Server]:
 
 
 class Machine:
-    """A home of its own, with what its daemon does for run directories."""
+    """A home of its own, with the daemon's operations on run directories."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.url = url

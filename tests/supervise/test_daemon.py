@@ -1,4 +1,4 @@
-"""A daemon's life: it starts once, keeps its queue, drains, and replaces what dies."""
+"""The life cycle of a daemon: one start per home, its queue, drain, restarts of processes."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_stop_now_does_not_wait_for_the_step(daemon: Daemon):
 
 @pytest.fixture(scope="module")
 def untroubled(shared_daemon: Daemon) -> bytes:
-    """The final weights of a job that nothing happened to."""
+    """The final weights of an uninterrupted job."""
     job_id = shared_daemon.submit()
     assert shared_daemon.wait(job_id)["status"] == "finished"
     return weights(shared_daemon, job_id)

@@ -200,7 +200,7 @@ def test_an_unreachable_redis_is_reported(make_daemon: MakeDaemon):
 
 @contextmanager
 def external_tls(folder: Path, *more: str) -> Iterator[tuple[int, Path]]:
-    """A server with a password and TLS; its port and its certificate."""
+    """A Redis with a password and TLS; its port and its certificate."""
     key, certificate = folder / "key.pem", folder / "cert.pem"
     subprocess.run(
         [

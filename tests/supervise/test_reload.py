@@ -1,4 +1,4 @@
-"""`warmd reload`: new processes next to the old ones; nothing is lost whatever is killed."""
+"""`warmd reload`: new processes next to the old ones; no job is lost, whatever is killed."""
 
 from __future__ import annotations
 
@@ -211,8 +211,8 @@ def test_an_upgrade_under_the_daemon_is_reported_and_reload_or_restart_takes_it(
             done = run("reload")
             assert done.stdout.startswith("reloaded in ")
             assert "warmd 0.1.0 with other files" in done.stderr
-            told = run("status").stderr
-            assert "supervisor and gateway still run the old version" in told
+            notes = run("status").stderr
+            assert "supervisor and gateway still run the old version" in notes
             with open(package / "daemon" / "host" / "messages.py", "a") as file:
                 file.write("# changed\n")
             refused = run("reload")

@@ -1,4 +1,4 @@
-"""Answers are removed when their time has come, and nothing else is."""
+"""Answers are removed when they are due, and nothing else is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @pytest.fixture(scope="module")
 def queue(tiny_model: Path) -> Iterator[Gateway]:
-    """A server and no worker: the test plays one."""
+    """A Redis without a worker: the test acts as one."""
     with tempfile.TemporaryDirectory(prefix="warmd-") as folder:
         gateway = Gateway(Path(folder, "home"), tiny_model)
         yield gateway

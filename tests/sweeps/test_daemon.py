@@ -1,4 +1,4 @@
-"""Sweeps in a real daemon: what continues is exactly what would have been trained straight."""
+"""Sweeps in a real daemon: jobs that continue equal uninterrupted trainings exactly."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from warmd.jobs.errors import WarmdError
 
 
 def pop(daemon: Daemon) -> None:
-    """Do what the server does for a worker that it cannot tell any more."""
+    """Do what Redis does for a worker that it can no longer notify."""
     connection = daemon.client.connection
     names = [keys.text(name) for name in connection.hkeys(keys.WORKERS)]
     (name,) = (name for name in names if daemon.home.key in name)

@@ -1,4 +1,4 @@
-"""Garbage in Redis, in files and at the sockets: it is refused by name, and stops nothing else."""
+"""Garbage in Redis, in files and on sockets: it is refused by name and affects nothing else."""
 
 from __future__ import annotations
 
@@ -114,15 +114,15 @@ def test_run_directories_spoilt_in_the_queue_are_their_jobs_own_misfortune(batte
     assert all(job._exc_info for job in jobs if job is not None and job.is_failed)
 
 
-@pytest.mark.parametrize("told", [[], ["finished", "requeued"]])
+@pytest.mark.parametrize("types", [[], ["finished", "requeued"]])
 def test_who_was_killed_after_writing_a_result_is_told_to_have_finished_once(
-    battered: Daemon, told: list[str]
+    battered: Daemon, types: list[str]
 ):
     with frozen(battered, "worker"):
         job_id = battered.submit()
         rundir = battered.client.rundir(job_id)
         with events.EventLog(rundir.events, execution=1) as log:
-            for type in ("started", *told):
+            for type in ("started", *types):
                 log.emit(type)
         rundir.write_result({"steps": 6}, revision=1)
     assert battered.wait(job_id)["result"] == {"steps": 6}

@@ -1,4 +1,4 @@
-"""`--init-from`: a new job from the weights of another, which may then go."""
+"""`--init-from`: a new job from the weights of another, which may be removed afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRA in every training kind: options, exact resume, small checkpoints, adapters of PEFT."""
+"""LoRA in every training kind: options, exact resume, small checkpoints, PEFT's format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of several processes: their steps are those of one process, and a resume leaves no trace."""
+"""Jobs of several processes: their steps are those of one process, and the resume is exact."""
 
 from __future__ import annotations
 

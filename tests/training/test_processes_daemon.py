@@ -1,4 +1,4 @@
-"""Jobs of several processes by a real daemon: killed, paused, stopped, and nothing is left."""
+"""Jobs of several processes in a real daemon: killed, paused, stopped; nothing left behind."""
 
 from __future__ import annotations
 

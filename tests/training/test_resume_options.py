@@ -1,4 +1,4 @@
-"""What may change when a job is resumed, and what comes of it."""
+"""Options that may change when a job is resumed, and their effect."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_unknown_options_of_another_version_are_ignored():
     assert old.changes({**options, "of_long_ago": 1}) == {}
 
 
-# What comes of it.
+# Effects.
 
 
 @pytest.mark.slow

@@ -22,8 +22,8 @@ def daemon(sturdy: Daemon) -> Daemon:
 
 
 def hold_at_gate(daemon: Daemon, **options: Any) -> str:
-    """Have a job run and wait in the middle of its third step until `gate` is removed."""
-    for name in ("calls", "told"):
+    """Make a job run and wait in the middle of its third step until `gate` is removed."""
+    for name in ("calls", "requested"):
         (daemon.folder / name).unlink(missing_ok=True)
     (daemon.folder / "gate").touch()
     job_id = daemon.submit("behaviours:gated", **options)
@@ -32,13 +32,13 @@ def hold_at_gate(daemon: Daemon, **options: Any) -> str:
 
 
 def open_gate(daemon: Daemon) -> None:
-    """Let that step end, once its process knows what was asked of it."""
-    wait_until((daemon.folder / "told").exists)
+    """Let that step end, once its process has received the request."""
+    wait_until((daemon.folder / "requested").exists)
     (daemon.folder / "gate").unlink()
 
 
 def pause(daemon: Daemon, **options: Any) -> str:
-    """Have a job run, and hold it after its third step."""
+    """Make a job run, and hold it after its third step."""
     job_id = hold_at_gate(daemon, **options)
     assert daemon.client.pause(job_id) == "pausing"
     open_gate(daemon)

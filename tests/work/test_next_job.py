@@ -1,4 +1,4 @@
-"""Jobs that wait in one queue: each begins as soon as the one before it has gone."""
+"""Jobs that wait in one queue: each begins as soon as the previous one has ended."""
 
 from __future__ import annotations
 
