@@ -155,7 +155,7 @@ def test_a_closed_pipe_ends_the_command_quietly(tmp_path):
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-def test_a_closed_output_is_no_error(closed, tmp_path):
+def test_a_closed_output_is_not_an_error(closed, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
     words = f"{sys.executable} -m warmd.cli data show {tmp_path}/rows.jsonl --home {tmp_path}"
     found = subprocess.run(

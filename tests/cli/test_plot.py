@@ -56,7 +56,7 @@ def test_the_latest_jobs_loss_and_reward_are_drawn_with_numbers_on_both_axes(hom
     assert "\x1b" not in done.out
 
 
-def test_without_a_job_the_latest_training_is_drawn_though_a_model_was_asked_since(home):
+def test_without_a_job_the_latest_training_is_drawn_even_after_a_completion(home):
     trained = run_dir(home, [4.0, 3.0, 2.0, 1.0])
     asked = run_dir(home, [], kind="infer")
     assert f"at step 4  {trained}" in plot(home).out
@@ -71,7 +71,7 @@ def test_plotting_needs_no_redis_and_changes_nothing(home):
     assert sorted(home.rglob("*")) == before
 
 
-def test_json_is_one_curve_a_line(home):
+def test_json_has_one_curve_per_line(home):
     job = run_dir(home, [2.0, None, 1.0], rewards={"math": 0.25})
     done = plot(home, "--json", "--metric", "loss", "--metric", "rewards.math")
     assert done.objects == [

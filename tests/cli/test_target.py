@@ -37,7 +37,7 @@ def test_answers_are_never_the_latest_job(desk):
 @pytest.mark.parametrize(
     ("command", "outcome"), [("cancel", "stopping"), ("kill", "killing"), ("pause", "pausing")]
 )
-def test_the_only_running_job_is_the_default_whatever_waits(desk, command, outcome):
+def test_the_only_running_job_is_the_default_even_if_others_wait(desk, command, outcome):
     running = desk.submit()
     desk.begin()
     desk.submit()

@@ -74,7 +74,7 @@ def test_a_job_that_is_not_deterministic_is_detected(shared_daemon):
     assert jobs_of(shared_daemon) == before
 
 
-def test_without_a_worker_the_verification_says_what_is_missing(desk):
+def test_a_verification_without_a_worker_is_refused_with_advice(desk):
     job_id = desk.submit()
     desk.begin().finish({})
     before = jobs_of(desk)

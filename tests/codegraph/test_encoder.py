@@ -346,7 +346,7 @@ def test_a_saved_encoder_loads_unchanged(tmp_path: Path):
     assert torch.equal(again(**inputs).loss, model(**inputs).loss)
 
 
-def test_the_weights_start_as_the_configuration_says():
+def test_the_initial_weights_follow_the_configuration():
     model = tiny(initializer_range=0.02, hidden_size=64, intermediate_size=256)
     for layer in model.layers:
         assert not layer.relation_bias.leaf.any()

@@ -227,7 +227,7 @@ def test_unsupported_norms_fall_back_to_pytorch(name, change):
 
 
 @pytest.mark.parametrize("is_step", [True, False])
-def test_a_sequence_at_its_capacity_takes_no_more_tokens(is_step):
+def test_a_sequence_at_its_capacity_accepts_no_more_tokens(is_step):
     decoder = packed(small())
     full = decoder.new(1)
     decoder.forward([Part(full, [3], True)])

@@ -141,7 +141,7 @@ def test_a_worse_stage_is_rolled_back_once_wherever_the_process_was_killed(desk,
     killed_everywhere(desk, points, prepare, check)
 
 
-def test_an_undecided_gate_asks_more_questions_and_then_lets_the_stage_pass(desk):
+def test_an_undecided_gate_uses_more_questions_and_then_passes_the_stage(desk):
     curriculum_id = submit(desk)
     finish(desk, "train", {"steps": 4})
     for _ in range(2):

@@ -130,7 +130,7 @@ def test_parquet_columns_that_json_cannot_hold_are_left_out(tmp_path):
     assert second == first | {"missing": "here"}
 
 
-def test_a_file_that_is_no_parquet_is_refused_in_one_line(tmp_path):
+def test_a_file_that_is_not_parquet_is_refused_in_one_line(tmp_path):
     path = tmp_path / "rows.parquet"
     path.write_bytes(b"PAR1 is how it begins")
     assert refusal(path).startswith("dataset: FILE: must be a Parquet file, got: ")

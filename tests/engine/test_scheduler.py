@@ -97,7 +97,7 @@ def test_logits_equal_those_of_transformers(name):
 
 
 @pytest.mark.parametrize("precision", ["native", "bf16", "int8"])
-def test_bfloat16_models_are_served_too(precision):
+def test_bfloat16_models_are_served(precision):
     model = make("Qwen2", vocab_size=81).to(torch.bfloat16)
     engine = start(model, precision=precision)
     asked = Request(ids=prompt(50), sampling=GREEDY, max_tokens=5)

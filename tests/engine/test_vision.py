@@ -372,7 +372,7 @@ def test_an_image_is_rotated_by_its_exif_orientation(tmp_path, orientation, size
     assert is_dark == [True, orientation == 6]
 
 
-def test_job_with_images_says_how_many_tokens_they_take(warm, tmp_path):
+def test_the_usage_of_a_job_with_images_counts_their_tokens(warm, tmp_path):
     class Models:
         def take(self, name: str) -> Any:
             return warm

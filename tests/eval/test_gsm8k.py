@@ -125,7 +125,7 @@ def check_shots(shots: list[list[int]]) -> None:
         assert prompt == "".join(parts) + f"Question: {question}\nAnswer:"
 
 
-def test_extraction_comparison_and_examples_are_those_recorded_of_the_harness():
+def test_extraction_comparison_and_examples_equal_the_recorded_ones_of_the_harness():
     recorded = json.loads(RECORDED.read_text())
     check(recorded)
     check_shots(recorded["shots"])

@@ -392,7 +392,7 @@ def test_supervised_job_is_trained_on_chats_and_measured_on_a_validation_file(se
     served.openai.fine_tuning.jobs.cancel(by_default.id)
 
 
-def test_supervised_rows_and_files_that_are_no_use_are_refused_by_name(served):
+def test_unusable_supervised_rows_and_files_are_refused_by_name(served):
     bad = b'{"messages": [{"role": "user", "content": "hi"}]}'
     file = served.openai.files.create(file=("bad.jsonl", bad), purpose="fine-tune").id
     good = served.openai.files.create(file=("good.jsonl", b'{"text": "a"}'), purpose="fine-tune").id

@@ -211,7 +211,7 @@ def test_events_and_result_agree(job):
     orjson.dumps(result)
 
 
-def test_a_seed_repeats_an_answer_and_none_is_recorded(job):
+def test_a_seed_repeats_an_answer_and_a_random_one_is_recorded(job):
     first = answer(job, temperature=1, max_tokens=30)
     again = answer(job, temperature=1, max_tokens=30, seed=first["seed"])
     other = answer(job, temperature=1, max_tokens=30)
@@ -324,7 +324,7 @@ def test_a_stop_request_ends_a_completion_at_the_next_token(job):
 # --- Files of prompts -----------------------------------------------------------------------------
 
 
-def test_file_of_prompts_is_answered_in_its_order(job, tmp_path):
+def test_a_file_of_prompts_is_answered_in_order(job, tmp_path):
     job.ctx.models.tokenizer.chat_template = CHAT
     prompts: list[Any] = [{"prompt": "a" * (1 + 37 * n % 50)} for n in range(50)]
     prompts[7] = {"messages": [{"role": "user", "content": "hi"}]}

@@ -171,7 +171,7 @@ def test_the_head_is_computed_for_masked_tokens_only(home, name, architecture, m
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
-def test_dropout_is_set_wherever_a_model_keeps_it(home, name, architecture):
+def test_every_dropout_probability_of_a_model_is_set(home, name, architecture):
     config = CONFIGS[architecture]
     torch.manual_seed(0)
     model: Any = AutoModelForMaskedLM.from_config(config)

@@ -72,7 +72,7 @@ def answers(engine: Engine, asked: Sequence[tuple[str, Any]]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_ten_adapters_answer_in_one_batch_as_alone_and_as_merged(warm_ten):
+def test_ten_adapters_in_one_batch_answer_as_alone_and_as_merged(warm_ten):
     models, loaded = warm_ten
     engines = {id(engine_of(one.warm)) for one in loaded}
     assert len(engines) == 1
@@ -114,7 +114,7 @@ def mapped_from(tensor: torch.Tensor) -> Path | None:
 
 
 @pytest.mark.slow
-def test_a_base_that_was_loaded_for_its_adapters_goes_with_the_last_of_them(warm_ten):
+def test_a_base_that_was_loaded_for_its_adapters_is_unloaded_with_the_last_one(warm_ten):
     models, loaded = warm_ten
     for one in loaded:
         assert "tiny" in models.loaded
@@ -141,7 +141,7 @@ def test_a_base_stays_until_its_last_adapter_is_unloaded(tiny_model, folders):
         models.unload("x")
 
 
-def test_room_is_made_by_adapters_before_their_base(tiny_model, folders):
+def test_adapters_are_unloaded_before_their_base_to_make_room(tiny_model, folders):
     size = ensure(WarmModels(10**9), "b", tiny_model).size_bytes
     other = tiny_model.parent / "other"
     if not other.exists():
@@ -164,7 +164,7 @@ def test_adapters_of_another_dtype_get_a_base_of_that_dtype(folders):
     assert (one.dtype, other.dtype) == ("float32", "bfloat16")
 
 
-def test_an_adapter_may_have_the_name_of_its_base_s_folder(folders):
+def test_an_adapter_may_have_the_name_of_its_bases_folder(folders):
     models = WarmModels(10**9)
     loaded = ensure(models, "tiny", folders[0])
     assert loaded.base == "tiny-2"
@@ -180,7 +180,9 @@ MERGED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", MERGED)
-def test_what_cannot_be_served_unmerged_is_merged_and_says_why(tiny_model, tmp_path, name):
+def test_an_adapter_that_cannot_be_served_unmerged_is_merged_with_the_reason(
+    tiny_model, tmp_path, name
+):
     config, why = MERGED[name]
     write_adapter(tmp_path / "a", tiny_model, config)
     models = WarmModels(10**9)

@@ -97,7 +97,7 @@ def at_once(seconds: float) -> None:
     """Do not wait between attempts."""
 
 
-def test_each_end_is_found_once_also_by_a_scanner_that_starts_again(desk):
+def test_each_end_is_found_once_also_by_a_restarted_scanner(desk):
     scanner = Scanner(desk.home, DEFAULT)
     job_id = desk.submit("--name", "first")
     run = desk.begin()
@@ -119,7 +119,7 @@ def test_each_end_is_found_once_also_by_a_scanner_that_starts_again(desk):
     assert [found.event for found in scanner.due()] == ["failed"]  # the other one was not reported
 
 
-def test_what_is_found_but_not_delivered_is_found_again(desk):
+def test_an_event_that_was_not_delivered_is_found_again(desk):
     Scanner(desk.home, DEFAULT)
     desk.submit()
     desk.begin().finish({"reward_after": 0.5})
@@ -129,13 +129,13 @@ def test_what_is_found_but_not_delivered_is_found_again(desk):
     assert again.text.endswith("finished, reward_after 0.5")
 
 
-def test_ends_before_the_first_start_are_not_notified_of(desk):
+def test_ends_before_the_first_start_give_no_notification(desk):
     desk.submit()
     desk.begin().finish({})
     assert list(Scanner(desk.home, DEFAULT).due()) == []
 
 
-def test_scratch_jobs_of_checks_are_not_notified_of(desk):
+def test_scratch_jobs_give_no_notification(desk):
     scanner = Scanner(desk.home, DEFAULT)
     desk.client.submit_again(desk.submit(), stop_at=2)
     desk.begin().finish({})
@@ -148,7 +148,7 @@ def test_a_damaged_record_begins_anew(desk):
         assert list(Scanner(desk.home, DEFAULT).due()) == []
 
 
-def test_notify_test_delivers_one_or_says_why_not(desk, tmp_path, monkeypatch):
+def test_notify_test_delivers_a_notification_or_reports_why_not(desk, tmp_path, monkeypatch):
     done = desk.warmd("notify", "test")
     assert done.is_refusal(2)
     assert done.err.startswith("Error: notify: not set")

@@ -70,7 +70,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 # Used as one of warmd's own.
 
 
-def test_the_example_of_the_manual_is_what_its_files_are(lines):
+def test_the_example_of_the_manual_equals_its_files(lines):
     project = tomllib.loads((packages.EXAMPLE.parent / "pyproject.toml").read_text())["project"]
     (entry,) = Kinds({}).outside.values()
     assert project["entry-points"]["warmd.kinds"] == {"lines": f"{entry.options}:{entry.spec}"}
@@ -178,7 +178,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize(("name", "module", "message"), BROKEN.values(), ids=BROKEN)
-def test_a_kind_that_cannot_be_used_is_left_out_with_one_line(site, name, module, message):
+def test_a_kind_that_cannot_be_used_is_left_out_with_a_one_line_reason(site, name, module, message):
     if module:
         (site / "odd_kind.py").write_text(module)
     packages.install(site, "odd-package", {name: "odd_kind:Odd"})

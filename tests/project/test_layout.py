@@ -263,13 +263,13 @@ def test_every_package_has_a_rule():
     assert {one for one in packages if not within(one, *KINDS, *without)} <= ALLOWED.keys()
 
 
-def test_the_contract_of_a_kind_knows_nothing_else():
+def test_the_contract_of_a_kind_imports_nothing_else():
     for module in CONTRACT:
         others = {other for other in ARROWS[module] if within(other, *TOP)}
         assert others <= {*CONTRACT, "configs", "configs.queues"}, module
 
 
-def test_every_package_says_what_it_is_for():
+def test_every_package_has_a_docstring_of_three_lines():
     for module, path in SOURCES.items():
         if path.name == "__init__.py":
             text = ast.get_docstring(ast.parse(path.read_text())) or ""

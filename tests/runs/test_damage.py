@@ -99,7 +99,7 @@ def test_the_damage_test_covers_every_file(whole):
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_file_is_named_and_its_checkpoint_passed_over(stopped, name, damage):
+def test_a_damaged_file_is_named_and_its_checkpoint_skipped(stopped, name, damage):
     checkpoint = stopped / "checkpoints" / "checkpoint-4"
     damage(checkpoint / name)
     with pytest.raises(CheckpointDamaged) as problem:
@@ -174,7 +174,7 @@ def test_a_missing_state_is_an_error_and_not_a_restart(stopped, name):
 
 
 @pytest.mark.parametrize("name", [*STATE_FILES, "model.safetensors", "config.json"])
-def test_training_never_continues_from_a_torn_file(stopped, name):
+def test_training_never_continues_from_a_truncated_file(stopped, name):
     manifest_again(stopped, lambda copy: truncate(copy / name))
     again = tiny.surroundings(stopped)
     with pytest.raises(Exception, match=r".+"):  # any error of its reader

@@ -105,7 +105,7 @@ def test_without_room_submit_and_resume_refuse_and_rm_makes_room(tmp_path, lacks
 
 
 @pytest.mark.slow
-def test_in_a_home_that_cannot_be_written_each_command_says_so(tmp_path):
+def test_each_command_reports_a_home_that_cannot_be_written(tmp_path):
     found = drilled(tmp_path, "read-only")
     for command in ("submit", "resume", "rm"):
         assert is_one_line(found[command]), found[command]

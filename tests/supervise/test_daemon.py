@@ -224,7 +224,7 @@ def test_a_job_with_a_result_on_disk_is_not_run_again(daemon: Daemon):
     assert len(daemon.events(job_id, "started")) == 1
 
 
-def test_job_that_kills_its_horse_three_times_in_a_row_fails_and_says_why(daemon: Daemon):
+def test_a_job_that_kills_its_horse_three_times_in_a_row_fails_with_the_reason(daemon: Daemon):
     job_id = daemon.submit("behaviours:dies", save_every=100)
     job = daemon.wait(job_id)
     assert (job["status"], job["execution"]) == ("failed", 3)

@@ -87,7 +87,7 @@ def test_an_expired_answer_is_removed_with_its_files_and_keys(queue):
     assert traces(queue, young) == []
 
 
-def test_failed_and_canceled_answers_are_removed_too(queue):
+def test_failed_and_canceled_answers_are_also_removed(queue):
     failed = submit(queue)
     queue.take().fail("no reason")
     canceled = submit(queue)

@@ -45,7 +45,7 @@ def weights_of(cluster: Cluster, job_id: str) -> dict[str, torch.Tensor]:
     return load_file(cluster.client.rundir(job_id).path / "model" / "model.safetensors")
 
 
-def test_a_job_of_a_node_that_lost_its_power_ends_on_another_disk_with_the_same_weights(
+def test_a_job_of_a_node_that_lost_power_ends_on_another_disk_with_the_same_weights(
     machines: Cluster,
 ):
     options: dict[str, Any] = {"epochs": 8, "save_every": 3}

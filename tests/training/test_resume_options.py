@@ -197,7 +197,7 @@ def resume(shared_daemon: Daemon, finished: str) -> Callable[..., Any]:
     return lambda *words: warmd("resume", finished, *words, home=shared_daemon.home.path)
 
 
-def test_a_finished_job_of_the_same_length_is_left_as_it_is(shared_daemon, finished, resume):
+def test_a_finished_job_of_the_same_length_is_not_changed(shared_daemon, finished, resume):
     spec_file = shared_daemon.client.rundir(finished).path / "spec.json"
     before = spec_file.read_bytes()
     for words in ((), ("--steps", "6")):
