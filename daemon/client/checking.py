@@ -94,7 +94,7 @@ def resolve_model(
     raise SpecError(
         "model",
         f"must be a warm model ({', '.join(sorted(known)) or 'none'}), a job that has trained one, "
-        f"a model folder or a hub id, got {name!r}",
+        f"a model folder or a hub id, got {name!r}: `warmd load NAME=PATH` loads a model",
     )
 
 

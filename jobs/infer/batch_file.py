@@ -40,7 +40,10 @@ def check(source: Path, target: Path) -> None:
     if not target.parent.is_dir():
         raise SpecError("output", f"must be in a folder that exists, got {target}")
     if target.exists():
-        raise SpecError("output", f"must be a new file, got {target}, which exists")
+        raise SpecError(
+            "output",
+            f"must be a new file, got {target}, which exists: resume its job, or remove it",
+        )
 
 
 def _lines(file: Any) -> Iterator[bytes]:
