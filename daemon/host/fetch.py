@@ -46,8 +46,8 @@ def folder_at_hand(model: ModelConfig) -> Path | None:
         has_config = ((base or model_folder(folder)) / "config.json").is_file()
     if not has_config:
         raise NoModelFolder(
-            f"model: {model.name}: {folder} must be a model folder with a config.json, "
-            f"{'none there' if folder.is_dir() else 'no such folder'}"
+            f"model: {model.name}: must be a model folder with a config.json, got {folder}: "
+            f"{'it has none' if folder.is_dir() else 'no such folder'}"
         )
     return folder
 

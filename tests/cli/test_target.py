@@ -27,7 +27,7 @@ def test_commands_default_to_the_latest_job_of_the_command_line(desk, origin):
     assert desk.warmd("checkpoints", "list").code == 0
 
 
-def test_answers_are_never_the_latest_job(desk):
+def test_http_requests_are_never_the_latest_job(desk):
     ask_over_http(desk)
     done = desk.warmd("show")
     assert done.is_refusal(2)

@@ -197,6 +197,9 @@ def test_without_a_shared_redis_a_job_without_its_model_fails(place: Workplace, 
     shutil.rmtree(model)
     worker = place.worker()
     wait_until(lambda: place.status(job_id) == "failed")
-    assert f"{model} must be a model folder" in place.client.job(job_id)["error"]
+    assert (
+        f"must be a model folder with a config.json, got {model}"
+        in place.client.job(job_id)["error"]
+    )
     worker.kill()
     worker.wait()

@@ -315,7 +315,7 @@ def test_a_process_that_cannot_start_stops_the_daemon_with_a_message(
 def test_unknown_model_does_not_start_a_daemon(make_daemon: MakeDaemon, tmp_path: Path):
     daemon = make_daemon()
     daemon.config.__dict__["models"] = (ModelConfig(name="none", path=str(tmp_path)),)
-    with pytest.raises(WarmdError, match="none there"):
+    with pytest.raises(WarmdError, match="it has none"):
         daemon.start()
     wait_until(lambda: not daemon.home.is_locked())
 
