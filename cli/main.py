@@ -20,8 +20,8 @@ from .shared import suggest
 from .shared.app import EXIT_INTERRUPTED, App, common_options
 from .view.render import one_line
 
-# Each command's module and its help in one line, by what users do. The line stands here too, so
-# that the list of commands is shown without importing them all (15 ms).
+# Each command's module and its one-line help, by task. The line is repeated here, so that the list
+# of commands is shown without importing them all (15 ms).
 SECTIONS = {
     "Run the daemon": {
         "start": ("control", "Start the daemon and return when its workers are ready."),

@@ -216,7 +216,7 @@ def _percent(field: str, value: object) -> int:
 def _keys(
     field: str, value: object, entry: type[ModelConfig | WorkerConfig], main: str
 ) -> Mapping[str, Any]:
-    """Return the keys of an entry, from a line or a mapping; `main` is what follows NAME=."""
+    """Return the keys of an entry, from a line or a mapping; `main`: the key after NAME=."""
     keys = _line_keys(field, value, main) if isinstance(value, str) else value
     if not isinstance(keys, Mapping):
         raise wrong(field, f"a line NAME={main.upper()} or keys", value)

@@ -131,7 +131,7 @@ class Checkpoints(Protocol):
         *,
         about: Mapping[str, Any],
     ) -> Save:
-        """Commit a checkpoint concurrently with what the caller does next.
+        """Commit a checkpoint concurrently with the caller.
 
         `prepare` is called at once with the Staging and writes what must be written now; the
         function that it returns writes the rest in a thread. `about` is stored in the manifest:

@@ -253,8 +253,8 @@ class Spec:
     # Whether `run` computes with WarmModel.adapter; other kinds get the merged model.
     takes_adapters: ClassVar[bool] = False
 
-    # The options that may change when a job is resumed; the others determine what the job has
-    # computed so far. `otherwise` is the advice for those.
+    # The options that may change when a job is resumed; the others determined the results so far.
+    # `otherwise` is the advice for those.
     changeable: ClassVar[tuple[str, ...]] = ()
     otherwise: ClassVar[str] = "submit a new job"
 

@@ -130,7 +130,7 @@ def _line(client: Client, job_id: str, progress: Progress, *, is_silent: bool) -
 
 
 def waiting_line(job: dict[str, Any], *, now: float) -> str:
-    """The live line of a job that has not begun: its status, since when, and what it waits for."""
+    """The live line of a job that has not begun: its status, its waiting time and the reason."""
     since = job["created_at"]
     line = str(job["status"])
     if job["paused"]:

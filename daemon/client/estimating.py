@@ -100,7 +100,7 @@ class JobEstimate:
 
 @dataclass(frozen=True)
 class _Run:
-    """A similar job: its seconds per step or per record, and what it took."""
+    """A similar job: its seconds per step or per record, memory and disk space."""
 
     job_id: str
     step_s: float

@@ -106,7 +106,7 @@ def import_libraries(on_import: Callable[[str], None] = lambda name: None) -> No
 
 
 def import_kind(kind: str) -> None:
-    """Import what a kind needs; if a kind of another package fails, log it: its jobs fail."""
+    """Import the modules of a kind; log a failure of a kind from another package."""
     try:
         import_all(kind)
     except (Exception, SystemExit) as error:  # its modules are code: they raise anything

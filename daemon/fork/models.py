@@ -32,7 +32,7 @@ from .reading import blaming, read, stored_bytes
 
 @dataclass
 class Loaded:
-    """A warm model and what is known of it."""
+    """A warm model and its known properties."""
 
     config: ModelConfig
     warm: WarmModel

@@ -1,4 +1,4 @@
-"""Executions: what a worker does with a job, from taking it to its end.
+"""Executions: the changes of a job's state by a worker, from taking it to its end.
 
 An execution is a worker's claim to a job. Only its holder can end it, and only while Redis still
 has it.

@@ -103,7 +103,7 @@ class Uploader:
                     self._note_success(job_id)
 
     def _advance(self, job_id: str) -> bool:
-        """Upload what is due of a job; return whether it was. Raises StoreUnavailable, OSError."""
+        """Upload the due files of a job; return whether any were due."""
         pending = self._pending.read(job_id)
         if pending is None:
             return False

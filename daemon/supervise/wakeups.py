@@ -35,13 +35,13 @@ class Wakeups:
         os.write(self._sender.fileno(), b"x")
 
     def wait(self, timeout_s: float) -> bool:
-        """Handle what has arrived, or arrives within the time; return whether something did."""
+        """Handle messages that have arrived or arrive within the time; return whether any did."""
         ready = self.selector.select(timeout_s)
         for key, _ in ready:
             key.data()
         return bool(ready)
 
     def handle_pending(self) -> None:
-        """Handle all that has arrived, for example what a child wrote before it died."""
+        """Handle all messages that have arrived, such as those that a child sent before it died."""
         while self.wait(0):
             pass

@@ -39,7 +39,7 @@ class GangWork:
         return attempt.settle is not None and not self.led.may_settle(attempt)
 
     def advance(self, *, is_stopping: bool, is_closing: bool) -> None:
-        """Do what is due for seats and led jobs. Raises RedisError.
+        """Do the due work for seats and led jobs. Raises RedisError.
 
         `is_stopping`, `is_closing`: as for `Seat.advance`.
         """

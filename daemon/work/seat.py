@@ -65,7 +65,7 @@ class Seat:
         return is_ready and self.horse is None and self.settle is None and not self._is_leaving
 
     def advance(self, address: str, *, is_stopping: bool, is_closing: bool) -> None:
-        """Do what the gang requires now. Raises RedisError.
+        """Do the work that the gang requires now. Raises RedisError.
 
         `address`: where the ranks of this node listen. `is_stopping`: the worker ends when the job
         has saved. `is_closing`: it begins no more jobs.

@@ -66,7 +66,7 @@ class JobTaker:
         """Start the next job if there is a free slot."""
         is_over, popped = self._mailbox.job()
         if self._leaving.is_lease_over():
-            pass  # after a suspension: what was popped goes back, see below
+            pass  # after a suspension: popped jobs are requeued, see below
         elif popped is not None:
             self._start(popped)
         elif is_over:

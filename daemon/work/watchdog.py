@@ -77,7 +77,7 @@ class Watchdog:
         return self._activity is not None and self._activity.ends_job
 
     def set_activity(self, activity: Activity | None) -> None:
-        """Set what the job does from now on; None: nothing that has a time limit."""
+        """Set the current activity of the job; None: nothing with a time limit."""
         self._activity, self._asked, self._is_reported = activity, None, False
 
     def check(self, pid: int) -> Stall | None:

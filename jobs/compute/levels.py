@@ -1,4 +1,4 @@
-"""Processor levels: what this processor supports, and which kernel each precision uses.
+"""Processor levels: the features of this processor, and the kernel for each precision.
 
 Instruction sets show what is supported; whether it is faster is measured once per machine, on a
 layer larger than most caches, and stored next to the machine code. Imports torch; called in the

@@ -382,7 +382,7 @@ class GroupTrainer(EvaluatingTrainer, ScoredTrainer):
             ids, _ = self._generate_single_turn([prompt.ids for prompt in prompts], None, {}, 1)
         completions = self.processing_class.batch_decode(ids, skip_special_tokens=True)
         scores = self.scores(prompts, completions, ids, len(ids))
-        # Discard what the rewards logged: it belongs to no step.
+        # Discard values that the rewards logged: they belong to no step.
         self._pending_extra_logs.clear()
         self._pending_metrics.clear()
         found = []

@@ -1,4 +1,4 @@
-"""`/v1/warmd/jobs`: jobs of all kinds, and what can be done with them."""
+"""`/v1/warmd/jobs`: jobs of all kinds, and the actions on them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class JobDetail(BaseModel):
 
 
 class Outcome(BaseModel):
-    """What became of a job, in one word: canceled, stopping, paused, queued, …"""
+    """The outcome for a job in one word: canceled, stopping, paused, queued, …"""
 
     id: str
     outcome: str
