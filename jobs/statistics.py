@@ -154,7 +154,7 @@ def questions_needed(differences: Sequence[float]) -> int | None:
 
     If the mean difference seen is the true one: for a two-sided test at 5 % with a power of 80 %,
     n = ((z + z_power) s / mean)^2, where s is the standard deviation of the differences. Rounded up
-    to two digits; None where the mean is 0.
+    to two digits; None if the mean is 0.
     """
     n = len(differences)
     mean = math.fsum(differences) / n

@@ -228,7 +228,7 @@ def _is_line(job_id: str) -> bool:
 
 
 def _touched(rundir: RunDir) -> float:
-    """The time of a job's latest event, or else of its creation; 0 where it is gone."""
+    """The time of a job's latest event, or else of its creation; 0 if it is gone."""
     for path in (rundir.events, rundir.path):
         with suppress(OSError):
             return path.stat().st_mtime

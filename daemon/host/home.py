@@ -239,7 +239,7 @@ class Home:
         return disk.f_bavail * disk.f_frsize < _MIN_FREE_BYTES or not has_files
 
     def free_bytes(self) -> int | None:
-        """Return the space that its disk has left; None where the home does not exist yet."""
+        """Return the space that its disk has left; None if the home does not exist yet."""
         try:
             disk = os.statvfs(self.path)
         except OSError:

@@ -454,7 +454,7 @@ class DropAdapter(Message, op="forget"):
 
 @dataclass(frozen=True)
 class DownloadProgress(Message, op="download_progress"):
-    """Bytes downloaded so far; the total is None where the hub does not report sizes."""
+    """Bytes downloaded so far; the total is None if the hub does not report sizes."""
 
     bytes: int
     total_bytes: int | None

@@ -32,7 +32,7 @@ class Checkpoints:
     """The checkpoints in `folder`, of which the `keep` newest and the best stay.
 
     `best`: the metric of the best one, and whether lower is better. `fence`: the right of this
-    execution to write; None where nothing can supersede it. `on_warning` receives a line
+    execution to write; None if nothing can supersede it. `on_warning` receives a line
     about a checkpoint that was skipped or cannot be removed.
     """
 

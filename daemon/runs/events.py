@@ -177,7 +177,7 @@ class EventLog:
                 self.publish(event)
 
     def _append(self, type: str, step: int | None, fields: dict[str, Any]) -> dict[str, Any] | None:
-        """Write an event and return it; None where an earlier execution has written it."""
+        """Write an event and return it; None if an earlier execution has written it."""
         if step is not None:
             # The event of a written checkpoint comes some steps after the step of the checkpoint.
             self.step = max(step, self.step or 0)

@@ -103,7 +103,10 @@ class Uploader:
                     self._note_success(job_id)
 
     def _advance(self, job_id: str) -> bool:
-        """Upload the due files of a job; return whether any were due."""
+        """Upload the due files of a job; return whether any were due.
+
+        Raises StoreUnavailable and OSError.
+        """
         pending = self._pending.read(job_id)
         if pending is None:
             return False

@@ -123,7 +123,7 @@ def is_lower_better(spec: type[TrainingSpec], metric: str) -> bool:
 
 
 def metric_for(spec: TrainingSpec, metric: str | None) -> str:
-    """Return the metric that points are compared by. Raises SpecError where it is not measured."""
+    """Return the metric that points are compared by. Raises SpecError if it is not measured."""
     measured, of_steps = spec.compared_by
     if metric is None:
         return measured if spec.is_measured else of_steps

@@ -22,7 +22,7 @@ from ..user_code import bounded_search
 from .problems import Problem
 from .user_rewards import KeywordReward, imported, shown
 
-# prompts, completions and answers are equally long; an answer is None where the data has none.
+# prompts, completions and answers are equally long; an answer is None if the data has none.
 Reward = Callable[[list[str], list[str], list[str | None]], list[float]]
 
 MAX_WEIGHT = 1000.0
