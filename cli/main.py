@@ -177,10 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return EXIT_USAGE
     except click.NoSuchOption as error:
-        known = error.ctx.command.params if error.ctx else []
-        found = suggest.options(error.option_name, [flag for p in known for flag in p.opts])
         path = error.ctx.command_path if error.ctx else "warmd"
-        message = f"No such option {error.option_name!r}.{suggest.sentence(found)}"
+        message = f"No such option {error.option_name!r}.{_instead(error)}"
         return _failed(app, f"{message} See: {path} --help", error.exit_code)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "warmd"
@@ -203,6 +201,21 @@ def _open_closed_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+
+
+def _instead(error: click.NoSuchOption) -> str:
+    """Return ` It is an argument: ...` or ` Did you mean ...?`, or nothing."""
+    if error.ctx is None:
+        return ""
+    known = error.ctx.command.params
+    for parameter in known:
+        if isinstance(parameter, click.Argument) and error.option_name == f"--{parameter.name}":
+            return (
+                f" It is an argument: {error.ctx.command_path} {parameter.make_metavar(error.ctx)}."
+            )
+    return suggest.sentence(
+        suggest.options(error.option_name, [flag for p in known for flag in p.opts])
+    )
 
 
 def _failed(app: App, message: str, code: int) -> int:

@@ -144,7 +144,7 @@ class WarmModels:
         try:
             yield held
         except BaseException:
-            held.give_back()
+            held.release()
             raise
 
     def _load_whole(
@@ -352,7 +352,7 @@ class WarmModels:
 
     def _remove(self, name: str) -> None:
         for removed in (*self.adapters_of(name), name):
-            self.loaded.pop(removed).held.give_back()
+            self.loaded.pop(removed).held.release()
         if self._root is not None:
             return  # in a fork a collection would copy every page that holds an object
         gc.unfreeze()

@@ -138,14 +138,14 @@ class Attempt:
             self._is_paused = not self._is_paused
             self.horse.send(PauseJob(self.job.id, self._is_paused))
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Kill the horse and requeue the job, because other workers may soon take it."""
         if self.settle is not None:
             return
         if self.horse is None:
             self._settle(self._store.requeue, reason="worker_died")
         else:
-            self.requested.add("give back")
+            self.requested.add("release")
             self.horse.kill()
 
     def end_ranks(self, cause: str, *, have_died: bool = False, have_failed: bool = False) -> None:
@@ -387,7 +387,7 @@ class Attempt:
             self._conclude_timeout()
         elif "stall" in self.requested:
             self._conclude_stalled()
-        elif "give back" in self.requested:
+        elif "release" in self.requested:
             self._log_event("requeued", reason="the worker lost its connection to Redis")
             self._settle(self._store.requeue, reason="worker_died")
         elif self._conclude_ranks is not None:

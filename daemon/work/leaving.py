@@ -84,8 +84,8 @@ class Leaving:
             )
         if is_over:
             for attempt in self._held.attempts:
-                attempt.give_back()  # in every tick: a horse may have been forked just now
-            self._held.gangs.seats.give_back()
+                attempt.release()  # in every tick: a horse may have been forked just now
+            self._held.gangs.seats.release()
         self.has_given_back = is_over
 
     def is_lease_over(self) -> bool:

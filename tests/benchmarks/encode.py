@@ -126,7 +126,7 @@ def measure(
     rows = exact.rows(passages)
     rounded.prepare(rows)
     ids = torch.from_numpy(rows[0].ids.astype(np.int64)).unsqueeze(0)
-    asked = {"model": name, "text": [code[: 16 * LENGTH]], "max_length": LENGTH}
+    requested = {"model": name, "text": [code[: 16 * LENGTH]], "max_length": LENGTH}
 
     def plain() -> None:
         with torch.inference_mode():
@@ -141,7 +141,7 @@ def measure(
     encode_s: list[float] = []
 
     def daemon() -> None:
-        _, events = submit_until(client, "finished", "encode", **asked)
+        _, events = submit_until(client, "finished", "encode", **requested)
         encode_s.append(events["finished"]["result"]["timings"]["encode_s"])
 
     ways: dict[str, Measure] = {

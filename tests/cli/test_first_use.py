@@ -38,6 +38,7 @@ WIDTH = 80
         (["submit", "grpo", "--use_peft"], "'--lora'"),
         (["submit", "grpo", "--num_generations", "3"], "'--num-generations'"),
         (["start", "--modle", "x"], "Did you mean '--model'"),
+        (["chat", "--model", "x"], "It is an argument: warmd chat [MODEL]."),
     ],
 )
 def test_a_wrong_command_or_option_suggests_similar_ones(arguments, meant, tmp_path):

@@ -58,10 +58,10 @@ def test_the_latest_jobs_loss_and_reward_are_drawn_with_numbers_on_both_axes(hom
 
 def test_without_a_job_the_latest_training_is_drawn_even_after_a_completion(home):
     trained = run_dir(home, [4.0, 3.0, 2.0, 1.0])
-    asked = run_dir(home, [], kind="infer")
+    requested = run_dir(home, [], kind="infer")
     assert f"at step 4  {trained}" in plot(home).out
     assert f"at step 4  {trained}" in plot(home, "-").out
-    assert "no step has ended yet" in plot(home, asked).err
+    assert "no step has ended yet" in plot(home, requested).err
 
 
 def test_plotting_needs_no_redis_and_changes_nothing(home):

@@ -166,8 +166,12 @@ def test_without_memory_to_measure_library_kernels_are_used_and_the_next_process
 
 def test_a_precision_is_served_if_a_kernel_for_it_was_measured_to_be_faster():
     weight = torch.ones(4, 4)
-    for asked, kernel in (("int8", levels().int8), ("bf16", levels().bfloat16), ("native", None)):
-        assert served_precision(asked, weight) == (asked if kernel else "native")
+    for requested, kernel in (
+        ("int8", levels().int8),
+        ("bf16", levels().bfloat16),
+        ("native", None),
+    ):
+        assert served_precision(requested, weight) == (requested if kernel else "native")
 
 
 def test_every_int8_kernel_gives_the_same_bits():

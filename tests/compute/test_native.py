@@ -192,8 +192,8 @@ def test_sizes_that_are_not_multiples_of_the_block_fall_back_to_pytorch(sizes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", [{"NUMBA_CPU_NAME": "generic"}, {"NUMBA_ENABLE_AVX": "0"}])
-def test_tokens_are_right_when_numba_compiles_for_fewer_instruction_sets(asked):
+@pytest.mark.parametrize("variables", [{"NUMBA_CPU_NAME": "generic"}, {"NUMBA_ENABLE_AVX": "0"}])
+def test_tokens_are_right_when_numba_compiles_for_fewer_instruction_sets(variables):
     """NUMBA_ENABLE_AVX is 0 of itself for what LLVM takes for a "nocona", as in some machines."""
     script = """
 import torch
@@ -208,7 +208,7 @@ for _ in range(9):
     found = decoder.forward([Part(decoder.new(1), [3], True)])[0]
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 """
-    environment = {**os.environ, **asked, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)
 
 

@@ -217,13 +217,13 @@ def test_chat_template_that_wants_gigabytes_fails_its_requests_alone(
         Path(f"/proc/{pid}/clear_refs").write_text("5")  # resets the peak
     before = [psutil.Process(pid).memory_info().rss for pid in pids]
 
-    def ask(_: int) -> str:
+    def refusal(_: int) -> str:
         with pytest.raises(openai.APIStatusError) as refused:
             served.openai.chat.completions.create(model="hungry", messages=chat, max_tokens=2)
         return str(cast(Any, refused.value.body)["message"])
 
     with ThreadPoolExecutor(8) as pool:
-        texts = set(pool.map(ask, range(16)))
+        texts = set(pool.map(refusal, range(16)))
     assert texts == {"messages: the chat template needs more than 256 MiB of memory"}
     row = orjson.dumps({"prompt": chat, "answer": "2"}) + b"\n"
     uploaded = served.openai.files.create(file=("chats.jsonl", row), purpose="fine-tune")

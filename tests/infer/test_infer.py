@@ -395,10 +395,10 @@ def test_nothing_is_computed_for_a_job_that_has_failed(job, tmp_path, monkeypatc
         def append(self, answer: dict[str, Any]) -> None:
             raise OSError("disk full")
 
-    asked: list[Request] = []
+    requested: list[Request] = []
 
     def submit(self: Engine, request: Request, submit: Any = Engine.submit) -> None:
-        asked.append(request)
+        requested.append(request)
         submit(self, request)
 
     monkeypatch.setattr(batch_file, "Answers", FullDisk)
@@ -408,7 +408,7 @@ def test_nothing_is_computed_for_a_job_that_has_failed(job, tmp_path, monkeypatc
     with pytest.raises(OSError, match="disk full"):
         answer(job, input=source, output=str(tmp_path / "out"), n=4, max_tokens=400)
     reasons = []
-    while not isinstance(piece := asked[-1].pieces.get(timeout=60), End):
+    while not isinstance(piece := requested[-1].pieces.get(timeout=60), End):
         reasons.append(piece.finish_reason)
     assert set(reasons) <= {None, "cancelled"}
 

@@ -54,10 +54,10 @@ def warm_ten(folders: Sequence[Path]) -> tuple[WarmModels, list[Loaded]]:
     return models, [ensure(models, folder.name, folder) for folder in folders]
 
 
-def answers(engine: Engine, asked: Sequence[tuple[str, Any]]) -> list[str]:
+def answers(engine: Engine, requested: Sequence[tuple[str, Any]]) -> list[str]:
     """The greedy texts of prompts with their adapters, submitted at once."""
     requests = []
-    for prompt, adapter in asked:
+    for prompt, adapter in requested:
         ids = tiny.tokenizer()(prompt)["input_ids"]
         sampling = Sampling(temperature=0)
         requests.append(Request(ids=ids, sampling=sampling, max_tokens=12, adapter=adapter))
@@ -78,14 +78,14 @@ def test_ten_adapters_in_one_batch_answer_as_alone_and_as_merged(warm_ten):
     assert len(engines) == 1
     engine = engine_of(loaded[0].warm)
     base = models.loaded["tiny"].warm
-    asked = [(f"{n}+{n * 7 % 10}=", (None, *loaded)[n % 11]) for n in range(32)]
-    whose = [(prompt, None if one is None else one.warm.adapter) for prompt, one in asked]
+    requested = [(f"{n}+{n * 7 % 10}=", (None, *loaded)[n % 11]) for n in range(32)]
+    whose = [(prompt, None if one is None else one.warm.adapter) for prompt, one in requested]
     together = answers(engine, whose)
     assert len(set(together)) > 10
     for item, text in zip(whose, together, strict=True):
         assert answers(engine, [item]) == [text]
     merged = MergedModels()
-    for (prompt, one), text in zip(asked, together, strict=True):
+    for (prompt, one), text in zip(requested, together, strict=True):
         whole = base if one is None else merged.of(one.warm)
         assert answers(engine_of(whole), [(prompt, None)]) == [text]
 
@@ -285,10 +285,10 @@ def test_adapters_are_loaded_listed_and_served_by_one_horse(shared_daemon: Daemo
     jobs = shared_daemon.client.jobs(statuses=("finished",))[: len(names)]
     pids = [e["pid"] for job in jobs for e in shared_daemon.events(job["id"], "started")]
     assert pids == pids[:1] * len(names)  # each has run once
-    asked: dict[str, Any] = {"prompt": "1+1=", "max_tokens": 12, "temperature": 0}
+    requested: dict[str, Any] = {"prompt": "1+1=", "max_tokens": 12, "temperature": 0}
     with openai_client(shared_daemon.status()["http"]["url"]) as client:
         for name, text in zip(names, found, strict=True):
-            done = client.completions.create(model=name, **asked)
+            done = client.completions.create(model=name, **requested)
             assert done.choices[0].text == text.removesuffix("\n")
     for name in names[1:]:
         assert warmd("unload", name, home=home).code == 0

@@ -134,5 +134,5 @@ def test_the_latest_job_is_never_an_answer(desk: Desk):
 def test_the_origin_of_a_job_is_read_from_earlier_versions_too(desk: Desk, tmp_path: Path):
     spec = {"spec": {"model": "tiny"}}
     typed = RunDir.create(tmp_path, "infer", {**spec, "python_path": ["/somewhere"]})
-    asked = RunDir.create(tmp_path, "infer", {**spec, "python_path": []})
-    assert (typed.origin(), asked.origin()) == ("cli", "http")
+    requested = RunDir.create(tmp_path, "infer", {**spec, "python_path": []})
+    assert (typed.origin(), requested.origin()) == ("cli", "http")

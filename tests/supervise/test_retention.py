@@ -233,7 +233,7 @@ def test_a_thousand_requests_leave_no_files_or_keys(make_daemon: Callable[..., D
     url = wait_until(lambda: daemon.status()["http"]["url"])
     client = openai_client(url)
 
-    def ask(number: int) -> str:
+    def request(number: int) -> str:
         found = client.completions.create(
             model="tiny", prompt=f"{number}+1=", max_tokens=4, temperature=0
         )
@@ -259,10 +259,10 @@ def test_a_thousand_requests_leave_no_files_or_keys(make_daemon: Callable[..., D
 
     with ThreadPoolExecutor(16) as pool:
         # The horse's heap reaches its size after 4,000 requests; a leak would continue to grow.
-        first = list(pool.map(ask, range(4000)))[:200]
+        first = list(pool.map(request, range(4000)))[:200]
         wait_until(is_clear, timeout_s=60)
         before, begun = memory(), time.monotonic()
-        assert list(pool.map(ask, range(1000)))[:200] == first
+        assert list(pool.map(request, range(1000)))[:200] == first
         seconds = time.monotonic() - begun
         wait_until(is_clear, timeout_s=60)
     after = memory()

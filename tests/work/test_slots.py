@@ -125,10 +125,10 @@ def test_a_failed_or_canceled_job_does_not_affect_the_others(daemon: Daemon):
 def test_cancel_takes_effect_within_fifty_milliseconds(daemon: Daemon):
     delays = []
     for job_id in hold(daemon, SLOTS):
-        asked = time.time()
+        requested = time.time()
         daemon.client.cancel(job_id)
         daemon.wait(job_id)
-        delays.append(daemon.events(job_id, "stopped")[0]["time"] - asked)
+        delays.append(daemon.events(job_id, "stopped")[0]["time"] - requested)
     assert min(delays) < 0.05  # the others may have met with a busy machine
 
 
