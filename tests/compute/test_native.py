@@ -35,8 +35,9 @@ PACKED = 8  # steps after which every layer of these models is packed
 @pytest.fixture(autouse=True)
 def inference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     needs(native.is_available(), "numba and PyTorch's OpenMP")
-    # Also where they were measured to be slower than oneDNN, and are not used.
-    ours = replace(levels(), float32="warmd", max_rows=MANY_ROWS)
+    # Use warmd's kernels even if oneDNN's were measured to be faster.
+    bfloat16 = "storage" if levels().bfloat16 else None
+    ours = replace(levels(), float32="warmd", max_rows=MANY_ROWS, bfloat16=bfloat16)
     monkeypatch.setattr(linear_forms, "levels", lambda: ours)
     with torch.inference_mode():
         yield
