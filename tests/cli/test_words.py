@@ -142,7 +142,7 @@ def step(number: int, at: float, *, execution: int = 1, **fields: Any) -> dict[s
     return {**event, "steps_total": 80, **fields}
 
 
-def test_a_step_is_one_line_with_what_matters():
+def test_a_step_is_one_line_with_the_main_metrics():
     event = step(12, NOW.timestamp(), loss=0.12345678, reward=0.5, kl=None, tokens=[1, 2])
     assert describe(event) == "18:00:00  step 12/80  loss 0.1235  reward 0.5"
 

@@ -502,11 +502,11 @@ def test_size_is_read_in_powers_of_1000_or_with_an_i_of_1024(text, expected):
     assert size_bytes("size", text) == expected
 
 
-def test_share_of_the_memory_is_of_what_this_machine_may_use(home):
+def test_a_memory_budget_in_percent_is_a_share_of_the_memory(home):
     assert loaded(home, "memory_budget: 50%").memory_budget_bytes == int(memory_bytes() * 0.5)
 
 
-def test_memory_is_that_of_the_container_where_it_has_a_limit(tmp_path, monkeypatch):
+def test_memory_is_that_of_the_container_if_it_has_a_limit(tmp_path, monkeypatch):
     machine = memory_bytes()
     monkeypatch.setattr("warmd.configs.memory._CGROUPS", tmp_path)
     assert memory_bytes() == machine  # without the files, as outside of a container

@@ -106,7 +106,7 @@ def test_a_bad_line_of_csv_is_named(tmp_path, content, message):
     assert refusal(path).startswith(f"dataset: FILE, {message}")
 
 
-def test_a_bad_line_of_csv_is_skipped_alone(tmp_path):
+def test_only_the_bad_line_of_a_csv_is_skipped(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_bytes(b'a,b\n1,2\n3\n"4"x,5\n6,caf\xe9\n7,8\n')
     reading = Reading(skips_bad_rows=True)

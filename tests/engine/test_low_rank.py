@@ -146,7 +146,7 @@ def test_sequences_of_many_adapters_get_the_same_bits_in_a_batch_as_alone(model)
             )
 
 
-def test_merged_layers_compute_what_the_adapter_adds(model):
+def test_merged_layers_equal_base_plus_adapter(model):
     adapter = adapter_of(with_adapter(model, 1))
     merged = copy.deepcopy(model)
     adapter.merge_into(text_model(merged).layers)

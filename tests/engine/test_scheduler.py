@@ -466,7 +466,7 @@ def test_a_model_whose_packed_copy_the_memory_budget_has_no_room_for_is_served_u
     packing.close()
 
 
-def test_an_engine_that_samples_together_generates_what_one_by_one_gives():
+def test_batched_sampling_equals_sampling_one_by_one():
     model = make("Qwen2")
     completions = []
     for together in (False, True):

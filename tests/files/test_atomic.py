@@ -68,7 +68,7 @@ def test_concurrent_writers_of_a_file_wait_for_each_other(tmp_path):
     assert names(tmp_path) == ["state"]
 
 
-def test_files_of_the_daemon_are_for_their_owner_alone(tmp_path):
+def test_only_their_owner_can_read_files_of_the_daemon(tmp_path):
     write_atomic(tmp_path / "state", b"secret")
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o600
 

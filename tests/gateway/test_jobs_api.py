@@ -246,7 +246,7 @@ def test_completions_are_shown_by_step(gateway, http):
     gateway.client.cancel(job_id)
 
 
-def test_the_overview_sends_what_changes(gateway, http):
+def test_the_overview_sends_only_changes(gateway, http):
     with http.stream("GET", "/v1/warmd/overview/stream") as stream:
         lines = stream.iter_lines()
         first = next(orjson.loads(line[6:]) for line in lines if line.startswith("data: "))

@@ -226,7 +226,7 @@ def test_a_step_of_groups_without_an_advantage_runs_no_model(tmp_path):
 # Packs.
 
 
-def test_packs_hold_what_fits_and_each_prompt_once():
+def test_packs_fit_the_budget_and_hold_each_prompt_once():
     def row(number: int, prompt: int, completion: int) -> Sample:
         return Sample(number, (prompt,) * 4, (number + 10,) * completion)
 
@@ -237,7 +237,7 @@ def test_packs_hold_what_fits_and_each_prompt_once():
     assert [len(pack) for pack in split(rows, 1)] == [1] * 5
 
 
-def test_a_pack_is_smaller_where_memory_is_short(monkeypatch):
+def test_a_pack_is_smaller_if_memory_is_short(monkeypatch):
     model = tiny.model()
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 2**40}))
     plenty = tokens_that_fit(model, torch.device("cpu"))

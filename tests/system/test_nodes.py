@@ -75,7 +75,7 @@ def test_a_node_leaves_when_idle_for_long_or_after_its_number_of_jobs(machines: 
     assert machines.client.nodes() == []
 
 
-def test_a_gateway_alone_answers_by_the_nodes_of_its_redis(machines: Cluster):
+def test_a_gateway_without_a_worker_is_served_by_the_nodes_of_its_redis(machines: Cluster):
     machines.node("gateway", "--port", "0", command="gateway")
     wait_until(lambda: "listening on" in machines.log("gateway"), timeout_s=60)
     url = machines.log("gateway").partition("listening on ")[2].split()[0]

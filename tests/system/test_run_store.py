@@ -167,7 +167,7 @@ def test_a_training_continues_while_the_store_is_away_and_ends_when_it_is_durabl
     wait_until(lambda: machines.log("first").count("can be written again") == 1)
 
 
-def test_the_model_of_a_job_is_fetched_by_those_who_use_it(machines: Cluster):
+def test_the_model_of_a_job_is_fetched_by_the_nodes_that_use_it(machines: Cluster):
     machines.node("first", "--queues", "train")
     machines.node("second", "--queues", "infer")
     machines.wait_ready("first", "second")
